@@ -1,0 +1,99 @@
+# GPT, the GPU Probe Toolchain. Everything is set up in .venv by whichever target needs it first;
+# python3 (with venv), cc and make must be there. No GPU, root, C++ compiler or CUDA toolkit is needed.
+
+PYTHON ?= python3
+PREFIX ?= /usr/local
+
+VENV  := .venv
+READY := $(VENV)/.ready
+LIBDIR = $(PREFIX)/lib/gpt
+
+C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
+SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
+MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
+
+# The tests and the demo run the executables of this checkout.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help setup demo test check check-ruff check-types check-c check-shell check-man
+.PHONY: bench test-gpu install uninstall clean distclean
+
+help: ## this list (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "setup: error: $(PYTHON) must be Python 3.11 or later (make PYTHON=python3.12 ...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	    { echo "setup: error: $(PYTHON) has no venv (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "setup: $(VENV), about 1 GB with NVIDIA's tools; once, a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev]'
+	@touch $@
+
+demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
+	@sh tests/demo/demo.sh
+
+test: $(READY) ## run all tests (ARGS="-k fatbin" for some)
+	@echo "test: pytest"
+	@$(VENV)/bin/python -m pytest -q -n auto $(ARGS)
+
+check: check-ruff check-types check-c check-shell check-man ## format, lint and types of everything (-k: all faults)
+
+check-ruff: $(READY)
+	@echo "check: ruff"
+	@$(VENV)/bin/ruff check --quiet --output-format concise
+	@$(VENV)/bin/ruff format --check --quiet || { echo "check: unformatted: run 'ruff format'" >&2; exit 1; }
+
+check-types: $(READY)
+	@echo "check: mypy"
+	@$(VENV)/bin/mypy --no-error-summary
+
+check-c: $(READY)
+	@echo "check: clang-format"
+	@$(if $(C_FILES),$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES))
+
+check-shell: $(READY)
+	@echo "check: shellcheck"
+	@$(VENV)/bin/shellcheck $(SHELL_FILES)
+
+# Man pages are the one thing that no wheel can check; a developer without mandoc is told, CI fails.
+check-man:
+	@echo "check: man pages"
+	@if command -v mandoc >/dev/null; then \
+	    $(if $(MAN_PAGES),mandoc -T lint -W warning $(MAN_PAGES),true); \
+	else \
+	    echo "check: warning: no mandoc, man pages unchecked (Debian: apt-get install mandoc)" >&2; \
+	    test -z "$$CI"; \
+	fi
+
+bench: $(READY) ## measure against cuobjdump on real libraries
+	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
+
+test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
+	@sh tests/gpu/run.sh
+
+install: ## install to PREFIX (/usr/local): its own Python environment, executables, man pages
+	@echo "install: $(LIBDIR)"
+	@rm -rf build/lib build/bdist.*
+	@$(PYTHON) -m venv $(LIBDIR)
+	@$(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check .
+	@echo "install: $(PREFIX)/bin, $(PREFIX)/share/man"
+	@mkdir -p $(PREFIX)/bin
+	@for tool in $(LIBDIR)/bin/gpt-*; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
+	@for page in $(MAN_PAGES); do install -D -m 644 $$page $(PREFIX)/share/$$page || exit; done
+
+uninstall: ## remove what install put under PREFIX
+	@echo "uninstall: $(PREFIX)"
+	@for tool in $(LIBDIR)/bin/gpt-*; do rm -f $(PREFIX)/bin/$${tool##*/}; done
+	@rm -f $(addprefix $(PREFIX)/share/,$(MAN_PAGES))
+	@rm -rf $(LIBDIR)
+
+clean: ## remove what was built, keep .venv
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@rm -rf $(VENV)

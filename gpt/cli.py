@@ -1,0 +1,265 @@
+"""What every executable's command line shares: options, messages, exit status, signals, input and output.
+
+A stage is a function with typer options, handed to `run`. Inside it a `Stage` reads records, does for headers,
+ends and syncs what gpt-stream(5) asks of a filter, and writes to standard output: a table on a terminal,
+msgpack otherwise, JSON lines with --json.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+import gpt
+from gpt import records, stream
+from gpt.errors import GptError, MissingError, UsageError
+
+STDIN, STDOUT = "<stdin>", "<stdout>"
+FLUSH_BYTES = 1 << 18
+
+Handler = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+
+
+def _show_version(context: typer.Context, value: bool) -> None:
+    if value:
+        typer.echo(f"{context.info_name} {gpt.__version__}")
+        raise typer.Exit
+
+
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")]
+FromJson = Annotated[bool, typer.Option("--from-json", help="Read JSON lines.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")]
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+]
+
+
+class Terminated(BaseException):
+    """A signal asked the process to end; unwinding removes what is half written."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run(tool: str, command: Callable[..., int]) -> int:
+    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
+    try:
+        return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
+    except BrokenPipeError:
+        return _die(signal.SIGPIPE)
+    except KeyboardInterrupt:
+        return _die(signal.SIGINT)
+    except Terminated as ended:
+        return _die(ended.number)
+    except Exception as error:
+        return _report(tool, error)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)
+
+
+def _die(number: int) -> int:
+    """Ends the process by the signal itself, so that the shell sees what happened."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def _report(tool: str, error: Exception) -> int:
+    """One line on standard error for whatever went wrong, and the exit status that goes with it."""
+    if "-v" in sys.argv or "--verbose" in sys.argv:
+        traceback.print_exception(error)
+    if isinstance(error, GptError):
+        say(tool, "error", error.where, error.fact)
+        return error.status
+    if hasattr(error, "format_message"):  # typer's own: a bad option or argument
+        say(tool, "error", "", f"{error.format_message()} (see {tool} --help)")
+        return UsageError.status
+    if isinstance(error, OSError):
+        say(tool, "error", str(error.filename or ""), error.strerror or str(error))
+        missing = isinstance(error, FileNotFoundError | PermissionError)
+        return MissingError.status if missing else GptError.status
+    if isinstance(error, MemoryError):
+        say(tool, "error", "", "out of memory")
+        return GptError.status
+    say(
+        tool,
+        "error",
+        "",
+        f"internal error: {type(error).__name__}: {error} (-v shows where; please report it)",
+    )
+    return GptError.status
+
+
+def say(tool: str, level: str, where: str, fact: str) -> None:
+    """`tool: level: where: fact` on standard error, on one line whatever the fact holds."""
+    text = ": ".join(part for part in (tool, level, where, fact) if part)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    try:
+        os.write(2, (line + "\n").encode(errors="backslashreplace"))
+    except OSError:
+        pass  # nobody listens
+
+
+def _new_table() -> Any:
+    from gpt.tables import LibraryTables
+
+    return LibraryTables()
+
+
+class Stage:
+    """One run of an executable: its input, its output, and the worst that happened.
+
+    `status` is the exit status so far; `error` raises it, `warn` does not.
+    """
+
+    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False) -> None:
+        self.tool = tool
+        self.status = 0
+        self.from_json = from_json
+        self.json = json
+        self.table = None if json or not os.isatty(1) else _new_table()
+        self._buffer = bytearray()
+        self._count = 0  # records since the header
+
+    # Messages
+
+    def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
+        """Says it on standard error and returns the `diag` to write."""
+        say(self.tool, "warning", where, fact)
+        return records.make("diag", level="warning", where=where, text=fact, ref=ref)
+
+    def error(self, error: GptError, ref: str | None = None) -> dict[str, Any]:
+        """The same for a fault that the stage survives: it goes on, and ends with the fault's status."""
+        say(self.tool, "error", error.where, error.fact)
+        self.status = max(self.status, error.status)
+        return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
+
+    # Input
+
+    def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
+        """The records of the files one after the other, or of standard input."""
+        for path in files:
+            with open(path, "rb") as file:
+                yield from self._records(file, str(path))
+        if not files:
+            if os.isatty(0):
+                raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
+            with open(0, "rb", closefd=False) as file:
+                yield from self._records(file, STDIN)
+
+    def _records(self, file: Any, name: str) -> Iterator[dict[str, Any]]:
+        if self.from_json:
+            from gpt import jsonl
+
+            return jsonl.read_lines(file, name)
+        return stream.read_records(file, name)
+
+    # Output
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Writes a record; `end` is recounted here."""
+        match record["kind"]:
+            case "header":
+                self._count = 0
+            case "end":
+                record = {**record, "records": self._count}
+            case _:
+                self._count += 1
+        if self.table:
+            self.table.add(record)
+            return
+        if self.json:
+            from gpt import jsonl
+
+            for line in jsonl.lines(record):
+                self._buffer += line.encode() + b"\n"
+        else:
+            self._buffer += stream.pack(record)
+        if len(self._buffer) >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands everything written so far to the reader."""
+        data, self._buffer = memoryview(self._buffer), bytearray()
+        try:
+            while data:
+                data = data[os.write(1, data) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise GptError(error.strerror or str(error), STDOUT) from None
+
+    def source(self, produce: Iterable[dict[str, Any]], argv: Sequence[str]) -> int:
+        """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""
+        self.write(stream.header(self.tool, list(argv)))
+        try:
+            for record in produce:
+                self.write(record)
+                if record["kind"] == "sync":
+                    self.flush()
+        except GptError as error:
+            self.write(self.error(error))
+        self.write(records.make("end", records=0, status=self.status))
+        return self.close()
+
+    def filter(self, handle: Handler, files: Sequence[Path] = ()) -> int:
+        """Passes a stream through `handle`, which gives the records that take a record's place.
+
+        Headers get this stage's name in `via`, a `sync` is flushed. `handle` also sees `end`, and what it gives
+        then stands before it. Returns the exit status.
+        """
+        for record in self.read(files):
+            match record["kind"]:
+                case "header":
+                    self.write({**record, "via": [*record["via"], self.tool]})
+                case "sync":
+                    self.write(record)
+                    self.flush()
+                case _:
+                    for out in handle(record):
+                        self.write(out)
+        return self.close()
+
+    def close(self) -> int:
+        """Flushes, prints the table if there is one, and returns the exit status."""
+        self.flush()
+        if self.table:
+            self.table.print()
+        return self.status
+
+
+class Progress:
+    """`done/total` on standard error, from the first second on, when it is a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = time.monotonic() + 1 if os.isatty(2) else float("inf")
+        self._shown = False
+
+    def show(self, done: int, total: int) -> None:
+        """Redraws the line, at most ten times a second."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.1
+            self._shown = True
+            os.write(2, f"\r\x1b[K{self._what}: {100 * done // max(total, 1)} %".encode(errors="replace"))
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self._shown:
+            os.write(2, b"\r\x1b[K")

@@ -1,0 +1,284 @@
+"""Compaction: the file really shrinks, and no address in it changes.
+
+The problem. A library's fatbins lie in the middle of its read-only data. Taking bytes out of the middle of a
+file would move all that follows; but code addresses data relative to itself, and thousands of tables hold
+addresses, so nothing that follows may move *in memory*. It may move *in the file*.
+
+The choice. What stays of the fatbins is packed together at the start of their section. The whole pages that
+this frees, `[hole, hole_end)`, leave the file: the loadable segment around them is split there into two, the
+second with the same addresses as before and a lower file offset. Both ends of a hole lie on page boundaries,
+so that offsets and addresses stay congruent; the pages in between are mapped by nothing any more.
+
+    file before   | rodata | fatbins ........................... | eh_frame | data |
+    file after    | rodata | kept |eh_frame | data |
+    memory after  | rodata | kept |  (nothing)                   | eh_frame | data |
+
+A split needs one more program header, and there is rarely room behind the table. The table moves into the
+space that became free, behind the kept fatbins: that part of the file keeps its offset, so the rule by which
+kernels before 5.18 tell a program where its table is (load address plus offset) holds there.
+
+What points to a region is moved with it (pointers.py); a library in which something is not understood, and
+one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
+Every region stays, if only as a header, because its wrapper is registered when the library is loaded. GPU code
+outside of the fatbin sections lies among the host's data and becomes holes.
+
+Alignment: segments that move keep `p_align` where their new offset allows it, else it becomes the page size;
+the first segment's, by which loaders align the library, stays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+from gpt.debloat.plan import Copy, Data, Doomed, Fill, Piece, Plan, Span, replacements, splice
+from gpt.debloat.pointers import NotUnderstood, Pointer, find_pointers
+from gpt.formats import elf, fatbin
+from gpt.formats.elf import Elf, Section, Segment
+from gpt.formats.image import Image, iter_sections
+from gpt.formats.source import Source
+
+PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
+PHDR = struct.Struct("<IIQQQQQQ")
+SHDR_SIZE = 64
+EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM = 32, 40, 56
+PN_XNUM = 0xFFFF
+
+
+class CannotCompact(Exception):
+    """Why a library is left with holes instead."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The new content of a fatbin section: pieces, their size, and where each region's address went."""
+
+    section: Section
+    pieces: list[Piece]
+    size: int
+    moved: dict[int, int]  # old address of a region -> new address
+
+
+@dataclass(frozen=True)
+class Cut:
+    """File range of the original that goes, on page boundaries."""
+
+    start: int
+    end: int
+
+
+def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
+    """A plan for a smaller file. Raises CannotCompact."""
+    if image.type == "fatbin":
+        return _plan_fatbin(image, doomed, byte)
+    tables = image.elf
+    if tables is None:
+        raise CannotCompact(f"{image.type} files cannot shrink")
+    if tables.type not in ("shared", "program"):
+        raise CannotCompact(f"the relocations of an ELF {tables.type} are not moved")
+    try:
+        return _Compaction(image, tables, doomed, byte).plan()
+    except NotUnderstood as error:
+        raise CannotCompact(str(error)) from None
+
+
+def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed:
+    """Moves what is kept to the start of a section (or of a fatbin file)."""
+    by_region: dict[int, list[fatbin.Element]] = {}
+    for element in doomed.kept:
+        by_region.setdefault(element.region, []).append(element)
+    pieces: list[Piece] = []
+    moved: dict[int, int] = {}
+    position = 0
+    for region in fatbin.iter_regions(source, section.offset, section.end):
+        elements = by_region.get(region.offset, [])
+        size = sum(e.end - e.offset for e in elements)
+        moved[section.addr + region.offset - section.offset] = section.addr + position
+        pieces.append(Data(fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, size)))
+        for element in elements:
+            last = pieces[-1]
+            if isinstance(last, Copy) and last.end == element.offset:
+                pieces[-1] = Copy(last.start, element.end)
+            else:
+                pieces.append(Copy(element.offset, element.end))
+        position += fatbin.REGION.size + size
+    return Packed(section, list(_without(pieces, doomed.parts, byte)), position, moved)
+
+
+def _without(pieces: list[Piece], parts: list[Span], byte: int) -> Iterator[Piece]:
+    """The pieces with parts of elements that stay overwritten."""
+    for piece in pieces:
+        if isinstance(piece, Copy):
+            inside = [(s, [Fill(e - s, byte)]) for s, e in parts if piece.start <= s and e <= piece.end]
+            yield from splice(piece, inside)
+        else:
+            yield piece
+
+
+def _plan_fatbin(image: Image, doomed: Doomed, byte: int) -> Plan:
+    whole = Section(0, "", 1, 0, 0, 0, image.source.size, 0, 0)
+    packed = _pack(image.source, whole, doomed, byte)
+    return Plan("compact", packed.pieces, doomed.kept, doomed.changed)
+
+
+class _Compaction:
+    """The steps, in order: pack, choose cuts, place the table, edit headers and pointers, lay out the pieces."""
+
+    def __init__(self, image: Image, tables: Elf, doomed: Doomed, byte: int) -> None:
+        self.source = image.source
+        self.tables = tables
+        self.doomed = doomed
+        self.byte = byte
+        self.page = PAGE[tables.machine]
+        self.packed = [_pack(self.source, s, doomed, byte) for s in iter_sections(tables)]
+        self.cuts: list[Cut] = []
+        self.table_offset = 0  # of the new program header table, in the original's offsets
+        self.table_section: Section | None = None
+
+    def plan(self) -> Plan:
+        self._choose_cuts()
+        segments = self._split_segments()
+        edits = [*self._headers(segments), *self._pointers()]
+        changed = self.doomed.changed + [(offset, offset + len(data)) for offset, data in edits]
+        pieces = self._pieces(segments, edits)
+        return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.scanned)
+
+    def _choose_cuts(self) -> None:
+        """A cut in each section where whole pages are free; the first one also makes room for the table."""
+        room = (len(self.tables.segments) + len(self.packed)) * PHDR.size
+        for packed in self.packed:
+            section = packed.section
+            free = section.offset + packed.size
+            table = free + -free % 8
+            start = free if self.table_section else table + room
+            cut = Cut(start + -start % self.page, section.end - section.end % self.page)
+            if cut.start < cut.end:
+                self.cuts.append(cut)
+                if not self.table_section:
+                    self.table_section, self.table_offset = section, table
+        if not self.cuts:
+            raise CannotCompact("less than a page would go")
+
+    def _new_offset(self, offset: int) -> int:
+        """Where a byte of the original lies in the output."""
+        gone = 0
+        for cut in self.cuts:
+            if cut.start < offset < cut.end:
+                raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
+            if offset >= cut.end:
+                gone += cut.end - cut.start
+        return offset - gone
+
+    def _split_segments(self) -> list[Segment]:
+        """The program headers of the output, offsets already new."""
+        segments: list[Segment] = []
+        for segment in self.tables.segments:
+            rest = segment
+            for cut in self.cuts:
+                end = rest.offset + rest.filesz
+                if cut.end <= rest.offset or end <= cut.start or rest.filesz == 0:
+                    continue
+                if rest.type != elf.PT_LOAD or cut.start < rest.offset or end < cut.end:
+                    raise CannotCompact(f"a segment of type {rest.type:#x} lies across a fatbin")
+                if (rest.offset - rest.vaddr) % self.page:
+                    raise CannotCompact("a segment's offset and address differ by no whole pages")
+                before = cut.start - rest.offset
+                segments.append(replace(rest, filesz=before, memsz=before))
+                gone = cut.end - rest.offset
+                rest = replace(
+                    rest,
+                    offset=cut.end,
+                    vaddr=rest.vaddr + gone,
+                    paddr=rest.paddr + gone,
+                    filesz=rest.filesz - gone,
+                    memsz=rest.memsz - gone,
+                )
+            if rest is segment or rest.memsz:
+                segments.append(rest)
+        if len(segments) >= PN_XNUM:
+            raise CannotCompact("too many program headers")
+        return [self._place(segment, len(segments)) for segment in segments]
+
+    def _place(self, segment: Segment, count: int) -> Segment:
+        """A segment at its offset in the output."""
+        if segment.type == elf.PT_PHDR:
+            address, size = self._table_address(), count * PHDR.size
+            return replace(
+                segment, offset=self._new_offset(self.table_offset), vaddr=address, paddr=address,
+                filesz=size, memsz=size,
+            )  # fmt: skip
+        offset = self._new_offset(segment.offset)
+        align = segment.align
+        if segment.type == elf.PT_LOAD and align > self.page and (offset - segment.vaddr) % align:
+            align = self.page
+        return replace(segment, offset=offset, align=align)
+
+    def _table_address(self) -> int:
+        assert self.table_section
+        return self.table_section.addr + self.table_offset - self.table_section.offset
+
+    def _headers(self, segments: list[Segment]) -> list[tuple[int, bytes]]:
+        """Edits of the ELF header and the section headers; the old program headers become zeros."""
+        tables = self.tables
+        if any(s.type == elf.PT_INTERP for s in segments):
+            first = next(s for s in segments if s.type == elf.PT_LOAD)
+            if self._table_address() - self._new_offset(self.table_offset) != first.vaddr - first.offset:
+                raise CannotCompact("no room where an older kernel would look for the program headers")
+        edits = [
+            (EHDR_PHOFF, struct.pack("<Q", self._new_offset(self.table_offset))),
+            (EHDR_SHOFF, struct.pack("<Q", self._new_offset(tables.shoff))),
+            (EHDR_PHNUM, struct.pack("<H", len(segments))),
+            (tables.phoff, bytes(PHDR.size * len(tables.segments))),
+        ]
+        sizes = {p.section.index: p.size for p in self.packed}
+        for section in tables.sections[1:]:
+            size = sizes.get(section.index, section.size)
+            offset = self._new_offset(section.offset)
+            edits.append((tables.shoff + section.index * SHDR_SIZE + 24, struct.pack("<QQ", offset, size)))
+        return edits
+
+    def _pointers(self) -> list[tuple[int, bytes]]:
+        """Edits of the words that hold a region's address."""
+        moved = {old: new for packed in self.packed for old, new in packed.moved.items()}
+        sections = [packed.section for packed in self.packed]
+        found: list[Pointer] = find_pointers(self.source, self.tables, sections, set(moved))
+        return [(p.at, struct.pack("<Q", moved[p.value])) for p in found]
+
+    def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
+        """The output: the original with sections replaced, cuts left out, edits laid over."""
+        laid: list[tuple[int, list[Piece]]] = [(offset, [Data(data)]) for offset, data in edits]
+        inside = [(p.section.offset, p.section.end) for p in self.packed]
+        for offset, pieces in replacements(self.source, self.doomed, True, self.byte):
+            if not any(start <= offset < end for start, end in inside):
+                laid.append((offset, pieces))
+        position, out = 0, []
+        cut_of = {cut.end: cut for cut in self.cuts}
+        for packed in self.packed:
+            section = packed.section
+            out += self._between(position, section.offset, laid)
+            content = [*packed.pieces]
+            free = section.offset + packed.size
+            if section is self.table_section:
+                table = b"".join(_pack_segment(s) for s in segments)
+                content += [Fill(self.table_offset - free), Data(table)]
+                free = self.table_offset + len(table)
+            cut = cut_of.get(section.end - section.end % self.page)
+            if cut:
+                content += [Fill(cut.start - free), Fill(section.end - cut.end)]
+            else:
+                content.append(Fill(section.end - free))
+            out += [piece for piece in content if piece.size]
+            position = section.end
+        return out + self._between(position, self.source.size, laid)
+
+    @staticmethod
+    def _between(start: int, end: int, laid: list[tuple[int, list[Piece]]]) -> list[Piece]:
+        return splice(
+            Copy(start, end), sorted((item for item in laid if start <= item[0] < end), key=itemgetter(0))
+        )
+
+
+def _pack_segment(s: Segment) -> bytes:
+    return PHDR.pack(s.type, s.flags, s.offset, s.vaddr, s.paddr, s.filesz, s.memsz, s.align)

@@ -1,0 +1,199 @@
+"""What the file without the spans looks like: a list of pieces, to be written one after the other.
+
+Three modes share this form. *fill* overwrites each dead payload and neutralises its header, so that readers
+step over the element; *hole* does the same and leaves whole pages of it unwritten, so that they take no disk;
+*compact* (compact.py) moves what is left together. A plan never changes a byte by itself: it says which bytes
+of the original go where, and which few words are new.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpt.errors import MalformedError
+from gpt.formats import fatbin
+from gpt.formats.fatbin import Element
+from gpt.formats.image import Image
+from gpt.formats.source import Source
+
+PAGE = 4096  # granularity of holes
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes `start` to `end` of the original."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Data:
+    """These bytes."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One byte again and again; zeros in a `hole` are left unwritten."""
+
+    size: int
+    byte: int = 0
+    hole: bool = False
+
+
+Piece = Copy | Data | Fill
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`pieces` make the output, in which `kept` are the elements.
+
+    `changed` are the ranges of the original whose bytes are others in the output.
+    """
+
+    mode: str
+    pieces: list[Piece]
+    kept: list[Element]
+    changed: list[Span]
+    scanned: bool = False  # some elements lie outside of the fatbin sections
+    reason: str | None = None  # why the mode is another than the one asked for
+
+    @property
+    def size(self) -> int:
+        """Bytes of the output."""
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What the spans of a library come to: elements that go altogether, and parts of others."""
+
+    all: list[Element]  # in file order, those already dead among them
+    dead: frozenset[int]  # offsets of the elements to go
+    parts: list[Span]  # ranges inside payloads of raw elements that stay
+    scanned: bool  # some elements lie outside of the fatbin sections
+
+    @property
+    def live(self) -> list[Element]:
+        """The elements before the cut."""
+        return [e for e in self.all if not e.dead]
+
+    @property
+    def changed(self) -> list[Span]:
+        """Ranges whose bytes do not stay."""
+        return [(e.offset, e.end) for e in self.all if e.offset in self.dead] + self.parts
+
+    @property
+    def kept(self) -> list[Element]:
+        """The elements after the cut."""
+        return [e for e in self.all if not e.dead and e.offset not in self.dead]
+
+
+def find_doomed(image: Image, spans: list[Span]) -> Doomed:
+    """Matches spans with elements. Raises MalformedError on spans that overlap or hold anything but GPU code.
+
+    A span covers payloads whole (with or without their headers, several in a row allowed), or lies inside the
+    payload of an element that is not compressed.
+    """
+    ordered = sorted(spans)
+    following_starts = [start for start, _ in ordered[1:]] + [image.source.size]
+    for (start, end), following in zip(ordered, following_starts, strict=False):
+        where = image.source.at(start)
+        if start >= end or end > image.source.size:
+            raise MalformedError(f"span {start:#x}-{end:#x} is no range of the file", where)
+        if end > following:
+            raise MalformedError(f"span {start:#x}-{end:#x} overlaps the next", where)
+    elements = [placed.element for placed in image.iter_all()]
+    scanned = _uncovered(elements, ordered) is not None
+    if scanned:
+        elements = [placed.element for placed in image.iter_all(scan=True)]
+    if stray := _uncovered(elements, ordered):
+        raise MalformedError(f"span {stray[0]:#x}-{stray[1]:#x} is no GPU code", image.source.at(stray[0]))
+    starts = [element.offset for element in elements]
+    dead: set[int] = set()
+    parts: list[Span] = []
+    for start, end in ordered:
+        index = bisect_right(starts, start) - 1
+        while index < len(elements) and elements[index].offset < end:
+            element = elements[index]
+            if start <= element.payload and element.end <= end:
+                dead.add(element.offset)
+            elif element.dead:
+                pass
+            elif element.codec == "none" and element.payload <= start and end <= element.end:
+                parts.append((start, end))
+            else:
+                raise MalformedError(
+                    f"span {start:#x}-{end:#x} cuts through an element", image.source.at(element.offset)
+                )
+            index += 1
+    return Doomed(elements, frozenset(dead), parts, scanned)
+
+
+def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
+    """The first span with a byte outside of all elements (headers of regions count as outside)."""
+    starts = [element.offset for element in elements]
+    for start, end in spans:
+        position = start
+        while position < end:
+            index = bisect_right(starts, position) - 1
+            if index < 0 or elements[index].end <= position:
+                return start, end
+            position = elements[index].end
+    return None
+
+
+def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
+    """A plan in which no offset moves: `fill`, or `hole` with whole pages of it left out."""
+    new = list(replacements(image.source, doomed, mode == "hole", byte))
+    return Plan(mode, splice(Copy(0, image.source.size), new), doomed.kept, doomed.changed, doomed.scanned)
+
+
+def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[tuple[int, list[Piece]]]:
+    """What takes the place of dead elements where they are: (offset, pieces), sorted."""
+    found: list[tuple[int, list[Piece]]] = []
+    for element in doomed.all:
+        if element.offset in doomed.dead and not element.dead:
+            pieces: list[Piece] = []
+            if element.header_size:
+                head = source.pread(element.offset, element.header_size)
+                pieces.append(Data(fatbin.dead_header(head)))
+            found.append((element.offset, [*pieces, *_filled(element.payload, element.end, holes, byte)]))
+    found += [(start, list(_filled(start, end, holes, byte))) for start, end in doomed.parts]
+    yield from sorted(found, key=lambda item: item[0])
+
+
+def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:
+    first, last = start + -start % PAGE, end - end % PAGE
+    if not holes or first >= last:
+        yield Fill(end - start, byte)
+        return
+    yield Fill(first - start, byte)
+    yield Fill(last - first, 0, hole=True)
+    yield Fill(end - last, byte)
+
+
+def splice(whole: Copy, new: Iterable[tuple[int, list[Piece]]]) -> list[Piece]:
+    """The range `whole` of the original with pieces laid over it at (original offset, pieces), sorted."""
+    pieces: list[Piece] = []
+    position = whole.start
+    for offset, laid in new:
+        pieces += [Copy(position, offset), *laid]
+        position = offset + sum(piece.size for piece in laid)
+    return [piece for piece in [*pieces, Copy(position, whole.end)] if piece.size]

@@ -1,0 +1,213 @@
+"""Every word of a library that holds an address inside its fatbins.
+
+nvcc makes one kind: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`, whose
+`data` is the start of a region, written there by a relative relocation. Linkers and strip leave a symbol
+(`fatbinData`) at the start of regions besides. So what is understood is a word that holds the start of a
+region: as the addend of a relative relocation (RELA), as the word that a packed relative relocation (RELR)
+moves, as the value of a symbol, or, in a program at a fixed address, in a wrapper. Anything else that points
+into a fatbin raises `NotUnderstood`: such a library is not moved.
+
+A region without a wrapper is common (nvcc drops the wrapper of a source without kernels and leaves the region),
+but it could also be one that code takes the address of. So for those the code is searched for any displacement
+or immediate that would lead to the region's start; one that is found raises `NotUnderstood` too.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpt.formats import elf
+from gpt.formats.elf import Elf, Section
+from gpt.formats.source import BLOCK, Source
+
+WRAPPERS = ".nvFatBinSegment"
+WRAPPER = struct.Struct("<IIQQ")
+WRAPPER_MAGIC = 0x466243B1
+RELATIVE = {"x86_64": 8, "aarch64": 1027}
+SHN_ABS = 0xFFF1
+STT_SECTION = 3
+OVERLAP = 16  # bytes of code that two blocks share: more than a displacement and what follows it
+RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
+SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+
+
+class NotUnderstood(Exception):
+    """Something points into a fatbin in a way that is not known to be safe to move."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A word of 8 bytes at file offset `at` that holds the address `value`."""
+
+    at: int
+    value: int
+
+
+def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: set[int]) -> list[Pointer]:
+    """All words that hold the start of a region. `regions` are their addresses.
+
+    Raises NotUnderstood where a word points elsewhere into `fatbins`, or where code may refer to a region.
+    """
+    ranges = [(s.addr, s.addr + s.size) for s in fatbins]
+    pointers = _wrappers(source, tables, ranges)
+    for section in tables.sections:
+        if section.in_file and section.flags & elf.SHF_ALLOC:
+            if section.type == elf.SHT_RELA:
+                pointers += _rela(source, tables, section, ranges)
+            elif section.type == elf.SHT_RELR:
+                pointers += _relr(source, tables, section, ranges)
+            elif section.type == elf.SHT_REL:
+                raise NotUnderstood(f"relocations without addends in '{section.name}'")
+    if unseen := regions - {pointer.value for pointer in pointers}:
+        _check_code(source, tables, unseen)
+    pointers += _symbols(source, tables, fatbins, ranges)
+    for pointer in pointers:
+        if pointer.value not in regions:
+            raise NotUnderstood(
+                f"the word at {pointer.at:#x} points into the middle of a region ({pointer.value:#x})"
+            )
+    return sorted(set(pointers), key=lambda pointer: pointer.at)
+
+
+def _inside(values: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
+    found = np.zeros(len(values), bool)
+    for start, end in ranges:
+        found |= (values >= np.uint64(start)) & (values < np.uint64(end))
+    return found
+
+
+def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
+    count = section.size // dtype.itemsize
+    return np.frombuffer(source.pread(section.offset, count * dtype.itemsize), dtype)
+
+
+def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
+    """Where in the file the bytes at a virtual address lie; None where they lie in no loaded part of it."""
+    for segment in tables.segments:
+        if segment.type == elf.PT_LOAD and segment.vaddr <= address:
+            if address + size <= segment.vaddr + segment.filesz:
+                return segment.offset + address - segment.vaddr
+    return None
+
+
+def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
+    """Offset and value of the word at an address."""
+    offset = file_offset(tables, address)
+    return None if offset is None else (offset, int.from_bytes(source.pread(offset, 8), "little"))
+
+
+def _wrappers(source: Source, tables: Elf, ranges: list[tuple[int, int]]) -> list[Pointer]:
+    """Wrappers that hold an address themselves: all in a fixed program, some linkers' elsewhere too."""
+    pointers = []
+    for section in tables.named(WRAPPERS):
+        data = source.pread(section.offset, section.size)
+        for start in range(0, len(data) - WRAPPER.size + 1, WRAPPER.size):
+            magic, _, value, _ = WRAPPER.unpack_from(data, start)
+            if magic != WRAPPER_MAGIC:
+                raise NotUnderstood(f"'{WRAPPERS}' holds no wrapper at {section.offset + start:#x}")
+            if any(low <= value < high for low, high in ranges):
+                pointers.append(Pointer(section.offset + start + 8, value))
+    return pointers
+
+
+def _rela(source: Source, tables: Elf, section: Section, ranges: list[tuple[int, int]]) -> list[Pointer]:
+    entries = _read(source, section, RELA)
+    if _inside(entries["offset"], ranges).any():
+        raise NotUnderstood(f"'{section.name}' relocates words inside a fatbin")
+    relative = entries["type"] == RELATIVE[tables.machine]
+    pointing = _inside(entries["addend"], ranges)
+    for_symbols = pointing & ~relative & (entries["symbol"] == 0)
+    if for_symbols.any():
+        raise NotUnderstood(f"'{section.name}' points into a fatbin by a relocation of another kind")
+    pointers = []
+    for index in np.flatnonzero(pointing & relative).tolist():
+        value = int(entries["addend"][index])
+        pointers.append(Pointer(section.offset + index * RELA.itemsize + 16, value))
+        word = _word(source, tables, int(entries["offset"][index]))
+        if word and word[1] == value:
+            pointers.append(Pointer(*word))
+    return pointers
+
+
+def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int, int]]) -> list[Pointer]:
+    """RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow."""
+    pointers = []
+    address = 0
+    for entry in _read(source, section, np.dtype("<u8")).tolist():
+        if entry & 1 == 0:
+            places = [entry]
+            address = entry + 8
+        else:
+            places = [address + 8 * bit for bit in range(63) if entry >> (bit + 1) & 1]
+            address += 63 * 8
+        for place in places:
+            word = _word(source, tables, place)
+            if word and any(low <= word[1] < high for low, high in ranges):
+                pointers.append(Pointer(*word))
+    return pointers
+
+
+def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
+    """Raises NotUnderstood where code may hold one of the addresses, relative to itself or absolute."""
+    wanted = np.array(sorted(addresses), np.int64)
+    refers = _x86_refers if tables.machine == "x86_64" else _arm_refers
+    for section in tables.sections:
+        if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
+            continue
+        step = BLOCK - OVERLAP
+        for start in range(0, section.size, step):
+            data = source.pread(section.offset + start, min(BLOCK, section.size - start))
+            if refers(data, section.addr + start, wanted):
+                raise NotUnderstood(
+                    f"code in '{section.name}' may refer to a region without a wrapper ({min(addresses):#x}...)"
+                )
+
+
+def _x86_refers(data: bytes, address: int, wanted: np.ndarray) -> bool:
+    """Any four bytes as a displacement from the next instruction (an immediate may lie between), or as a value."""
+    for shift in range(4):
+        words = np.frombuffer(data, "<i4", max(0, len(data) - shift) // 4, shift).astype(np.int64)
+        after = address + shift + 4 + 4 * np.arange(len(words))
+        for immediate in (0, 1, 2, 4):
+            if np.isin(words + after + immediate, wanted).any():
+                return True
+        if np.isin(words & 0xFFFFFFFF, wanted).any():
+            return True
+    return False
+
+
+def _arm_refers(data: bytes, address: int, wanted: np.ndarray) -> bool:
+    """ADRP to the page of a region, or ADR to its start."""
+    words = np.frombuffer(data, "<u4", len(data) // 4).astype(np.int64)
+    place = address + 4 * np.arange(len(words))
+    offset = (words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3
+    offset -= (offset >> 20 & 1) << 21
+    adr, adrp = (words & 0x9F000000) == 0x10000000, (words & 0x9F000000) == 0x90000000
+    pages = (place >> 12) + offset
+    return bool(np.isin(place + offset, wanted)[adr].any() or np.isin(pages, wanted >> 12)[adrp].any())
+
+
+def _symbols(
+    source: Source, tables: Elf, fatbins: list[Section], ranges: list[tuple[int, int]]
+) -> list[Pointer]:
+    indices = {s.index for s in fatbins}
+    ends = {s.addr + s.size for s in fatbins}
+    pointers = []
+    for section in tables.sections:
+        if section.type not in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
+            continue
+        symbols = _read(source, section, SYMBOL)
+        pointing = _inside(symbols["value"], ranges) & (symbols["shndx"] != 0) & (symbols["shndx"] != SHN_ABS)
+        pointing &= (symbols["info"] & 15) != STT_SECTION
+        at_end = np.isin(symbols["value"], list(ends)) & np.isin(symbols["shndx"], list(indices))
+        if at_end.any():
+            raise NotUnderstood(f"a symbol of '{section.name}' marks the end of a fatbin section")
+        for index in np.flatnonzero(pointing).tolist():
+            at = section.offset + index * SYMBOL.itemsize + 8
+            pointers.append(Pointer(at, int(symbols["value"][index])))
+    return pointers

@@ -1,0 +1,150 @@
+"""Which elements a set of devices never picks, or picks without using a kernel of them.
+
+The driver chooses inside a region, for a device sm_XY: a cubin of the same major version and the highest minor
+not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
+binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
+another major version never runs. Where several elements tie (sm_90 and sm_90a on an sm_90), all are kept: which
+one the driver prefers is not documented. LTO-IR is chosen as PTX is.
+
+A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
+architecture alone.
+
+An element that is picked is needed when one of its kernels is used, when it defines variables or device
+functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
+that it holds. Of unknown types everything is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gpt.errors import MalformedError, UsageError
+
+KEPT = "kept"
+OTHER_ARCH, NO_KERNEL_USED, SUPERSEDED, PTX_UNUSED = (
+    "other architecture",
+    "no kernel used",
+    "a better one is there",
+    "a cubin serves",
+)
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+class Arch(NamedTuple):
+    """A compute capability; `suffix` is empty, `a` or `f`."""
+
+    major: int
+    minor: int
+    suffix: str
+
+
+class Device(NamedTuple):
+    """A device that the code shall run on; one that runs PTX only takes no cubin."""
+
+    arch: Arch
+    ptx_only: bool = False
+
+
+def parse_arch(text: str) -> Arch:
+    """`sm_90a` as an Arch. Raises UsageError."""
+    found = _ARCH.fullmatch(text)
+    if not found:
+        raise UsageError(f"'{text}' is no compute capability such as sm_90 or sm_100a")
+    return Arch(int(found[1]), int(found[2]), found[3])
+
+
+@dataclass
+class Candidate:
+    """What is known of one element when its library is complete."""
+
+    arch: Arch | None
+    type: str
+    region: int
+    start: int
+    end: int
+    payload: int
+    kernels: int
+    used: set[str]  # those of its kernels that are used
+    needed: bool  # some are used, or it is kept for another reason
+    bare: bool
+    picked: bool = field(default=False)
+
+
+def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator[tuple[Candidate, str]]:
+    """Each element of a library with KEPT or the reason why it is unused, in order."""
+    regions: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        regions.setdefault(candidate.region, []).append(candidate)
+    for device in devices:
+        for elements in regions.values():
+            for candidate in _pick(elements, device):
+                candidate.picked = True
+    for candidate in candidates:
+        yield candidate, _reason(candidate, devices)
+
+
+def _reason(candidate: Candidate, devices: list[Device]) -> str:
+    if candidate.picked or candidate.arch is None:
+        return KEPT if candidate.needed else NO_KERNEL_USED
+    fits = any(_fits(candidate, device) for device in devices)
+    if not fits:
+        return OTHER_ARCH
+    return SUPERSEDED if candidate.type == "cubin" else PTX_UNUSED
+
+
+def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
+    fitting = [c for c in elements if _fits(c, device)]
+    if any(c.bare for c in elements):
+        return fitting
+    cubins = [c for c in fitting if c.type == "cubin"]
+    return _best(cubins) if cubins else _best([c for c in fitting if c.type != "cubin"])
+
+
+def _best(candidates: list[Candidate]) -> list[Candidate]:
+    if not candidates:
+        return []
+    best = max(c.arch[:2] for c in candidates if c.arch)
+    return [c for c in candidates if c.arch and c.arch[:2] == best]
+
+
+def _fits(candidate: Candidate, device: Device) -> bool:
+    """Whether the driver could run the element on the device if nothing better were there."""
+    code, card = candidate.arch, device.arch
+    if code is None:
+        return False
+    if candidate.type == "cubin" and device.ptx_only:
+        return False
+    if code.suffix == "a":
+        return code[:2] == card[:2]
+    if candidate.type == "cubin" or code.suffix == "f":
+        return code.major == card.major and code.minor <= card.minor
+    return code[:2] <= card[:2]
+
+
+def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candidate:
+    """The candidate that an `element` record describes. `used` are those of its kernels that are used.
+
+    `whole` says that it is needed even without. Raises MalformedError on a nonsensical architecture.
+    """
+    known = element["type"] in ("cubin", "ptx", "ltoir")
+    found = _ARCH.fullmatch(element["arch"])
+    if known and not found:
+        raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
+    lookup = not element["kernels"] and bool(element["variables"] or element["functions"])
+    start = element["offset"]
+    payload = start + element["header_size"]
+    return Candidate(
+        arch=Arch(int(found[1]), int(found[2]), found[3]) if known and found else None,
+        type=element["type"],
+        region=element["region"],
+        start=start,
+        end=payload + element["payload_size"],
+        payload=payload,
+        kernels=len(element["kernels"]),
+        used=used,
+        needed=bool(used) or whole or lookup or not known,
+        bare=element["header_size"] == 0,
+    )

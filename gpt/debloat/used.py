@@ -1,0 +1,150 @@
+"""What was used: kernel names from GPT traces, Negativa-ML's trace.json, or text with a name a line.
+
+A trace that is not whole must not decide that code is unused. *Truncated* (bytes missing, a child's trace
+absent) is refused; *interrupted* (chunks whole, no `end`: the process was killed) is refused for the root
+process and a warning for its children. `allow_incomplete` turns both into warnings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt import records, stream
+from gpt.errors import GptError, MalformedError, TruncatedError
+
+MAX_TEXT = 1 << 30  # bytes of a list of names
+
+
+@dataclass
+class Used:
+    """The union of what several runs used.
+
+    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
+    `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
+    may be needed: (path of the file, build id of that file or None, offset of the image in it).
+    """
+
+    names: dict[str, str | None] = field(default_factory=dict)
+    devices: set[tuple[str, str]] = field(default_factory=set)
+    whole: set[tuple[str, str | None, int]] = field(default_factory=set)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
+    """Reads and unites the files. Raises GptError where one is incomplete, MalformedError where it is nonsense."""
+    used = Used()
+    for path in paths:
+        with open(path, "rb") as file:
+            head = file.read(1)
+            file.seek(0)
+            if head >= b"\x80":
+                _read_trace(path, used, allow_incomplete, root=True, seen=set())
+            elif head == b"{":
+                _read_negativa(file.read(MAX_TEXT), path, used)
+            else:
+                _read_text(file.read(MAX_TEXT), path, used)
+    return used
+
+
+def _read_text(data: bytes, path: Path, used: Used) -> None:
+    if b"\0" in data:
+        raise MalformedError("neither a trace nor text", str(path))
+    for line in data.decode(errors="surrogateescape").splitlines():
+        name = line.strip()
+        if name and not name.startswith("#"):
+            used.names.setdefault(name, None)
+
+
+def _read_negativa(data: bytes, path: Path, used: Used) -> None:
+    try:
+        value = json.loads(data)
+        names = value["detected_kernels"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("detected_kernels is no list of names")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(f"no trace.json of Negativa-ML: {error}", str(path)) from None
+    for name in names:
+        used.names.setdefault(name, None)
+
+
+def _read_trace(path: Path, used: Used, allow_incomplete: bool, root: bool, seen: set[Path]) -> None:
+    """Adds a trace and those of its children. `root` is false for a child."""
+    seen.add(path.resolve())
+    segment = _Segment(used)
+    interrupted = False
+    children: list[Path] = []
+    try:
+        with open(path, "rb") as file:
+            for record in stream.read_records(file, str(path)):
+                if fault := records.check(record):
+                    raise MalformedError(fault, str(path))
+                match record["kind"]:
+                    case "header":
+                        interrupted |= segment.open
+                        segment = _Segment(used)
+                    case "child" if "path" in record:
+                        children.append(path.parent / record["path"])
+                segment.add(record)
+        interrupted |= segment.open
+    except TruncatedError as error:
+        if not allow_incomplete:
+            raise GptError(
+                f"truncated trace ({error.fact}): --allow-incomplete uses it", error.where
+            ) from None
+        used.warnings.append((error.where, f"truncated trace: {error.fact}"))
+    if interrupted:
+        fact = "interrupted trace (its process was killed): later use is unknown"
+        if root and not allow_incomplete:
+            raise GptError(f"{fact}; --allow-incomplete uses it", str(path))
+        used.warnings.append((str(path), fact))
+    for child in children:
+        if child.resolve() in seen:
+            continue
+        if child.exists():
+            _read_trace(child, used, allow_incomplete, root=False, seen=seen)
+        elif allow_incomplete:
+            used.warnings.append((str(path), f"the trace of a child is absent: {child}"))
+        else:
+            raise GptError(
+                f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete", str(path)
+            )
+
+
+class _Segment:
+    """What one segment said so far; ids are its own."""
+
+    def __init__(self, used: Used) -> None:
+        self.open = False
+        self._used = used
+        self._modules: dict[int, dict[str, Any]] = {}
+        self._build_ids: dict[str, str] = {}
+
+    def add(self, record: dict[str, Any]) -> None:
+        used = self._used
+        match record["kind"]:
+            case "header":
+                self.open = True
+            case "end":
+                self.open = False
+            case "library":
+                self._build_ids[record["path"]] = record.get("build_id")
+            case "device":
+                used.devices.add((record["arch"], record["runs"]))
+            case "module":
+                self._modules[record["id"]] = record
+            case "function":
+                module = self._modules.get(record.get("module", -1), {})
+                used.names[record["name"]] = used.names.get(record["name"]) or module.get(
+                    "path", "a module in memory" if module else None
+                )
+            case "lookup":
+                module = self._modules.get(record["module"], {})
+                if "path" in module:
+                    path = module["path"]
+                    used.whole.add((path, self._build_ids.get(path), module.get("offset", 0)))
+                else:
+                    what = f"module {record['module']} was looked into ({record['what']}) and lies in no file"
+                    used.warnings.append(("trace", f"{what}: nothing can be kept for it"))

@@ -1,0 +1,181 @@
+"""Files written whole or not at all, checked before they take their name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from gpt.debloat.plan import Copy, Data, Fill, Plan
+from gpt.errors import GptError, MissingError
+from gpt.formats import elf
+from gpt.formats.elf import Elf, Section
+from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
+from gpt.formats.source import BLOCK, Source
+
+BACKUP = ".gpt-orig"
+
+
+def backup_of(path: Path) -> Path:
+    """Where the original of a library patched in place is kept."""
+    return path.with_name(path.name + BACKUP)
+
+
+@contextmanager
+def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
+    """Writes a plan beside `path` with the original's mode and owner; gives the open file to be checked.
+
+    It takes the name `path` when the block ends without an exception, and is removed otherwise.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    status = os.fstat(source_fd)
+    try:
+        with open(part, "w+b") as file:
+            os.fchmod(file.fileno(), 0o600)
+            _write(file.fileno(), source_fd, plan)
+            yield file.fileno()
+            with suppress(PermissionError):  # only root gives files away
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+            os.fchmod(file.fileno(), status.st_mode & 0o7777)
+        part.replace(path)
+    except OSError as error:
+        raise GptError(error.strerror or str(error), str(error.filename or path)) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(out: int, source: int, plan: Plan) -> None:
+    position = 0
+    for piece in plan.pieces:
+        match piece:
+            case Copy():
+                _copy(source, piece.start, out, position, piece.size)
+            case Data():
+                _put(out, piece.data, position)
+            case Fill(size, byte, hole) if not hole:
+                block = bytes([byte]) * min(size, BLOCK)
+                for done in range(0, size, BLOCK):
+                    _put(out, block[: size - done], position + done)
+        position += piece.size
+    os.truncate(out, position)
+
+
+def _put(out: int, data: bytes, position: int) -> None:
+    while data:
+        count = os.pwrite(out, data, position)
+        data, position = data[count:], position + count
+
+
+def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
+    """Copies inside the kernel where the file systems can, which also shares blocks where they can."""
+    while size:
+        try:
+            count = os.copy_file_range(source, out, size, start, position)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                raise
+            data = os.pread(source, min(size, BLOCK), start)
+            _put(out, data, position)
+            count = len(data)
+        if not count:
+            raise GptError("shrinks while it is copied", f"+{start:#x}")
+        start, position, size = start + count, position + count, size - count
+
+
+def keep_backup(path: Path) -> None:
+    """Gives the original a second name, once: a library that is patched again keeps its first original."""
+    backup = backup_of(path)
+    if not backup.exists():
+        os.link(path, backup)
+
+
+def restore(path: Path) -> None:
+    """Brings the original back. Raises MissingError where there is none."""
+    backup = backup_of(path)
+    if not backup.exists():
+        raise MissingError(f"no backup: {backup} is absent", str(path))
+    backup.replace(path)
+
+
+def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
+    """Reads the output back and compares what must have stayed. Raises GptError where it has not.
+
+    Every kept element has the same kind and payload; every section of the host has the same name and address
+    and, but for what the plan changes, the same bytes; what has an address is mapped there.
+    """
+    output = parse_image(Source(name, fd))
+    found = [placed.element for placed in output.iter_elements(scan=plan.scanned)]
+    if len(plan.kept) != len(found):
+        raise GptError(f"check failed: {len(found)} elements where {len(plan.kept)} should be", name)
+    changed = _Ranges(plan.changed)
+    for before, after in zip(plan.kept, found, strict=True):
+        same = (before.type, before.arch, before.flags, before.size, before.header_size) == (
+            after.type, after.arch, after.flags, after.size, after.header_size,
+        )  # fmt: skip
+        sizes = before.end - before.offset, after.end - after.offset
+        if not same or not _equal(
+            original.source, before.offset, output.source, after.offset, sizes, changed
+        ):
+            raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
+    if original.elf and output.elf:
+        if len(original.elf.sections) != len(output.elf.sections):
+            raise GptError("check failed: sections are lost", name)
+        for old, new in zip(original.elf.sections, output.elf.sections, strict=True):
+            if (old.name, old.type, old.addr) != (new.name, new.type, new.addr) or not _mapped(
+                output.elf, new
+            ):
+                raise GptError(f"check failed: section '{old.name}' is not where it was", name)
+            if not old.in_file or old.name in FATBIN_SECTIONS:
+                continue
+            if not _equal(
+                original.source, old.offset, output.source, new.offset, (old.size, new.size), changed
+            ):
+                raise GptError(f"check failed: section '{old.name}' changed", name)
+
+
+class _Ranges:
+    """Sorted half-open ranges that answer which of many offsets lie in one."""
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        array = np.array(sorted(ranges), np.int64).reshape(-1, 2)
+        self._starts, self._ends = array[:, 0], array[:, 1]
+
+    def hold_all(self, offsets: np.ndarray) -> bool:
+        """Whether every offset lies in one of the ranges."""
+        if not len(offsets):
+            return True
+        index = np.searchsorted(self._starts, offsets, side="right") - 1
+        return bool((index >= 0).all() and (offsets < self._ends[index]).all())
+
+
+def _equal(
+    a: Source, start_a: int, b: Source, start_b: int, sizes: tuple[int, int], changed: _Ranges
+) -> bool:
+    """Whether two ranges are equal but for offsets (of `a`) that were to change."""
+    if sizes[0] != sizes[1]:
+        return False
+    for done in range(0, sizes[0], BLOCK):
+        size = min(BLOCK, sizes[0] - done)
+        block_a, block_b = a.pread(start_a + done, size), b.pread(start_b + done, size)
+        if block_a != block_b:
+            differ = np.flatnonzero(np.frombuffer(block_a, "u1") != np.frombuffer(block_b, "u1"))
+            if not changed.hold_all(differ + start_a + done):
+                return False
+    return True
+
+
+def _mapped(tables: Elf, section: Section) -> bool:
+    """Whether a loadable segment maps the section's bytes to its address."""
+    if not section.in_file or not section.size or not section.flags & elf.SHF_ALLOC or not tables.segments:
+        return True
+    return any(
+        s.type == elf.PT_LOAD
+        and s.vaddr <= section.addr
+        and section.addr + section.size <= s.vaddr + s.filesz
+        and section.offset - s.offset == section.addr - s.vaddr
+        for s in tables.segments
+    )

@@ -1,0 +1,210 @@
+"""Any file that may hold GPU code, recognised by its content: where its regions and bare cubins lie.
+
+| begins with | is | GPU code lies in |
+| --- | --- | --- |
+| `7f ELF`, x86-64 or aarch64 | shared library, program, object | sections `.nv_fatbin`, `__nv_relfatbin` |
+| `!<arch>` | static archive | the same of each member |
+| `50 ed 55 ba` | fatbin | all of it |
+| `7f ELF`, machine 190 | cubin | all of it |
+| comments and `.version` | PTX text | all of it |
+
+Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in
+`.cask_resource`, onnxruntime bare cubins in `.rodata`): `scan` looks for their magic numbers at every
+8-byte boundary outside those sections, and believes what parses to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpt.errors import MalformedError
+from gpt.formats import archive, cubin, elf, fatbin, ptxtext
+from gpt.formats.source import Source
+
+FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+HEAD = 1 << 16  # bytes in which the .version of PTX text must begin
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An element with the section and archive member that hold it. Offsets are offsets in the file."""
+
+    element: fatbin.Element
+    section: str | None = None
+    member: str | None = None
+    index: int = 0  # among the live elements of the file
+
+
+@dataclass(frozen=True)
+class Image:
+    """A file that may hold GPU code. `elf` are its tables where it is an ELF file of the host."""
+
+    source: Source
+    type: str
+    machine: str | None = None
+    elf: elf.Elf | None = None
+
+    @property
+    def build_id(self) -> str | None:
+        """Build id, hexadecimal, where the file has one."""
+        return self.elf.build_id if self.elf else None
+
+    @property
+    def has_fatbins(self) -> bool:
+        """Whether it is an ELF file with a fatbin section, be all that was in it cut out."""
+        return self.elf is not None and bool(self.elf.named(*FATBIN_SECTIONS))
+
+    def iter_elements(self, scan: bool = False) -> Iterator[Placed]:
+        """Every element in file order, dead ones left out. Raises MalformedError."""
+        live = (placed for placed in self.iter_all(scan) if not placed.element.dead)
+        for index, placed in enumerate(live):
+            yield replace(placed, index=index)
+
+    def iter_all(self, scan: bool = False) -> Iterator[Placed]:
+        """The same with those that were cut out in place; not numbered."""
+        source = self.source
+        if self.type == "fatbin":
+            yield from (Placed(e) for e in _iter_range(source, 0, source.size))
+        elif self.type == "cubin":
+            yield Placed(_bare(source, 0, source.size))
+        elif self.type == "ptx":
+            yield Placed(_bare_ptx(source))
+        elif self.type == "archive":
+            for name, member in archive.iter_members(source):
+                inner = find_image(member)
+                if inner:
+                    for placed in inner.iter_all(scan):
+                        yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
+        elif self.elf:
+            found = list(iter_sections(self.elf))
+            if scan:
+                found += _scan(source, [(s.offset, s.end) for s in found])
+            for part in sorted(found, key=lambda f: f.offset):
+                if isinstance(part, elf.Section):
+                    elements = _iter_range(source, part.offset, part.end)
+                    yield from (Placed(e, part.name) for e in elements)
+                else:
+                    yield Placed(part, _section_at(self.elf, part.offset))
+
+
+def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
+    """The sections that hold fatbins."""
+    yield from tables.named(*FATBIN_SECTIONS)
+
+
+def find_image(source: Source) -> Image | None:
+    """What the file is, or None where it is nothing that could hold GPU code. Raises MalformedError."""
+    head = source.pread(0, min(HEAD, source.size))
+    machine = elf.MACHINES.get(elf.machine_of(head) or 0)
+    if machine == "cuda":
+        return Image(source, "cubin", machine)
+    if machine:
+        return Image(source, "elf", machine, elf.parse_elf(source))
+    if head.startswith(archive.MAGIC):
+        return Image(source, "archive")
+    if head.startswith(fatbin.MAGIC_BYTES):
+        return Image(source, "fatbin", "cuda")
+    if ptxtext.is_ptx(head):
+        return Image(source, "ptx", "cuda")
+    return None
+
+
+def parse_image(source: Source) -> Image:
+    """Like `find_image`, but raises MalformedError with the reason where it finds nothing."""
+    image = find_image(source)
+    if image:
+        return image
+    head = source.pread(0, min(20, source.size))
+    if not head:
+        raise MalformedError("empty file", source.name)
+    if head.startswith(elf.MAGIC):
+        raise MalformedError("ELF file of a machine that does not run CUDA (or 32-bit)", source.name)
+    if head.startswith(archive.THIN):
+        raise MalformedError("thin archive: name its members instead", source.name)
+    if head.startswith(b"PK\3\4"):
+        raise MalformedError("zip file or wheel: read it with -r", source.name)
+    raise MalformedError("no ELF file, archive, fatbin, cubin or PTX", source.name)
+
+
+def _iter_range(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:
+    for region in fatbin.iter_regions(source, start, end):
+        yield from fatbin.iter_elements(source, region)
+
+
+def _move(element: fatbin.Element, by: int) -> fatbin.Element:
+    return replace(element, region=element.region + by, offset=element.offset + by)
+
+
+def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
+    """A cubin that is in no region; its capability is in e_flags, in one of two places (its two generations)."""
+    head = source.pread(offset, min(64, source.size - offset))
+    if len(head) < 64:
+        raise MalformedError("cubin shorter than its header", source.at(offset))
+    flags = int.from_bytes(head[48:52], "little")
+    arch = flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF
+    return fatbin.Element(offset, offset, "cubin", f"sm_{arch}", 0, size, size, size, "none", 0)
+
+
+def _bare_ptx(source: Source) -> fatbin.Element:
+    target = ptxtext.find_target(source.pread(0, min(HEAD, source.size))) or "sm_0"
+    size = source.size
+    if size > fatbin.MAX_UNPACKED:
+        raise MalformedError(f"PTX of {size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.name)
+    return fatbin.Element(0, 0, "ptx", target, 0, size, size, size, "none", 0)
+
+
+def _section_at(tables: elf.Elf, offset: int) -> str | None:
+    return next((s.name for s in tables.sections if s.in_file and s.offset <= offset < s.end), None)
+
+
+def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
+    """Elements of regions and bare cubins outside the known ranges."""
+    found: list[fatbin.Element] = []
+    done = 0  # end of what was found last
+    for offset in _candidates(source, known):
+        if offset < done:
+            continue
+        try:
+            here = _parse_found(source, offset)
+        except MalformedError:
+            continue  # the magic number stood there by chance
+        found += here
+        done = here[-1].end if here else done
+    return found
+
+
+def _parse_found(source: Source, offset: int) -> list[fatbin.Element]:
+    head = source.pread(offset, min(64, source.size - offset))
+    if head.startswith(fatbin.MAGIC_BYTES):
+        region = next(fatbin.iter_regions(source, offset, source.size))
+        return list(fatbin.iter_elements(source, region))
+    if len(head) < 64 or elf.MACHINES.get(elf.machine_of(head) or 0) != "cuda":
+        return []
+    size = cubin.size_of_image(head)
+    if offset + size > source.size or size > fatbin.MAX_UNPACKED:
+        return []
+    cubin.parse_cubin(source.pread(offset, size))
+    return [_bare(source, offset, size)]
+
+
+def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
+    """Offsets of magic numbers at 8-byte boundaries, ascending, outside the known ranges and the file's start."""
+    position = 8
+    for start, end in [*sorted(known), (source.size, source.size)]:
+        while position + 8 <= start:
+            stop = min(start, position + (4 << 20))
+            block = source.pread(position, stop - position)
+            for magic in sorted(_find_all(block)):
+                if (position + magic) % 8 == 0:
+                    yield position + magic
+            position = stop - stop % 8 if stop < start else stop
+        position = max(position, end + -end % 8)
+
+
+def _find_all(block: bytes) -> Iterator[int]:
+    for magic in (fatbin.MAGIC_BYTES, elf.MAGIC):
+        at = block.find(magic)
+        while at >= 0:
+            yield at
+            at = block.find(magic, at + 1)

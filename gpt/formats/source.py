@@ -1,0 +1,95 @@
+"""Bytes to read at an offset, wherever they lie: a file, a part of one, or memory."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+
+from gpt.errors import MalformedError, TruncatedError, at
+
+BLOCK = 4 << 20
+
+
+class Source:
+    """`size` bytes called `name`, read with `pread` so that threads share one descriptor.
+
+    A part (`sub`) keeps the name and base of the whole, so that messages give offsets in the file.
+    """
+
+    def __init__(self, name: str, data: bytes | int, base: int = 0, size: int | None = None) -> None:
+        """`data` is the bytes themselves or an open file descriptor, which stays the caller's."""
+        self.name = name
+        self.base = base
+        self._data = data
+        if size is None:
+            size = os.fstat(data).st_size if isinstance(data, int) else len(data)
+        self.size = size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes at `offset`. Raises TruncatedError where the source is shorter."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TruncatedError(f"{size} bytes wanted, the file ends before", self.at(offset))
+        start = self.base + offset
+        if not isinstance(self._data, int):
+            return self._data[start : start + size]
+        data = os.pread(self._data, size, start)
+        while len(data) < size:  # a signal, or a read of over 2 GiB
+            more = os.pread(self._data, size - len(data), start + len(data))
+            if not more:
+                raise TruncatedError("shrinks while it is read", self.at(offset))
+            data += more
+        return data
+
+    def sub(self, offset: int, size: int) -> Source:
+        """A part of it as a source of its own."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TruncatedError(f"{size} bytes wanted, the file ends before", self.at(offset))
+        return Source(self.name, self._data, self.base + offset, size)
+
+    def at(self, offset: int) -> str:
+        """A location for messages: the name and the offset in the file."""
+        return at(self.name, self.base + offset)
+
+    def blocks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes from `start` to `end` in blocks."""
+        end = self.size if end is None else end
+        for offset in range(start, end, BLOCK):
+            yield self.pread(offset, min(BLOCK, end - offset))
+
+    def sha256(self) -> str:
+        """Digest of all of it, hexadecimal."""
+        digest = hashlib.sha256()
+        for block in self.blocks():
+            digest.update(block)
+        return digest.hexdigest()
+
+    def open(self) -> io.BufferedReader:
+        """A binary file over it, for libraries that want one."""
+        return io.BufferedReader(_Raw(self))
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        if start + offset < 0:
+            raise MalformedError("offset before the start", self._source.name)
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        size = max(0, min(len(buffer), self._source.size - self._position))
+        buffer[:size] = self._source.pread(self._position, size) if size else b""
+        self._position += size
+        return size

@@ -1,0 +1,211 @@
+"""Every kind of record in a GPT stream, declared once: its keys in canonical order, their types and units.
+
+`gpt-stream(5)` says the same in prose, `make` generates `runtime/records.h` from it, and tests hold the page
+and the bytes that C writes equal to what stands here.
+
+Types: `u64` an unsigned integer, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and the name of
+a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type ends
+in `?` may be absent; it is never nil.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+VERSION = (1, 0)
+MAX_RECORD = 64 << 20  # bytes of one encoded record
+MAX_ENTRIES = 1 << 20  # entries of one array or map
+
+Keys = dict[str, tuple[str, str]]  # key -> (type, meaning)
+
+STRUCTS: dict[str, Keys] = {
+    "symbol": {
+        "name": ("str", "mangled name"),
+        "size": ("u64?", "bytes of machine code; absent for PTX"),
+    },
+    "field": {
+        "name": ("str", "name of the value"),
+        "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f32 f64"),
+        "offset": ("u64", "bytes from the start of the row or slot"),
+    },
+}
+
+KINDS: dict[str, Keys] = {
+    "header": {
+        "version": ("str", "MAJOR.MINOR of this format"),
+        "tool": ("str", "the source that wrote the segment"),
+        "argv": ("[str]", "its command line"),
+        "host": ("str", "host name"),
+        "pid": ("u64", "process id"),
+        "boot_id": ("str?", "the kernel's boot id; joins clocks of one machine"),
+        "realtime": ("u64", "ns since the epoch"),
+        "monotonic": ("u64", "CLOCK_MONOTONIC at the same moment, ns"),
+        "tsc_hz": ("u64?", "ticks a second of the time stamps, where they are no ns"),
+        "via": ("[str]", "the filters that the segment came through, oldest first"),
+    },
+    "end": {
+        "records": ("u64", "records of the segment between header and end"),
+        "status": ("u64", "exit status of the source"),
+    },
+    "diag": {
+        "level": ("str", "error or warning"),
+        "where": ("str", "location"),
+        "text": ("str", "the fact"),
+        "ref": ("str?", "what it is about: a path, a kernel, an id"),
+    },
+    "sync": {"id": ("u64", "passed on and flushed after all that earlier records led to")},
+    "child": {
+        "pid": ("u64", "process id"),
+        "how": ("str", "fork, vfork, exec or spawn"),
+        "path": ("str?", "its trace, relative to this one's folder"),
+    },
+    "library": {
+        "path": ("str", "as given; /-joined member path inside a wheel"),
+        "type": ("str?", "elf, object, archive, fatbin, cubin or ptx"),
+        "size": ("u64", "bytes of the file"),
+        "build_id": ("str?", "hexadecimal"),
+        "sha256": ("str?", "hexadecimal, of the file"),
+        "machine": ("str?", "x86_64, aarch64 or cuda"),
+    },
+    "library_end": {"path": ("str", "of the library that is complete with this record")},
+    "element": {
+        "library": ("str", "path of the library"),
+        "section": ("str?", "section that holds it"),
+        "member": ("str?", "member of the archive that holds it"),
+        "region": ("u64", "file offset of its region; its own offset where there is no region"),
+        "index": ("u64", "position in the library, from 0"),
+        "type": ("str", "cubin, ptx, ltoir, or unknown:KIND"),
+        "arch": ("str", "compute capability, sm_90a"),
+        "offset": ("u64", "file offset of its header"),
+        "header_size": ("u64", "bytes; 0 for a bare cubin"),
+        "payload_size": ("u64", "bytes in the file after the header"),
+        "size": ("u64", "bytes unpacked"),
+        "codec": ("str", "none, lz4 or zstd"),
+        "flags": ("u64", "as in the header"),
+        "kernels": ("[symbol]", "entry functions"),
+        "functions": ("[symbol]", "device functions"),
+        "variables": ("u64", "device variables defined"),
+        "data": ("bin?", "the unpacked bytes"),
+    },
+    "span": {
+        "library": ("str", "path of the library"),
+        "start": ("u64", "file offset"),
+        "end": ("u64", "file offset, exclusive"),
+        "reason": ("str", "why it is not needed"),
+    },
+    "tally": {
+        "library": ("str", "path of the library"),
+        "reason": ("str", "kept, or why not"),
+        "elements": ("u64", "elements"),
+        "kernels": ("u64", "entry functions in them"),
+        "bytes": ("u64", "bytes in the file, headers included"),
+    },
+    "patched": {
+        "library": ("str", "path of the library that was read"),
+        "output": ("str", "path of the library that was written"),
+        "mode": ("str", "fill, hole or compact; copy where nothing was unused"),
+        "size_before": ("u64", "bytes of the file"),
+        "size_after": ("u64", "bytes of the file"),
+        "disk_before": ("u64", "bytes that it takes on disk"),
+        "disk_after": ("u64", "bytes that it takes on disk"),
+        "gpu_before": ("u64", "bytes of GPU code: headers and payloads of live elements"),
+        "gpu_after": ("u64", "bytes of GPU code"),
+        "reason": ("str?", "why the mode is not the one that was asked for"),
+    },
+    "device": {
+        "index": ("u64", "ordinal in the process"),
+        "name": ("str", "as the driver gives it"),
+        "arch": ("str", "compute capability, sm_90"),
+        "uuid": ("str?", "as nvidia-smi prints it"),
+        "runs": ("str", "sass, or ptx for a device that takes PTX only"),
+    },
+    "module": {
+        "id": ("u64", "number in the segment"),
+        "type": ("str", "fatbin, cubin or ptx"),
+        "sha256": ("str?", "hexadecimal, of the image"),
+        "path": ("str?", "the file whose mapping holds the image"),
+        "offset": ("u64?", "file offset of the image"),
+        "size": ("u64?", "bytes of the image"),
+        "data": ("bin?", "the image"),
+    },
+    "function": {
+        "id": ("u64", "number in the segment"),
+        "module": ("u64?", "id of its module"),
+        "name": ("str", "mangled name: it was looked up, so it is used"),
+    },
+    "lookup": {
+        "module": ("u64", "id of the module"),
+        "what": ("str", "enumerate or variable: the module may need all that it holds"),
+        "name": ("str?", "of the variable"),
+    },
+    "ptx": {
+        "id": ("u64", "number in the segment"),
+        "module": ("str", "where it came from: PATH#INDEX"),
+        "arch": ("str", "its target"),
+        "kernels": ("[str]", "entry functions"),
+        "data": ("bin", "the text, without trailing NUL"),
+    },
+    "calls": {
+        "thread": ("u64", "thread id"),
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "packed little-endian rows"),
+    },
+    "chunk": {
+        "used": ("u64", "bytes of data that hold records"),
+        "data": ("bin", "whole records; zero bytes between them are padding"),
+    },
+}
+
+
+def make(kind: str, **values: Any) -> dict[str, Any]:
+    """A record of `kind` with its keys in canonical order; None means absent.
+
+    Raises TypeError on a key that the kind does not declare and on a required one that is missing: both are
+    faults of the program, never of its input.
+    """
+    record: dict[str, Any] = {"kind": kind}
+    for key, (type_, _) in KINDS[kind].items():
+        value = values.pop(key, None)
+        if value is not None:
+            record[key] = value
+        elif not type_.endswith("?"):
+            raise TypeError(f"{kind} record without {key}")
+    if values:
+        raise TypeError(f"{kind} record has no {', '.join(values)}")
+    return record
+
+
+def check(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a record that somebody else wrote, or None. Unknown kinds and keys are fine."""
+    keys = KINDS.get(record["kind"], {})
+    return _check(record, keys, str(record["kind"]))
+
+
+def _check(value: Mapping[str, Any], keys: Keys, name: str) -> str | None:
+    for key, (type_, _) in keys.items():
+        if key not in value:
+            if not type_.endswith("?"):
+                return f"{name} without {key}"
+            continue
+        if fault := _check_type(value[key], type_.rstrip("?"), f"{name}.{key}"):
+            return fault
+    return None
+
+
+_PYTHON: dict[str, type] = {"str": str, "bin": bytes, "bool": bool}
+
+
+def _check_type(value: Any, type_: str, name: str) -> str | None:
+    if type_.startswith("["):
+        if not isinstance(value, list):
+            return f"{name} is no array"
+        return next((f for v in value if (f := _check_type(v, type_[1:-1], name))), None)
+    if type_ in STRUCTS:
+        return _check(value, STRUCTS[type_], name) if isinstance(value, dict) else f"{name} is no map"
+    if type_ == "u64":
+        good = type(value) is int and 0 <= value < 1 << 64
+    else:
+        good = isinstance(value, _PYTHON[type_])
+    return None if good else f"{name} is no {type_}"

@@ -1,0 +1,1 @@
+"""One file an executable: it reads options and connects the libraries to the stream. None imports another."""

@@ -1,0 +1,199 @@
+"""gpt-patch: libraries without the spans that are not needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpt import cli, records
+from gpt.errors import GptError, MalformedError, MissingError, UsageError
+
+if TYPE_CHECKING:
+    from gpt.debloat.plan import Doomed, Plan
+    from gpt.formats.image import Image
+
+TOOL = "gpt-patch"
+
+Records = Iterator[dict[str, Any]]
+
+
+class Mode(str, Enum):
+    """How the output lacks what is unused."""
+
+    fill = "fill"
+    hole = "hole"
+    compact = "compact"
+
+
+def main() -> int:
+    """Entry point of the executable."""
+    return cli.run(TOOL, patch)
+
+
+def patch(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[STREAM]...", help="Standard input without any; libraries with --restore."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the libraries here.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")
+    ] = Mode.compact,
+    fill: Annotated[int, typer.Option(min=0, max=255, help="The byte to overwrite with.")] = 1,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
+    ] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Write libraries without the GPU code that gpt-locate found unused."""
+    if sum((output is not None, in_place, restore)) != 1:
+        raise UsageError("one of -o DIR, --in-place and --restore is needed")
+    if restore:
+        return _restore(files or [])
+    if output and not dry_run:
+        output.mkdir(parents=True, exist_ok=True)
+    stage = cli.Stage(TOOL, json=json, from_json=from_json)
+    patcher = Patcher(stage, output, mode.value, fill, dry_run)
+    stage.filter(patcher.handle, files or ())
+    patcher.report_unfinished()
+    return stage.status
+
+
+def _restore(files: list[Path]) -> int:
+    from gpt.debloat.write import restore
+
+    if not files:
+        raise UsageError("name the libraries to restore")
+    status = 0
+    for path in files:
+        try:
+            restore(path)
+        except GptError as error:
+            cli.say(TOOL, "error", error.where, error.fact)
+            status = error.status
+    return status
+
+
+class Patcher:
+    """Collects the spans of a library and rewrites it when it is complete."""
+
+    def __init__(self, stage: cli.Stage, output: Path | None, mode: str, fill: int, dry_run: bool) -> None:
+        self._stage = stage
+        self._output = output
+        self._mode = mode
+        self._fill = fill
+        self._dry_run = dry_run
+        self._library: dict[str, Any] | None = None
+        self._spans: list[tuple[int, int]] = []
+        self._targets: dict[Path, str] = {}  # output -> library, of this run
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, and before the end of a library what was done to it."""
+        kind = record["kind"]
+        if kind in ("library", "span", "library_end") and (fault := records.check(record)):
+            raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
+        match kind:
+            case "library":
+                self.report_unfinished()
+                self._library, self._spans = record, []
+            case "span":
+                if not self._library or record["library"] != self._library["path"]:
+                    raise MalformedError("span outside of its library", record["library"])
+                self._spans.append((record["start"], record["end"]))
+            case "library_end" if self._library and record["path"] == self._library["path"]:
+                library, self._library = self._library, None
+                try:
+                    yield self._patch(library)
+                except GptError as error:
+                    yield self._stage.error(error, ref=library["path"])
+                except OSError as error:
+                    fault = MissingError(error.strerror or str(error), str(error.filename or library["path"]))
+                    yield self._stage.error(fault, ref=library["path"])
+        yield record
+
+    def report_unfinished(self) -> None:
+        """Says that a library was not patched because the stream never said that it is complete."""
+        if self._library:
+            fact = "the stream ends before the library does: not patched"
+            self._stage.error(MalformedError(fact, self._library["path"]))
+            self._library = None
+
+    def _patch(self, library: dict[str, Any]) -> dict[str, Any]:
+        """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
+        from gpt.debloat.plan import find_doomed
+        from gpt.debloat.write import check_output, keep_backup, written
+        from gpt.formats.image import parse_image
+        from gpt.formats.source import Source
+
+        path = Path(library["path"])
+        target = self._target(path)
+        with open(path, "rb") as file:
+            source = Source(str(path), file.fileno())
+            if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
+                raise GptError("has changed since it was extracted: extract it again", str(path))
+            image = parse_image(source)
+            if library.get("build_id", image.build_id) != image.build_id:
+                raise GptError("has another build id than the one that was extracted", str(path))
+            doomed = find_doomed(image, self._spans)
+            plan = self._plan(image, doomed)
+            disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
+            if not self._dry_run:
+                with written(target, file.fileno(), plan) as output:
+                    check_output(image, plan, output, str(target))
+                    os.fsync(output)
+                    disk_after = os.fstat(output).st_blocks * 512
+                    if self._output is None:
+                        keep_backup(target)
+        return records.make(
+            "patched",
+            library=str(path),
+            output=str(target),
+            mode=plan.mode,
+            size_before=source.size,
+            size_after=plan.size,
+            disk_before=disk_before,
+            disk_after=disk_after,
+            gpu_before=sum(e.end - e.offset for e in doomed.live),
+            gpu_after=sum(e.end - e.offset for e in doomed.kept),
+            reason=plan.reason,
+        )
+
+    def _target(self, path: Path) -> Path:
+        """Where the output goes: a name in the folder, or the file itself behind all links."""
+        target = self._output / path.name if self._output else path.resolve()
+        if self._output and target.resolve() == path.resolve():
+            raise GptError("would overwrite the library itself: use --in-place", str(path))
+        if target in self._targets:
+            raise GptError(
+                f"'{self._targets[target]}' of this stream has taken the name '{target}'", str(path)
+            )
+        self._targets[target] = str(path)
+        return target
+
+    def _plan(self, image: Image, doomed: Doomed) -> Plan:
+        from gpt.debloat.compact import CannotCompact, plan_compact
+        from gpt.debloat.plan import Copy, plan_in_place
+
+        if not doomed.changed:
+            return replace(
+                plan_in_place(image, doomed, "fill", 0), mode="copy", pieces=[Copy(0, image.source.size)]
+            )
+        if self._mode != "compact":
+            return plan_in_place(image, doomed, self._mode, self._fill)
+        try:
+            return plan_compact(image, doomed, self._fill)
+        except CannotCompact as error:
+            return replace(plan_in_place(image, doomed, "hole", self._fill), reason=str(error))

@@ -1,0 +1,179 @@
+"""The wire: msgpack maps in segments, as gpt-stream(5) specifies it.
+
+Reading gives `Record`s, dictionaries that also hold the bytes they came from. A stage that passes a record on
+writes those bytes again, so what it does not know leaves exactly as it came; a stage that changes one makes a
+new dictionary. `chunk`s are expanded while reading.
+
+Three traps of msgpack are dealt with here: its Unpacker forgets a record that is torn at the end of the input
+(here a TruncatedError), takes plain text for a row of small integers, and refuses large records by default.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, TypeVar
+
+import msgpack
+
+from gpt import records
+from gpt.errors import MalformedError, TruncatedError, at
+
+BLOCK = 1 << 20
+
+
+class Record(dict[str, Any]):
+    """A record as it was read. Never changed in place: `raw` are its bytes on the wire."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+
+def pack(record: dict[str, Any]) -> bytes:
+    """The bytes of a record: its own if it was read and not changed, else canonical msgpack."""
+    if isinstance(record, Record):
+        return record.raw
+    data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
+    if len(data) > records.MAX_RECORD:
+        raise MalformedError(
+            f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}"
+        )
+    return data
+
+
+def header(tool: str, argv: list[str]) -> dict[str, Any]:
+    """The record that begins a segment of this process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot_id = file.read().strip()
+    except OSError:
+        boot_id = None
+    return records.make(
+        "header",
+        version="{}.{}".format(*records.VERSION),
+        tool=tool,
+        argv=argv,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=boot_id,
+        realtime=time.time_ns(),
+        monotonic=time.monotonic_ns(),
+        via=[],
+    )
+
+
+def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
+    """The records of a msgpack stream, chunks expanded, segments checked.
+
+    Raises MalformedError where the input is no GPT stream, and TruncatedError where it ends inside a record;
+    `name` stands in their messages, with the offset.
+    """
+    found = _expand(_split(iter(lambda: _read(file), b""), name), name)
+    yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
+
+
+R = TypeVar("R", bound=dict[str, Any])
+
+
+def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
+    """Passes records on as long as they form segments: a header that this version reads comes first.
+
+    `found` gives each record with its location. Raises MalformedError otherwise, and on an empty input.
+    """
+    inside, empty = False, True
+    for record, where in found:
+        kind = record["kind"]
+        if kind == "header":
+            _check_header(record, where)
+            inside, empty = True, False
+        elif not inside:
+            raise MalformedError(f"{kind} record outside of a segment", where)
+        if kind == "end":
+            inside = False
+        yield record
+    if empty:
+        raise MalformedError("empty: no segment (did the stage before fail?)", name)
+
+
+def _read(file: IO[bytes]) -> bytes:
+    """What is there, at most a block; b"" at the end. A pipe's reader must not wait for a full block."""
+    read1 = getattr(file, "read1", file.read)
+    data: bytes = read1(BLOCK)
+    return data
+
+
+def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:
+    """Cuts bytes into records and their offsets. Zero bytes between records are skipped (padding)."""
+    unpacker = msgpack.Unpacker(
+        unicode_errors="surrogateescape",
+        strict_map_key=False,
+        max_buffer_size=records.MAX_RECORD + 2 * BLOCK,
+        max_array_len=records.MAX_ENTRIES,
+        max_map_len=records.MAX_ENTRIES,
+    )
+    pending = bytearray()  # the bytes that the unpacker holds and has not given back yet
+    start = 0  # offset of pending[0] in the unpacker's count
+    for block in blocks:
+        try:
+            unpacker.feed(block)
+        except msgpack.BufferFull:
+            raise MalformedError(
+                f"record of over {records.MAX_RECORD} bytes", at(name, base + start)
+            ) from None
+        pending += block
+        taken = 0  # bytes of pending that became records
+        while True:
+            try:
+                value = unpacker.unpack()
+            except msgpack.OutOfData:
+                break
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                raise MalformedError(f"no msgpack: {error}", at(name, base + start + taken)) from None
+            end = unpacker.tell() - start
+            if type(value) is not int or value != 0:
+                if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+                    raise MalformedError("not a GPT record", at(name, base + start + taken))
+                record = Record(value)
+                record.raw = bytes(pending[taken:end])
+                if len(record.raw) > records.MAX_RECORD:
+                    raise MalformedError(
+                        f"record of over {records.MAX_RECORD} bytes", at(name, base + start + taken)
+                    )
+                yield record, base + start + taken
+            taken = end
+        del pending[:taken]
+        start += taken
+    if pending:
+        raise TruncatedError(f"ends {len(pending)} bytes into a record", at(name, base + start))
+
+
+def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Record, int]]:
+    """Puts the records that a chunk holds in its place."""
+    for record, offset in found:
+        if record["kind"] != "chunk":
+            yield record, offset
+            continue
+        if fault := records.check(record):
+            raise MalformedError(fault, at(name, offset))
+        data, used = record["data"], record["used"]
+        if used > len(data):
+            raise MalformedError(f"chunk of {len(data)} bytes uses {used}", at(name, offset))
+        start = offset + len(record.raw) - len(data)
+        for inner, place in _split([data[:used]], name, start):
+            if inner["kind"] == "chunk":
+                raise MalformedError("chunk inside a chunk", at(name, place))
+            yield inner, place
+
+
+def _check_header(record: dict[str, Any], where: str) -> None:
+    if fault := records.check(record):
+        raise MalformedError(fault, where)
+    major, dot, minor = record["version"].partition(".")
+    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+        raise MalformedError(f"version '{record['version'][:20]}' is no MAJOR.MINOR", where)
+    if int(major[:9]) != records.VERSION[0]:
+        raise MalformedError(
+            f"version {record['version'][:20]}; this reads {records.VERSION[0]}.x: use a matching gpt", where
+        )

@@ -1,0 +1,156 @@
+"""What a person sees: the table that a stage prints when standard output is a terminal.
+
+One summary for every stage, because a table follows from the records, not from who wrote them: elements by
+architecture, tallies by reason, patched libraries, and a count of the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+COLUMNS = {
+    "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
+    "tally": ("reason", "elements", "kernels", "bytes", "share"),
+    "patched": ("library", "mode", "file", "", "less", "GPU code", "", "less"),
+}
+
+
+def human(size: int) -> str:
+    """Bytes in binary units, three digits."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share, `-` where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+class LibraryTables:
+    """Collects the records of a stream that is about libraries and prints a table for each kind of news."""
+
+    def __init__(self) -> None:
+        self._titles: dict[str, str] = {}
+        self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
+        self._tallies: dict[str, list[dict[str, Any]]] = {}
+        self._patched: list[dict[str, Any]] = []
+        self._modules: list[dict[str, Any]] = []
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes a record in; what it has no table for is passed over."""
+        match record["kind"]:
+            case "library":
+                details = [record.get("machine"), human(record["size"]), record.get("build_id")]
+                self._titles[record["path"]] = ", ".join(str(d) for d in details if d)
+            case "element":
+                counts = self._elements.setdefault(record["library"], Counter())
+                row = (record["arch"], record["type"])
+                counts[*row, "elements"] += 1
+                counts[*row, "kernels"] += len(record["kernels"])
+                counts[*row, "packed"] += record["payload_size"]
+                counts[*row, "unpacked"] += record["size"]
+            case "tally":
+                self._tallies.setdefault(record["library"], []).append(record)
+            case "patched":
+                self._patched.append(record)
+            case "ptx":
+                self._modules.append(record)
+
+    def print(self) -> None:
+        """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
+        console = Console(highlight=False)
+        if self._patched:
+            console.print(self._patched_table())
+            for row in self._patched:
+                if "reason" in row:
+                    console.print(Text(f"{row['library']}: {row['mode']} because {row['reason']}"))
+        elif self._tallies:
+            for library, rows in self._tallies.items():
+                console.print(self._title(library))
+                console.print(_tally_table(rows))
+        else:
+            for library, counts in self._elements.items():
+                console.print(self._title(library))
+                console.print(_element_table(counts))
+        if self._modules:
+            console.print(_module_table(self._modules))
+
+    def _title(self, library: str) -> Text:
+        return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
+
+    def _patched_table(self) -> Table:
+        table = _table("patched", left=2)
+        total: Counter[str] = Counter()
+        for row in self._patched:
+            table.add_row(Text(row["library"]), row["mode"], *_before_after(row))
+            total.update({key: value for key, value in row.items() if isinstance(value, int)})
+        if len(self._patched) > 1:
+            table.add_section()
+            table.add_row("total", "", *_before_after(total))
+        return table
+
+
+def _before_after(row: Any) -> list[str]:
+    size = "disk" if row.get("mode") == "hole" else "size"
+    cells = []
+    for name in (size, "gpu"):
+        before, after = row[f"{name}_before"], row[f"{name}_after"]
+        cells += [human(before), human(after), percent(before - after, before)]
+    return cells
+
+
+def _table(name: str, left: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, column in enumerate(COLUMNS[name]):
+        table.add_column(column, justify="left" if index < left else "right", overflow="fold")
+    return table
+
+
+def _element_table(counts: Counter[tuple[str, str, str]]) -> Table:
+    table = _table("elements", left=2)
+    keys = COLUMNS["elements"][2:]
+    rows = sorted({(type_, _order(arch), arch) for arch, type_, _ in counts})
+    for type_, _, arch in rows:
+        numbers = [counts[arch, type_, key] for key in keys]
+        table.add_row(arch, type_, *(f"{n:,}" for n in numbers[:2]), *(human(n) for n in numbers[2:]))
+    if len(rows) > 1:
+        numbers = [sum(counts[arch, type_, key] for type_, _, arch in rows) for key in keys]
+        table.add_section()
+        table.add_row("total", "", *(f"{n:,}" for n in numbers[:2]), *(human(n) for n in numbers[2:]))
+    return table
+
+
+def _order(arch: str) -> tuple[int, str]:
+    digits = "".join(c for c in arch if c.isdigit())
+    return int(digits or 0), arch
+
+
+def _tally_table(rows: list[dict[str, Any]]) -> Table:
+    table = _table("tally", left=1)
+    keys = ("elements", "kernels", "bytes")
+    total = {key: sum(row[key] for row in rows) for key in keys}
+    for row in [{**total, "reason": "before"}, *rows]:
+        if row["reason"] == "kept":
+            table.add_section()
+        cells = (f"{row['elements']:,}", f"{row['kernels']:,}", human(row["bytes"]))
+        table.add_row(row["reason"], *cells, percent(row["bytes"], total["bytes"]))
+    return table
+
+
+def _module_table(modules: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column, justify in (("module", "left"), ("arch", "left"), ("kernels", "right"), ("bytes", "right")):
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for module in modules:
+        table.add_row(
+            Text(module["module"]), module["arch"], str(len(module["kernels"])), human(len(module["data"]))
+        )
+    return table

@@ -1,0 +1,201 @@
+"""NVIDIA's compiler tools as the tests and the demo use them: from CUDA source to cubin, fatbin and library.
+
+They come from the wheels of the extra `cuda`; GPT_CUDA_HOME, a folder with `bin` and `lib`, goes before them
+and PATH after them. NVRTC compiles without a host compiler, and `shared_library` lays a library out as nvcc
+does with the C compiler alone; `nvcc` itself also needs g++ (see `have_cxx`).
+
+`python -m tests.cuda TOOL` prints where a tool is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+Codec = Literal["none", "lz4", "zstd", "balance"]  # balance, nvcc's default: PTX zstd, cubins raw
+MODES = {  # fatbinary's options for them
+    "none": ["--compress-mode=none"],
+    "lz4": ["--compress-mode=speed", "--compress-all"],
+    "zstd": ["--compress-mode=size"],
+    "balance": ["--compress-mode=balance"],
+}
+KINDS = {"cubin": "elf", "ptx": "ptx", "ltoir": "nvvm"}
+
+# What nvcc writes for each source file: the region, and in .nvFatBinSegment the wrapper that leads to it.
+REGION = """
+    .section {section}, "a"
+    .balign 8
+{label}:
+    .incbin "{path}"
+"""
+WRAPPER = """
+    .section .nvFatBinSegment, "aw"
+    .balign 8
+    .4byte 0x466243b1, {version}
+    .8byte {label}, {more}
+"""
+# What nvlink adds for relocatable code: cudart fills the array at start.
+PRELINKED = """
+    .local prelinked
+    .comm prelinked, {size}, 8
+"""
+HEAD = """
+    .file "regions.s"
+    .section .nvFatBinSegment, "aw"
+    .balign 8
+    .globl fatbin_wrappers
+    .hidden fatbin_wrappers
+fatbin_wrappers:
+"""
+
+
+def _homes() -> Iterable[Path]:
+    if home := os.environ.get("GPT_CUDA_HOME"):
+        yield Path(home)
+    spec = find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        yield from sorted(Path(folder).glob("cu[0-9]*"))
+
+
+def tool(name: str) -> Path:
+    """Where `ptxas`, `fatbinary`, `cuobjdump`, `nvdisasm` or `nvcc` is. Raises FileNotFoundError."""
+    for home in _homes():
+        if os.access(path := home / "bin" / name, os.X_OK):
+            return path
+    if found := shutil.which(name):
+        return Path(found)
+    raise FileNotFoundError(f"no '{name}': pip install 'gpu-probe-toolchain[cuda]'")
+
+
+def run(name: str, *args: str | Path, cwd: Path | None = None) -> str:
+    """Runs a tool and returns what it printed. Raises RuntimeError with all its output if it fails."""
+    return _run([tool(name), *args], cwd)
+
+
+def _run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+@cache
+def _nvrtc() -> tuple[ctypes.CDLL, Path]:
+    for home in _homes():
+        for path in sorted(home.glob("lib*/libnvrtc.so.*")):
+            for part in path.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(part))  # it asks the loader for this by its bare name
+            return ctypes.CDLL(str(path)), home
+    raise FileNotFoundError("no 'libnvrtc.so': pip install 'gpu-probe-toolchain[cuda]'")
+
+
+def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
+    """CUDA C++ to a cubin (`sm_90`), to PTX text (`compute_90`), or with option `-dlto` to LTO-IR.
+
+    Raises RuntimeError with the compiler's log.
+    """
+    lib, home = _nvrtc()
+    what = "LTOIR" if "-dlto" in options else "CUBIN" if arch.startswith("sm_") else "PTX"
+    args = [f"-arch={arch}", f"-I{home}/include", f"-I{home}/include/cccl", *options]
+    program = ctypes.c_void_p()
+    status = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"source.cu", 0, None, None)
+    if status:
+        raise RuntimeError(f"nvrtcCreateProgram: status {status}")
+    try:
+        array = (ctypes.c_char_p * len(args))(*(arg.encode() for arg in args))
+        if lib.nvrtcCompileProgram(program, len(args), array):
+            raise RuntimeError(_nvrtc_get(lib, program, "ProgramLog").rstrip(b"\0").decode())
+        result = _nvrtc_get(lib, program, what)
+        return result.rstrip(b"\0") if what == "PTX" else result
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _nvrtc_get(lib: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    status = getattr(lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    if status or (status := getattr(lib, f"nvrtcGet{what}")(program, buffer)):
+        raise RuntimeError(f"nvrtcGet{what}: status {status}")
+    return buffer.raw
+
+
+def fatbin(
+    elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()
+) -> bytes:
+    """One region of elements `(arch, type, bytes)`: arch as `sm_90`, type `cubin`, `ptx` or `ltoir`.
+
+    `options` are fatbinary's own: `-c` for relocatable code, `-link` for linked.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        images = []
+        for number, (arch, type_, data) in enumerate(elements):
+            path = Path(folder, str(number))
+            path.write_bytes(data)
+            sm = arch.removeprefix("sm_").removeprefix("compute_")
+            images.append(f"--image3=kind={KINDS[type_]},sm={sm},file={path}")
+        out = Path(folder, "fatbin")
+        run("fatbinary", "-64", *MODES[codec], *options, *images, f"--create={out}")
+        return out.read_bytes()
+
+
+def shared_library(
+    out: Path,
+    regions: Sequence[bytes],
+    relocatable: Sequence[bytes] = (),
+    *,
+    sources: Iterable[Path] = (),
+    flags: Iterable[str] = (),
+) -> Path:
+    """Builds `out` with the regions in `.nv_fatbin` and a wrapper for each in `.nvFatBinSegment`.
+
+    `relocatable` regions go to `__nv_relfatbin`; then the others are what nvlink made of them, and say so in
+    their wrappers: version 2, and a pointer to an array. `sources` are C files to link in; they reach the
+    wrappers, in order, as the hidden array `fatbin_wrappers`. `flags` go to the compiler last.
+    """
+    version, more = (2, "prelinked") if relocatable else (1, "0")
+    placed = [(".nv_fatbin", version, more, region) for region in regions]
+    placed += [("__nv_relfatbin", 1, "0", region) for region in relocatable]
+    with tempfile.TemporaryDirectory() as folder:
+        text = HEAD
+        for number, (section, version, more, region) in enumerate(placed):
+            path = Path(folder, f"{number}.fatbin")
+            path.write_bytes(region)
+            label = f"region{number}"
+            text += REGION.format(section=section, label=label, path=path)
+            text += WRAPPER.format(version=version, label=label, more=more)
+        if relocatable:
+            text += PRELINKED.format(size=8 * (len(relocatable) + 1))
+        assembly = Path(folder, "regions.s")
+        assembly.write_text(text)
+        c_compiler("-shared", "-fPIC", *sources, assembly, "-Wl,-z,noexecstack", "-o", out, *flags)
+    return out
+
+
+def c_compiler(*args: str | Path) -> str:
+    """Runs the C compiler (`CC`, else `cc`), every warning an error, and returns what it printed."""
+    cc = os.environ.get("CC", "cc").split()
+    return _run([*cc, "-O2", "-Wall", "-Wextra", "-Werror", *args])
+
+
+def have_cxx() -> bool:
+    """Whether nvcc would find the host compiler that it cannot do without."""
+    return shutil.which("g++") is not None
+
+
+def nvcc(*args: str | Path, cwd: Path | None = None) -> str:
+    """Runs nvcc, with cudart of the same wheels to link with. Only where `have_cxx()`."""
+    return run("nvcc", *args, "-L", tool("nvcc").parent.parent / "lib", cwd=cwd)
+
+
+if __name__ == "__main__":
+    print(tool(sys.argv[1]))

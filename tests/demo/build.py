@@ -1,0 +1,34 @@
+"""Builds the demo: libdemo.so with its two kernels for sm_75, sm_90 and as PTX, and the program that uses it.
+
+`python -m tests.demo.build DIR`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests import cuda
+
+HERE = Path(__file__).parent
+TARGETS = (("sm_75", "cubin"), ("sm_90", "cubin"), ("compute_90", "ptx"))
+
+
+def build(folder: Path, codec: cuda.Codec = "balance") -> Path:
+    """Builds everything into `folder` and returns the library. One region for each .cu file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    regions = []
+    for name in ("matmul.cu", "fill.cu"):  # in the order that libdemo.c counts on
+        source = (HERE / name).read_text()
+        elements = [(arch, type_, cuda.nvrtc_compile(source, arch)) for arch, type_ in TARGETS]
+        regions.append(cuda.fatbin(elements, codec))
+    library = cuda.shared_library(
+        folder / "libdemo.so", regions, sources=[HERE / "libdemo.c"], flags=["-ldl"]
+    )
+    beside = "-Wl,--enable-new-dtags,-rpath,$ORIGIN"  # LD_LIBRARY_PATH goes before it
+    cuda.c_compiler(HERE / "main.c", f"-L{folder}", "-ldemo", beside, "-o", folder / "main")
+    return library
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

@@ -1,0 +1,21 @@
+// A program that uses one of its library's two kernels.
+
+#include "demo.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int main(int argc, char **argv) {
+    enum demo_status status;
+    if (argc == 2 && !strcmp(argv[1], "matmul"))
+        status = demo_matmul();
+    else if (argc == 2 && !strcmp(argv[1], "fill"))
+        status = demo_fill();
+    else {
+        fprintf(stderr, "usage: main matmul|fill\n");
+        return 2;
+    }
+    if (status == DEMO_OK)
+        puts("SUCCESS");
+    return status;
+}

@@ -1,0 +1,13 @@
+#!/bin/sh
+# The tests that need a GPU. Each script prints a short table last, and leaves raw output in GPT_GPU_OUT.
+set -eu
+cd "$(dirname "$0")/../.."
+: "${PYTHON:=.venv/bin/python}" "${GPT_GPU_OUT:=build/gpu}"
+export GPT_GPU_OUT
+command -v nvidia-smi >/dev/null || { echo "test-gpu: error: no nvidia-smi: this needs an NVIDIA GPU" >&2; exit 4; }
+mkdir -p "$GPT_GPU_OUT"
+status=0
+for script in tests/gpu/[a-z]*.py; do
+    "$PYTHON" "$script" || status=1
+done
+exit $status
