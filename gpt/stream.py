@@ -37,9 +37,7 @@ def pack(record: dict[str, Any]) -> bytes:
         return record.raw
     data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
     if len(data) > records.MAX_RECORD:
-        raise MalformedError(
-            f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}"
-        )
+        raise MalformedError(f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}")
     return data
 
 
@@ -119,9 +117,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         try:
             unpacker.feed(block)
         except msgpack.BufferFull:
-            raise MalformedError(
-                f"record of over {records.MAX_RECORD} bytes", at(name, base + start)
-            ) from None
+            raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, base + start)) from None
         pending += block
         taken = 0  # bytes of pending that became records
         while True:
@@ -138,9 +134,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
                 record = Record(value)
                 record.raw = bytes(pending[taken:end])
                 if len(record.raw) > records.MAX_RECORD:
-                    raise MalformedError(
-                        f"record of over {records.MAX_RECORD} bytes", at(name, base + start + taken)
-                    )
+                    raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, base + start + taken))
                 yield record, base + start + taken
             taken = end
         del pending[:taken]

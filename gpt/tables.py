@@ -150,7 +150,5 @@ def _module_table(modules: list[dict[str, Any]]) -> Table:
     for column, justify in (("module", "left"), ("arch", "left"), ("kernels", "right"), ("bytes", "right")):
         table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for module in modules:
-        table.add_row(
-            Text(module["module"]), module["arch"], str(len(module["kernels"])), human(len(module["data"]))
-        )
+        table.add_row(Text(module["module"]), module["arch"], str(len(module["kernels"])), human(len(module["data"])))
     return table

@@ -129,9 +129,7 @@ def _nvrtc_get(lib: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def fatbin(
-    elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()
-) -> bytes:
+def fatbin(elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()) -> bytes:
     """One region of elements `(arch, type, bytes)`: arch as `sm_90`, type `cubin`, `ptx` or `ltoir`.
 
     `options` are fatbinary's own: `-c` for relocatable code, `-link` for linked.

@@ -111,7 +111,9 @@ def _without(pieces: list[Piece], parts: list[Span], byte: int) -> Iterator[Piec
     """The pieces with parts of elements that stay overwritten."""
     for piece in pieces:
         if isinstance(piece, Copy):
-            inside = [(s, [Fill(e - s, byte)]) for s, e in parts if piece.start <= s and e <= piece.end]
+            inside: list[tuple[int, list[Piece]]] = [
+                (s, [Fill(e - s, byte)]) for s, e in parts if piece.start <= s and e <= piece.end
+            ]
             yield from splice(piece, inside)
         else:
             yield piece
@@ -275,9 +277,7 @@ class _Compaction:
 
     @staticmethod
     def _between(start: int, end: int, laid: list[tuple[int, list[Piece]]]) -> list[Piece]:
-        return splice(
-            Copy(start, end), sorted((item for item in laid if start <= item[0] < end), key=itemgetter(0))
-        )
+        return splice(Copy(start, end), sorted((item for item in laid if start <= item[0] < end), key=itemgetter(0)))
 
 
 def _pack_segment(s: Segment) -> bytes:

@@ -68,9 +68,7 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
     pointers += _symbols(source, tables, fatbins, ranges)
     for pointer in pointers:
         if pointer.value not in regions:
-            raise NotUnderstood(
-                f"the word at {pointer.at:#x} points into the middle of a region ({pointer.value:#x})"
-            )
+            raise NotUnderstood(f"the word at {pointer.at:#x} points into the middle of a region ({pointer.value:#x})")
     return sorted(set(pointers), key=lambda pointer: pointer.at)
 
 
@@ -89,9 +87,9 @@ def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
 def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
     """Where in the file the bytes at a virtual address lie; None where they lie in no loaded part of it."""
     for segment in tables.segments:
-        if segment.type == elf.PT_LOAD and segment.vaddr <= address:
-            if address + size <= segment.vaddr + segment.filesz:
-                return segment.offset + address - segment.vaddr
+        inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
+        if segment.type == elf.PT_LOAD and inside:
+            return segment.offset + address - segment.vaddr
     return None
 
 
@@ -155,35 +153,34 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
     """Raises NotUnderstood where code may hold one of the addresses, relative to itself or absolute."""
     wanted = np.array(sorted(addresses), np.int64)
-    refers = _x86_refers if tables.machine == "x86_64" else _arm_refers
     for section in tables.sections:
         if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
             continue
-        step = BLOCK - OVERLAP
-        for start in range(0, section.size, step):
-            data = source.pread(section.offset + start, min(BLOCK, section.size - start))
-            if refers(data, section.addr + start, wanted):
-                raise NotUnderstood(
-                    f"code in '{section.name}' may refer to a region without a wrapper ({min(addresses):#x}...)"
-                )
+        for start in range(0, section.size, BLOCK - OVERLAP):
+            code = np.frombuffer(source.pread(section.offset + start, min(BLOCK, section.size - start)), "u1")
+            place = section.addr + start
+            if tables.machine == "aarch64":
+                found = _arm_refers(code, place, wanted)
+            else:
+                found = _x86_refers(code, place, wanted, tables.type == "program")
+            if found:
+                raise NotUnderstood(f"code near {place:#x} may refer to a region that has no wrapper")
 
 
-def _x86_refers(data: bytes, address: int, wanted: np.ndarray) -> bool:
-    """Any four bytes as a displacement from the next instruction (an immediate may lie between), or as a value."""
-    for shift in range(4):
-        words = np.frombuffer(data, "<i4", max(0, len(data) - shift) // 4, shift).astype(np.int64)
-        after = address + shift + 4 + 4 * np.arange(len(words))
-        for immediate in (0, 1, 2, 4):
-            if np.isin(words + after + immediate, wanted).any():
-                return True
-        if np.isin(words & 0xFFFFFFFF, wanted).any():
-            return True
-    return False
+def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
+    """A displacement from the end of its instruction (its ModRM byte, 00xxx101, stands before it, an immediate
+    may stand behind it), or in a program at a fixed address any four bytes with the address itself."""
+    words = np.lib.stride_tricks.sliding_window_view(code, 5)
+    relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
+    values = np.ascontiguousarray(words[relative, 1:]).view("<i4")[:, 0].astype(np.int64) + place + relative + 5
+    if any(np.isin(values + immediate, wanted).any() for immediate in (0, 1, 2, 4)):
+        return True
+    return fixed and any(code.tobytes().find(struct.pack("<I", a)) >= 0 for a in wanted.tolist() if a < 1 << 32)
 
 
-def _arm_refers(data: bytes, address: int, wanted: np.ndarray) -> bool:
+def _arm_refers(code: np.ndarray, address: int, wanted: np.ndarray) -> bool:
     """ADRP to the page of a region, or ADR to its start."""
-    words = np.frombuffer(data, "<u4", len(data) // 4).astype(np.int64)
+    words = code[: len(code) & ~3].view("<u4").astype(np.int64)
     place = address + 4 * np.arange(len(words))
     offset = (words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3
     offset -= (offset >> 20 & 1) << 21
@@ -192,9 +189,7 @@ def _arm_refers(data: bytes, address: int, wanted: np.ndarray) -> bool:
     return bool(np.isin(place + offset, wanted)[adr].any() or np.isin(pages, wanted >> 12)[adrp].any())
 
 
-def _symbols(
-    source: Source, tables: Elf, fatbins: list[Section], ranges: list[tuple[int, int]]
-) -> list[Pointer]:
+def _symbols(source: Source, tables: Elf, fatbins: list[Section], ranges: list[tuple[int, int]]) -> list[Pointer]:
     indices = {s.index for s in fatbins}
     ends = {s.addr + s.size for s in fatbins}
     pointers = []

@@ -3,8 +3,13 @@
 The driver chooses inside a region, for a device sm_XY: a cubin of the same major version and the highest minor
 not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
 binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
-another major version never runs. Where several elements tie (sm_90 and sm_90a on an sm_90), all are kept: which
-one the driver prefers is not documented. LTO-IR is chosen as PTX is.
+another major version never runs. Where sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their
+order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR is chosen as PTX is.
+
+Relocatable code (section `__nv_relfatbin`) is what nvlink read; it wrote the linked cubin into `.nv_fatbin`. The
+driver links the relocatable code again only where no linked cubin serves the device: a program built with
+`-rdc=true` runs on an H200 with all of it gone (tests/gpu). So it is unused when the linked cubins that the
+devices pick hold all used kernels that it holds.
 
 A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
 architecture alone.
@@ -18,18 +23,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import MalformedError, UsageError
 
 KEPT = "kept"
-OTHER_ARCH, NO_KERNEL_USED, SUPERSEDED, PTX_UNUSED = (
-    "other architecture",
-    "no kernel used",
-    "a better one is there",
-    "a cubin serves",
-)
+OTHER_ARCH = "other architecture"
+NO_KERNEL_USED = "no kernel used"
+SUPERSEDED = "a better one is there"
+PTX_UNUSED = "a cubin serves"
+LINKED = "linked elsewhere"
+
+RELOCATABLE = "__nv_relfatbin"
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
@@ -69,8 +75,11 @@ class Candidate:
     kernels: int
     used: set[str]  # those of its kernels that are used
     needed: bool  # some are used, or it is kept for another reason
+    whole: bool  # all that its module holds may be needed
     bare: bool
-    picked: bool = field(default=False)
+    relocatable: bool
+    picked: bool = False
+    linked: bool = False  # picked by a device, were it not for linked code that serves
 
 
 def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator[tuple[Candidate, str]]:
@@ -79,8 +88,14 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
     for candidate in candidates:
         regions.setdefault(candidate.region, []).append(candidate)
     for device in devices:
-        for elements in regions.values():
-            for candidate in _pick(elements, device):
+        picked = [c for elements in regions.values() for c in _pick(elements, device)]
+        linked = [c for c in picked if c.type == "cubin" and not c.relocatable]
+        serve = set().union(*(c.used for c in linked))
+        relinked = bool(linked) and all(c.used <= serve for c in picked if c.relocatable)
+        for candidate in picked:
+            if candidate.relocatable and relinked and not candidate.whole:
+                candidate.linked = True
+            else:
                 candidate.picked = True
     for candidate in candidates:
         yield candidate, _reason(candidate, devices)
@@ -89,8 +104,9 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
 def _reason(candidate: Candidate, devices: list[Device]) -> str:
     if candidate.picked or candidate.arch is None:
         return KEPT if candidate.needed else NO_KERNEL_USED
-    fits = any(_fits(candidate, device) for device in devices)
-    if not fits:
+    if candidate.linked:
+        return LINKED
+    if not any(_fits(candidate, device) for device in devices):
         return OTHER_ARCH
     return SUPERSEDED if candidate.type == "cubin" else PTX_UNUSED
 
@@ -146,5 +162,7 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
         kernels=len(element["kernels"]),
         used=used,
         needed=bool(used) or whole or lookup or not known,
+        whole=whole,
         bare=element["header_size"] == 0,
+        relocatable=element.get("section") == RELOCATABLE,
     )

@@ -16,6 +16,7 @@ from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
 
 MAX_TEXT = 1 << 30  # bytes of a list of names
+IN_MEMORY = "a module in memory"
 
 
 @dataclass
@@ -91,9 +92,7 @@ def _read_trace(path: Path, used: Used, allow_incomplete: bool, root: bool, seen
         interrupted |= segment.open
     except TruncatedError as error:
         if not allow_incomplete:
-            raise GptError(
-                f"truncated trace ({error.fact}): --allow-incomplete uses it", error.where
-            ) from None
+            raise GptError(f"truncated trace ({error.fact}): --allow-incomplete uses it", error.where) from None
         used.warnings.append((error.where, f"truncated trace: {error.fact}"))
     if interrupted:
         fact = "interrupted trace (its process was killed): later use is unknown"
@@ -108,9 +107,7 @@ def _read_trace(path: Path, used: Used, allow_incomplete: bool, root: bool, seen
         elif allow_incomplete:
             used.warnings.append((str(path), f"the trace of a child is absent: {child}"))
         else:
-            raise GptError(
-                f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete", str(path)
-            )
+            raise GptError(f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete", str(path))
 
 
 class _Segment:
@@ -120,7 +117,7 @@ class _Segment:
         self.open = False
         self._used = used
         self._modules: dict[int, dict[str, Any]] = {}
-        self._build_ids: dict[str, str] = {}
+        self._build_ids: dict[str, str | None] = {}
 
     def add(self, record: dict[str, Any]) -> None:
         used = self._used
@@ -136,10 +133,9 @@ class _Segment:
             case "module":
                 self._modules[record["id"]] = record
             case "function":
-                module = self._modules.get(record.get("module", -1), {})
-                used.names[record["name"]] = used.names.get(record["name"]) or module.get(
-                    "path", "a module in memory" if module else None
-                )
+                module = self._modules.get(record.get("module", -1))
+                origin = module.get("path", IN_MEMORY) if module else None
+                used.names[record["name"]] = used.names.get(record["name"]) or origin
             case "lookup":
                 module = self._modules.get(record["module"], {})
                 if "path" in module:

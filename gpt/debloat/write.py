@@ -117,23 +117,17 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
             after.type, after.arch, after.flags, after.size, after.header_size,
         )  # fmt: skip
         sizes = before.end - before.offset, after.end - after.offset
-        if not same or not _equal(
-            original.source, before.offset, output.source, after.offset, sizes, changed
-        ):
+        if not same or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed):
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
         if len(original.elf.sections) != len(output.elf.sections):
             raise GptError("check failed: sections are lost", name)
         for old, new in zip(original.elf.sections, output.elf.sections, strict=True):
-            if (old.name, old.type, old.addr) != (new.name, new.type, new.addr) or not _mapped(
-                output.elf, new
-            ):
+            if (old.name, old.type, old.addr) != (new.name, new.type, new.addr) or not _mapped(output.elf, new):
                 raise GptError(f"check failed: section '{old.name}' is not where it was", name)
             if not old.in_file or old.name in FATBIN_SECTIONS:
                 continue
-            if not _equal(
-                original.source, old.offset, output.source, new.offset, (old.size, new.size), changed
-            ):
+            if not _equal(original.source, old.offset, output.source, new.offset, (old.size, new.size), changed):
                 raise GptError(f"check failed: section '{old.name}' changed", name)
 
 
@@ -152,9 +146,7 @@ class _Ranges:
         return bool((index >= 0).all() and (offsets < self._ends[index]).all())
 
 
-def _equal(
-    a: Source, start_a: int, b: Source, start_b: int, sizes: tuple[int, int], changed: _Ranges
-) -> bool:
+def _equal(a: Source, start_a: int, b: Source, start_b: int, sizes: tuple[int, int], changed: _Ranges) -> bool:
     """Whether two ranges are equal but for offsets (of `a`) that were to change."""
     if sizes[0] != sizes[1]:
         return False

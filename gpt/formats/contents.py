@@ -51,9 +51,7 @@ class Reader:
         """The sha256 of a source, computed beside the unpacking."""
         return self._pool.submit(source.sha256)
 
-    def open(
-        self, source: Source, found: Iterable[Placed], wants_data: Callable[[Element], bool]
-    ) -> Iterator[Opened]:
+    def open(self, source: Source, found: Iterable[Placed], wants_data: Callable[[Element], bool]) -> Iterator[Opened]:
         """Opens the elements in order. Raises MalformedError with the location of the one that is broken."""
         window: deque[tuple[Future[Opened], int]] = deque()
         ahead = 0

@@ -111,7 +111,8 @@ def size_of_image(head: bytes) -> int:
     """Bytes of a cubin from its first 64: to the end of whichever header table comes last."""
     phoff, shoff = struct.unpack_from("<QQ", head, 32)
     phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", head, 54)
-    return max(64, phoff + phentsize * phnum, shoff + shentsize * shnum)
+    size: int = max(64, phoff + phentsize * phnum, shoff + shentsize * shnum)
+    return size
 
 
 def find_ptx(data: Data) -> bytes | None:

@@ -120,8 +120,8 @@ def iter_elements(source: Source, region: Region) -> Iterator[Element]:
 
 
 def _parse_element(source: Source, region: int, offset: int) -> Element:
-    (kind, _, header_size, payload_size, compressed, _, _, _, arch, _, _, flags, _, unpacked) = (
-        ELEMENT.unpack(source.pread(offset, ELEMENT.size))
+    (kind, _, header_size, payload_size, compressed, _, _, _, arch, _, _, flags, _, unpacked) = ELEMENT.unpack(
+        source.pread(offset, ELEMENT.size)
     )
     where = source.at(offset)
     if not ELEMENT.size <= header_size <= MAX_HEADER:

@@ -60,9 +60,7 @@ def _iter_wheel(path: Path, file: IO[bytes]) -> Iterator[tuple[Source, bool]]:
                 if member.is_dir():
                     continue
                 if member.file_size > MAX_MEMBER:
-                    raise MalformedError(
-                        f"'{member.filename}' unpacks to {member.file_size} bytes", str(path)
-                    )
+                    raise MalformedError(f"'{member.filename}' unpacks to {member.file_size} bytes", str(path))
                 with tempfile.TemporaryFile() as copy:
                     with wheel.open(member) as packed:
                         shutil.copyfileobj(packed, copy, 1 << 20)

@@ -77,7 +77,7 @@ class Image:
                     for placed in inner.iter_all(scan):
                         yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
         elif self.elf:
-            found = list(iter_sections(self.elf))
+            found: list[elf.Section | fatbin.Element] = [*iter_sections(self.elf)]
             if scan:
                 found += _scan(source, [(s.offset, s.end) for s in found])
             for part in sorted(found, key=lambda f: f.offset):

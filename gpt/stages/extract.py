@@ -34,28 +34,18 @@ def main() -> int:
 
 
 def extract(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Standard input without any.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Standard input without any.")] = None,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Read all that directories and wheels hold.")
     ] = False,
     scan: Annotated[bool, typer.Option("--scan", help="Look outside the usual sections too.")] = False,
     arch: Annotated[str, typer.Option(metavar="SM,...", help="Only these architectures.")] = "",
-    type_: Annotated[
-        str, typer.Option("--type", metavar="TYPE,...", help="Only these of cubin, ptx, ltoir.")
-    ] = "",
-    kernel: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only elements with such a kernel.")
-    ] = None,
+    type_: Annotated[str, typer.Option("--type", metavar="TYPE,...", help="Only these of cubin, ptx, ltoir.")] = "",
+    kernel: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only elements with such a kernel.")] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Add the unpacked bytes.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Threads.", show_default="one a core")
-    ] = JOBS,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Threads.", show_default="one a core")] = JOBS,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -166,11 +156,7 @@ class Extraction:
         first = next(found, None)
         if first is None and not image.has_fatbins:
             if named:
-                fact = (
-                    "no GPU code"
-                    if self.scan
-                    else "no GPU code in the usual sections (--scan looks everywhere)"
-                )
+                fact = "no GPU code" if self.scan else "no GPU code in the usual sections (--scan looks everywhere)"
                 yield self.stage.error(GptError(fact, source.name), ref=source.name)
             return
         numbers: dict[int, int] = {}
@@ -206,9 +192,8 @@ class Extraction:
         for placed in found:
             element = placed.element
             counts[element.type] = numbers[placed.index] = counts.get(element.type, 0) + 1
-            if self.archs and element.arch not in self.archs or self.types and element.type not in self.types:
-                continue
-            yield placed
+            if element.arch in (self.archs or {element.arch}) and element.type in (self.types or {element.type}):
+                yield placed
 
     def _wants_data(self, element: Any) -> bool:
         return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))

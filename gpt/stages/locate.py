@@ -43,9 +43,7 @@ def locate(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="REGEX", help="Kernels that count as used; repeatable.")
     ] = None,
-    keep_ptx: Annotated[
-        bool, typer.Option("--keep-ptx", help="Keep PTX that devices to come could run.")
-    ] = False,
+    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX that devices to come could run.")] = False,
     spans_json: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them."),
@@ -154,10 +152,9 @@ class Search:
         names = {kernel["name"] for kernel in element["kernels"]}
         hits = names & self._used.names.keys()
         self._seen |= hits
-        whole = element["region"] in self._whole
-        if not hits and not whole and self._keep:
-            whole = any(self._keep.search(name) for name in names)
-        self._candidates.append(candidate_of(element, hits, whole))
+        if self._keep:
+            hits |= {name for name in names if self._keep.search(name)}
+        self._candidates.append(candidate_of(element, hits, element["region"] in self._whole))
 
     def _begin(self, library: dict[str, Any]) -> None:
         self._library, self._candidates = library, []
@@ -186,9 +183,7 @@ class Search:
                 self._kept |= candidate.used
             else:
                 spans.append((candidate.payload, candidate.end))
-                yield records.make(
-                    "span", library=library, start=candidate.payload, end=candidate.end, reason=reason
-                )
+                yield records.make("span", library=library, start=candidate.payload, end=candidate.end, reason=reason)
         tallies[KEPT] = tallies.pop(KEPT, Counter())  # last
         for reason, tally in tallies.items():
             counts = {key: tally[key] for key in ("elements", "kernels", "bytes")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ TOOL = "gpt-patch"
 Records = Iterator[dict[str, Any]]
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """How the output lacks what is unused."""
 
     fill = "fill"
@@ -44,9 +44,7 @@ def patch(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the libraries here.")
     ] = None,
-    mode: Annotated[
-        Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")
-    ] = Mode.compact,
+    mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, help="The byte to overwrite with.")] = 1,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
@@ -120,8 +118,9 @@ class Patcher:
                 except GptError as error:
                     yield self._stage.error(error, ref=library["path"])
                 except OSError as error:
-                    fault = MissingError(error.strerror or str(error), str(error.filename or library["path"]))
-                    yield self._stage.error(fault, ref=library["path"])
+                    where = str(error.filename or library["path"])
+                    missing = MissingError(error.strerror or str(error), where)
+                    yield self._stage.error(missing, ref=library["path"])
         yield record
 
     def report_unfinished(self) -> None:
@@ -177,9 +176,7 @@ class Patcher:
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:
-            raise GptError(
-                f"'{self._targets[target]}' of this stream has taken the name '{target}'", str(path)
-            )
+            raise GptError(f"'{self._targets[target]}' of this stream has taken the name '{target}'", str(path))
         self._targets[target] = str(path)
         return target
 
@@ -188,9 +185,7 @@ class Patcher:
         from gpt.debloat.plan import Copy, plan_in_place
 
         if not doomed.changed:
-            return replace(
-                plan_in_place(image, doomed, "fill", 0), mode="copy", pieces=[Copy(0, image.source.size)]
-            )
+            return replace(plan_in_place(image, doomed, "fill", 0), mode="copy", pieces=[Copy(0, image.source.size)])
         if self._mode != "compact":
             return plan_in_place(image, doomed, self._mode, self._fill)
         try:

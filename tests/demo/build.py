@@ -22,9 +22,7 @@ def build(folder: Path, codec: cuda.Codec = "balance") -> Path:
         source = (HERE / name).read_text()
         elements = [(arch, type_, cuda.nvrtc_compile(source, arch)) for arch, type_ in TARGETS]
         regions.append(cuda.fatbin(elements, codec))
-    library = cuda.shared_library(
-        folder / "libdemo.so", regions, sources=[HERE / "libdemo.c"], flags=["-ldl"]
-    )
+    library = cuda.shared_library(folder / "libdemo.so", regions, sources=[HERE / "libdemo.c"], flags=["-ldl"])
     beside = "-Wl,--enable-new-dtags,-rpath,$ORIGIN"  # LD_LIBRARY_PATH goes before it
     cuda.c_compiler(HERE / "main.c", f"-L{folder}", "-ldemo", beside, "-o", folder / "main")
     return library

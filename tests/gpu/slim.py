@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,9 +35,10 @@ SOURCES = {
             int i = blockIdx.x * blockDim.x + threadIdx.x;
             for (int k = 0; k < N; ++k) if (i < n) x[i] = x[i] / (k + 2.0f) + sinf(x[i]);
         }
-        extern "C" void run_unused(float *x, int n) {
+        extern "C" int run_unused(float *x, int n) {
             unused<3><<<(n + 127) / 128, 128>>>(x, n); unused<5><<<(n + 127) / 128, 128>>>(x, n);
             unused<7><<<(n + 127) / 128, 128>>>(x, n); unused<9><<<(n + 127) / 128, 128>>>(x, n);
+            return cudaGetLastError();
         }
     """,
     "variable.cu": """
@@ -54,7 +54,7 @@ MAIN = """
     #include <cstdio>
     #include <cstring>
     #include <cuda_runtime.h>
-    extern "C" { void run_used(float *, int); void run_unused(float *, int); int read_variable(); int nothing(); }
+    extern "C" { void run_used(float *, int); int run_unused(float *, int); int read_variable(); int nothing(); }
     int main(int argc, char **argv) {
         const int n = 1 << 16;
         static float host[1 << 16];
@@ -63,8 +63,9 @@ MAIN = """
         if (cudaMalloc(&x, sizeof host)) return 3;
         cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice);
         run_used(x, n);
-        if (argc > 1 && !strcmp(argv[1], "all")) run_unused(x, n);
+        int unused = argc > 1 && !strcmp(argv[1], "all") ? run_unused(x, n) : 0;
         cudaError_t error = cudaDeviceSynchronize();
+        if (unused) error = (cudaError_t)unused;
         if (!error) error = cudaGetLastError();
         cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost);
         double sum = nothing();
@@ -88,9 +89,7 @@ BUILDS = {  # name -> nvcc options
 USED = "_Z4usedPfi"
 
 
-def sh(
-    *command: str | Path, env: dict[str, str] | None = None, check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def sh(*command: str | Path, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [str(c) for c in command],
         capture_output=True,
@@ -107,9 +106,7 @@ def stage(name: str) -> str:
     return f"{sys.executable} -c 'from gpt.stages.{name} import main; raise SystemExit(main())'"
 
 
-def slim(
-    library: Path, folder: Path, mode: str, *, arch: str = "sm_90", extra: str = ""
-) -> dict[str, object]:
+def slim(library: Path, folder: Path, mode: str, *, arch: str = "sm_90", extra: str = "") -> dict[str, object]:
     """The pipeline as a user types it; returns the `patched` record."""
     names = folder.with_suffix(".txt")
     names.parent.mkdir(parents=True, exist_ok=True)
@@ -153,13 +150,13 @@ def main() -> int:
                     got = sh(program, env=env, check=False)
                     good = got.returncode == 0 and got.stdout == want
                     missing = sh(program, "all", env=env, check=False)
-                    loud = missing.returncode != 0
+                    loud = missing.returncode != 0 or build_name == "rdc"  # linked to one cubin: all kernels stay
                     failed += not good or not loud
                     rows.append((
                         build_name, mode, loading, str(patched["mode"]),
                         f"{patched['size_before']}", f"{patched['size_after']}", f"{patched['gpu_after']}",
                         "same" if good else f"DIFFERS {got.stdout.strip()} {got.stderr.strip()}",
-                        missing.stdout.split(" sum")[0] if loud else "RAN",
+                        missing.stdout.split(" sum")[0] if loud else "RAN", str(patched.get("reason", "")),
                     ))  # fmt: skip
         failed += programs(work, rows)
         facts += experiments(work)
@@ -209,7 +206,7 @@ def programs(work: Path, rows: list[tuple[str, ...]]) -> int:
 
 def experiments(work: Path) -> list[str]:
     """Facts that decide how careful gpt-locate must be."""
-    facts = []
+    facts = [*relocatable(work)]
     # Which of sm_90 and sm_90a does an sm_90 device take from one region?
     source = work / "arch.cu"
     source.write_text("""
@@ -239,6 +236,38 @@ def experiments(work: Path) -> list[str]:
     return facts
 
 
+def relocatable(work: Path) -> list[str]:
+    """Does a program need what lies in __nv_relfatbin when the linked code has a cubin for the device?"""
+    library = work / "rdc" / "libk.so"
+    env = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    listed = sh("bash", "-c", f"{stage('extract')} {library} --json", env=env).stdout
+    elements = [r for r in map(json.loads, listed.splitlines()) if r["kind"] == "element"]
+    spans = []
+    for element in elements:
+        if element["section"] == "__nv_relfatbin":
+            start = element["offset"] + element["header_size"]
+            spans.append({"start": start, "end": start + element["payload_size"]})
+    folder = work / "spans"
+    folder.mkdir()
+    (folder / "libk.so.json").write_text(json.dumps({"so_path": str(library), "spans": spans}))
+    facts = []
+    want = sh(work / "rdc" / "main", env={"LD_LIBRARY_PATH": str(library.parent)}).stdout
+    for mode in MODES:
+        out = work / f"relocatable.{mode}"
+        given = f"{stage('locate')} --spans-json {folder}"
+        line = f"{stage('extract')} {library} | {given} | {stage('patch')} -o {out} --mode {mode}"
+        sh("bash", "-c", f"set -o pipefail; {line} >/dev/null", env=env)
+        for loading in LOADING:
+            got = sh(
+                work / "rdc" / "main",
+                env={"LD_LIBRARY_PATH": str(out), "CUDA_MODULE_LOADING": loading},
+                check=False,
+            )
+            outcome = "same" if got.stdout == want else got.stdout
+            facts.append(f"fact: rdc without {len(spans)} relocatable elements, {mode}, {loading}: {outcome}")
+    return facts
+
+
 TORCH = """
 import json, sys, time
 start = time.perf_counter()
@@ -254,7 +283,7 @@ print(json.dumps([float(y.double().sum()), float(z.double()), maps[0], time.perf
 
 
 def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
-    """libtorch_cuda.so with the other architectures cut away, in every mode; the loader takes it by preload."""
+    """libtorch_cuda.so with the other architectures cut away, in place, and restored."""
     found = sh(
         "python3",
         "-c",
@@ -266,34 +295,36 @@ def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
         return 0
     folder, version = found.stdout.split()
     library = Path(folder, "lib", "libtorch_cuda.so")
+    digest = sh("sha256sum", library).stdout
     failed = 0
-    want = None
-    for mode in (None, *MODES):
-        env = {}
-        patched: dict[str, object] = {
-            "mode": "original",
-            "size_before": "",
-            "size_after": library.stat().st_size,
-            "gpu_after": "",
-        }
-        if mode:
-            slimmed = work / f"torch.{mode}"
-            patched = slim(library, slimmed, mode, extra="--keep .")
-            env["LD_PRELOAD"] = str(slimmed / library.name)
+    want: list[float] = []
+    names = work / "torch.txt"
+    names.write_text("none\n")
+    env = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    for mode in ("-", *MODES):
+        patched: dict[str, object] = {}
+        if mode != "-":
+            line = (
+                f"set -o pipefail; {stage('extract')} {library} | {stage('locate')} --used {names} --arch sm_90 --keep ."
+                f" | {stage('patch')} --in-place --mode {mode} --json"
+            )
+            done = sh("bash", "-c", line, env=env)
+            patched = next(r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "patched")
         for loading in LOADING:
-            got = sh("python3", "-c", TORCH, env={**env, "CUDA_MODULE_LOADING": loading}, check=False)
+            got = sh("python3", "-c", TORCH, env={"CUDA_MODULE_LOADING": loading}, check=False)
             try:
                 value = json.loads(got.stdout)
                 want = want or value[:2]
-                good = value[:2] == want and (not mode or value[2] == env["LD_PRELOAD"])
+                good = value[:2] == want
             except ValueError:
                 value, good = [got.stderr[-200:]], False
             failed += not good
-            rows.append((f"torch {version}", mode or "-", loading, str(patched["mode"]), str(patched["size_before"]),
-                         str(patched["size_after"]), str(patched["gpu_after"]),
+            rows.append((f"torch {version}", mode, loading, str(patched.get("mode")), str(patched.get("size_before")),
+                         str(patched.get("size_after")), str(patched.get("gpu_after")),
                          "same" if good else f"DIFFERS {value}", f"{value[-1]:.2f} s" if good else ""))  # fmt: skip
-        if mode:
-            shutil.rmtree(work / f"torch.{mode}")
+        if mode != "-":
+            sh("bash", "-c", f"{stage('patch')} --restore {library}", env=env)
+            failed += sh("sha256sum", library).stdout != digest
     return failed
 
 
