@@ -205,7 +205,5 @@ def _check_type(value: Any, type_: str, name: str) -> str | None:
     if type_ in STRUCTS:
         return _check(value, STRUCTS[type_], name) if isinstance(value, dict) else f"{name} is no map"
     if type_ == "u64":
-        good = type(value) is int and 0 <= value < 1 << 64
-    else:
-        good = isinstance(value, _PYTHON[type_])
-    return None if good else f"{name} is no {type_}"
+        return None if type(value) is int and 0 <= value < 1 << 64 else f"{name} is no {type_}"
+    return None if isinstance(value, _PYTHON[type_]) else f"{name} is no {type_}"

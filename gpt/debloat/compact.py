@@ -140,12 +140,25 @@ class _Compaction:
         self.table_section: Section | None = None
 
     def plan(self) -> Plan:
+        self._check_apart()
         self._choose_cuts()
         segments = self._split_segments()
         edits = [*self._headers(segments), *self._pointers()]
         changed = self.doomed.changed + [(offset, offset + len(data)) for offset, data in edits]
         pieces = self._pieces(segments, edits)
         return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.scanned)
+
+    def _check_apart(self) -> None:
+        """Nothing may share bytes with a fatbin section: not another section, not the header tables."""
+        tables = self.tables
+        taken = [(s.offset, s.end, s.name) for s in tables.sections if s.in_file and s.size]
+        taken.append((tables.phoff, tables.phoff + PHDR.size * len(tables.segments), "program headers"))
+        taken.append((tables.shoff, tables.shoff + SHDR_SIZE * len(tables.sections), "section headers"))
+        for start, end, name in taken:
+            for packed in self.packed:
+                section = packed.section
+                if start < section.end and section.offset < end and (start, name) != (section.offset, section.name):
+                    raise CannotCompact(f"'{name}' overlaps '{section.name}'")
 
     def _choose_cuts(self) -> None:
         """A cut in each section where whole pages are free; the first one also makes room for the table."""

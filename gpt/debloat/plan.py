@@ -194,6 +194,8 @@ def splice(whole: Copy, new: Iterable[tuple[int, list[Piece]]]) -> list[Piece]:
     pieces: list[Piece] = []
     position = whole.start
     for offset, laid in new:
+        if offset < position:
+            raise MalformedError(f"two parts of the file share the bytes at {offset:#x}")
         pieces += [Copy(position, offset), *laid]
         position = offset + sum(piece.size for piece in laid)
     return [piece for piece in [*pieces, Copy(position, whole.end)] if piece.size]

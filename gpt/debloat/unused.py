@@ -152,6 +152,8 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
     lookup = not element["kernels"] and bool(element["variables"] or element["functions"])
     start = element["offset"]
     payload = start + element["header_size"]
+    if payload + element["payload_size"] >= 1 << 64:
+        raise MalformedError("element ends beyond any file", element["library"])
     return Candidate(
         arch=Arch(int(found[1]), int(found[2]), found[3]) if known and found else None,
         type=element["type"],

@@ -55,17 +55,20 @@ class Reader:
         """Opens the elements in order. Raises MalformedError with the location of the one that is broken."""
         window: deque[tuple[Future[Opened], int]] = deque()
         ahead = 0
-        for placed in found:
-            keep = wants_data(placed.element)
-            cost = placed.element.size if keep else PAYLOAD_WINDOW // WINDOW
-            while window and ahead + cost > PAYLOAD_WINDOW:
-                future, paid = window.popleft()
-                ahead -= paid
-                yield future.result()
-            window.append((self._pool.submit(self._open, source, placed, keep), cost))
-            ahead += cost
-        for future, _ in window:
-            yield future.result()
+        try:
+            for placed in found:
+                keep = wants_data(placed.element)
+                cost = placed.element.size if keep else PAYLOAD_WINDOW // WINDOW
+                while window and ahead + cost > PAYLOAD_WINDOW:
+                    ahead -= window[0][1]
+                    yield window.popleft()[0].result()
+                window.append((self._pool.submit(self._open, source, placed, keep), cost))
+                ahead += cost
+            while window:
+                yield window.popleft()[0].result()
+        finally:
+            for future, _ in window:
+                future.cancel()
 
     def _open(self, source: Source, placed: Placed, keep: bool) -> Opened:
         element = placed.element

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -18,27 +20,9 @@ ZIP = b"PK\3\4"
 MAX_MEMBER = 8 << 30  # bytes of a file in a wheel
 
 
-def iter_sources(paths: list[Path], recursive: bool) -> Iterator[tuple[Source, bool]]:
-    """Each file as an open source, and whether it was named itself. Closed when the next one is asked for.
-
-    With `recursive` a directory stands for the regular files below it (sorted; a file that several names or
-    links lead to comes once), a wheel or zip file for its members, unpacked into a temporary file one by one.
-    """
+def iter_files(top: Path) -> Iterator[Path]:
+    """The regular files below a directory, sorted. One that several names or links lead to comes once."""
     seen: set[tuple[int, int]] = set()
-    for path in paths:
-        if recursive and path.is_dir():
-            for name in _walk(path, seen):
-                with open(name, "rb") as file:
-                    yield Source(str(name), file.fileno()), False
-            continue
-        with open(path, "rb") as file:
-            if recursive and file.read(4) == ZIP:
-                yield from _iter_wheel(path, file)
-            else:
-                yield Source(str(path), file.fileno()), True
-
-
-def _walk(top: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
     for folder, folders, names in os.walk(top):
         folders.sort()
         for name in sorted(names):
@@ -53,21 +37,34 @@ def _walk(top: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
                     yield path
 
 
-def _iter_wheel(path: Path, file: IO[bytes]) -> Iterator[tuple[Source, bool]]:
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """A file as a source; a pipe or device is read to its end first."""
+    with open(path, "rb") as file, ExitStack() as stack:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield Source(str(path), file.fileno())
+        else:
+            yield spool(stack, file, str(path))
+
+
+def is_wheel(source: Source) -> bool:
+    """Whether it is a wheel, or any zip file."""
+    return source.size >= len(ZIP) and source.pread(0, len(ZIP)) == ZIP
+
+
+def iter_wheel(wheel: Source) -> Iterator[Source]:
+    """The members of a wheel, unpacked into a temporary file one by one. Raises MalformedError."""
     try:
-        with zipfile.ZipFile(file) as wheel:
-            for member in wheel.infolist():
+        with wheel.open() as file, zipfile.ZipFile(file) as members:
+            for member in members.infolist():
                 if member.is_dir():
                     continue
                 if member.file_size > MAX_MEMBER:
-                    raise MalformedError(f"'{member.filename}' unpacks to {member.file_size} bytes", str(path))
-                with tempfile.TemporaryFile() as copy:
-                    with wheel.open(member) as packed:
-                        shutil.copyfileobj(packed, copy, 1 << 20)
-                    copy.flush()
-                    yield Source(f"{path}/{member.filename}", copy.fileno()), False
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
-        raise MalformedError(f"zip: {error}", str(path)) from None
+                    raise MalformedError(f"'{member.filename}' unpacks to {member.file_size} bytes", wheel.name)
+                with members.open(member) as packed, ExitStack() as stack:
+                    yield spool(stack, packed, f"{wheel.name}/{member.filename}")
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise MalformedError(f"zip: {error}", wheel.name) from None
 
 
 def spool(stack: ExitStack, file: IO[bytes], name: str) -> Source:

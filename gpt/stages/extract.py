@@ -97,20 +97,29 @@ class Extraction:
 
     def read_files(self, files: list[Path], recursive: bool) -> Records:
         """The records of files. A broken one costs a `diag`; the rest goes on."""
-        from gpt.formats.files import iter_sources
+        from gpt.formats.files import is_wheel, iter_files, iter_wheel, opened
 
-        for path in files:
-            try:
-                for source, named in iter_sources([path], recursive):
-                    yield from self._read(source, named)
-            except GptError as error:
-                yield self.stage.error(error, ref=str(path))
+        for top in files:
+            below = recursive and top.is_dir()
+            for path in iter_files(top) if below else [top]:
+                try:
+                    with opened(path) as source:
+                        if recursive and is_wheel(source):
+                            for member in iter_wheel(source):
+                                yield from self._read(member, named=False)
+                        else:
+                            yield from self._read(source, named=not below)
+                except GptError as error:
+                    yield self.stage.error(error, ref=str(path))
+                except OSError as error:
+                    fact = "is a directory: read it with -r" if path.is_dir() else error.strerror or str(error)
+                    yield self.stage.error(MissingError(fact, str(path)), ref=str(path))
 
     def read_pipe(self, file: Any, stack: ExitStack) -> Records:
         """The records of one raw file on standard input."""
         from gpt.formats.files import spool
 
-        yield from self._read(spool(stack, file, cli.STDIN), True)
+        yield from self._read(spool(stack, file, cli.STDIN), named=True)
 
     def read_module(self, record: dict[str, Any]) -> Records:
         """A record of a stream, and after a `module` what its image holds."""
@@ -132,7 +141,7 @@ class Extraction:
                     source = source.sub(record["offset"], record.get("size", rest))
                 if record.get("sha256", digest := source.sha256()) != digest:
                     raise MalformedError("is not what was loaded: its sha256 differs", name)
-                yield from self._read(source, True)
+                yield from self._read(source, named=True)
         except OSError as error:
             yield self.stage.error(MissingError(error.strerror or str(error), str(path)))
         except GptError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpt.debloat.used import Used
 
 TOOL = "gpt-locate"
-NAMED = 10  # names that a message lists
+NAMED, NAME_LENGTH = 3, 100  # names that a message lists, characters of each
 
 Records = Iterator[dict[str, Any]]
 
@@ -204,6 +204,10 @@ class Search:
 
     def _warn_of(self, fact: str, names: set[str]) -> None:
         if names:
-            shown = ", ".join(f"'{name}'" for name in sorted(names)[:NAMED])
+            shown = ", ".join(f"'{_shorten(name)}'" for name in sorted(names)[:NAMED])
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             self._stage.warn("", f"{fact}: {shown}{more}")
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else name[:NAME_LENGTH] + "..."
