@@ -13,6 +13,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -35,9 +37,19 @@ def _show_version(context: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
+def _set_verbose(value: bool) -> bool:
+    global verbose
+    verbose = value
+    return value
+
+
+verbose = False  # whether a fault shows its traceback
+
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")]
 FromJson = Annotated[bool, typer.Option("--from-json", help="Read JSON lines.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of a fault.")
+]
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -45,7 +57,7 @@ Version = Annotated[
 
 
 class Terminated(BaseException):
-    """A signal asked the process to end; unwinding removes what is half written."""
+    """A signal asks the process to end, or would have; unwinding removes what is half written."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,18 +67,30 @@ def run(tool: str, command: Callable[..., int]) -> int:
     """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+    _occupy_closed()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+            signal.signal(number, _terminate)
     try:
         return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
-    except BrokenPipeError:
-        return _die(signal.SIGPIPE)
-    except KeyboardInterrupt:
-        return _die(signal.SIGINT)
     except Terminated as ended:
         return _die(ended.number)
+    except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
+        return _die(signal.SIGPIPE)
     except Exception as error:
         return _report(tool, error)
+
+
+def _occupy_closed() -> None:
+    """Fills standard descriptors that came closed, so that no file that is opened later takes their place.
+
+    The modes are the wrong ones: using them fails as it does with a closed one.
+    """
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest free number
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -82,7 +106,7 @@ def _die(number: int) -> int:
 
 def _report(tool: str, error: Exception) -> int:
     """One line on standard error for whatever went wrong, and the exit status that goes with it."""
-    if "-v" in sys.argv or "--verbose" in sys.argv:
+    if verbose:
         traceback.print_exception(error)
     if isinstance(error, GptError):
         say(tool, "error", error.where, error.fact)
@@ -160,8 +184,17 @@ class Stage:
         if not files:
             if os.isatty(0):
                 raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
-            with open(0, "rb", closefd=False) as file:
-                yield from self._records(file, STDIN)
+            yield from self._records(self.stdin, STDIN)
+
+    @cached_property
+    def stdin(self) -> BufferedReader:
+        """Standard input. All read it through this one object, for what one peeks at is in its buffer."""
+        try:
+            os.read(0, 0)  # fails where it is closed, or a directory
+            return open(0, "rb", closefd=False)
+        except OSError as error:
+            error.filename = STDIN
+            raise
 
     def _records(self, file: Any, name: str) -> Iterator[dict[str, Any]]:
         if self.from_json:
@@ -187,8 +220,9 @@ class Stage:
         if self.json:
             from gpt import jsonl
 
-            for line in jsonl.lines(record):
-                self._buffer += line.encode() + b"\n"
+            lines = list(jsonl.lines(record))
+            self._count += len(lines) - 1  # a `calls` record becomes several
+            self._buffer += "".join(line + "\n" for line in lines).encode()
         else:
             self._buffer += stream.pack(record)
         if len(self._buffer) >= FLUSH_BYTES:
@@ -201,9 +235,10 @@ class Stage:
             while data:
                 data = data[os.write(1, data) :]
         except BrokenPipeError:
-            raise
+            raise Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
         except OSError as error:
-            raise GptError(error.strerror or str(error), STDOUT) from None
+            error.filename = STDOUT
+            raise
 
     def source(self, produce: Iterable[dict[str, Any]], argv: Sequence[str]) -> int:
         """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""

@@ -1,15 +1,17 @@
 """The same records as JSON lines, for jq, a pager and a shell (`--json`, `--from-json`).
 
-JSON has no bytes, no integers that every reader keeps beyond 2^53, no text that is not UTF-8 and no map keys
-but text. Those are written as maps of one key, `{"$int": "n"}`, `{"$b64": ".."}`, `{"$raw": ".."}` (base64
-too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`; a map that looks like one of them is wrapped
-in `{"$map": ..}`. Reading a line gives back the record that was written, whatever it held.
+JSON has no bytes, no integers that every reader keeps beyond 2^53, no infinity or NaN, no text that is not
+UTF-8 and no map keys but text. Those are written as maps of one key, `{"$int": "n"}`, `{"$b64": ".."}`,
+`{"$float": "nan"}`, `{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`;
+a map that looks like one of them is wrapped in `{"$map": ..}`. Reading a line gives back the record that was
+written, whatever it held.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from collections.abc import Iterator
 from typing import IO, Any
@@ -18,10 +20,10 @@ import msgpack
 
 from gpt import records
 from gpt.errors import MalformedError
-from gpt.stream import check_segments
+from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53
-ESCAPES = frozenset(("$int", "$b64", "$raw", "$ext", "$pairs", "$map"))
+ESCAPES = frozenset(("$int", "$float", "$b64", "$raw", "$ext", "$pairs", "$map"))
 ROW_TYPES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
     "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f32": "f", "f64": "d",
@@ -39,8 +41,10 @@ def _is_escape(value: dict[Any, Any]) -> bool:
 def encode(value: Any) -> Any:
     """A msgpack value as what json.dumps takes."""
     match value:
-        case bool() | None | float():
+        case bool() | None:
             return value
+        case float():
+            return value if math.isfinite(value) else {"$float": str(value)}
         case int():
             return value if -MAX_INT <= value <= MAX_INT else {"$int": str(value)}
         case str():
@@ -80,6 +84,8 @@ def decode(value: Any) -> Any:
             if not -(1 << 63) <= number < 1 << 64:
                 raise ValueError(f"{inner} does not fit 64 bits")
             return number
+        case "$float":
+            return float(inner)
         case "$b64":
             return base64.b64decode(inner, validate=True)
         case "$raw":
@@ -97,18 +103,27 @@ def decode(value: Any) -> Any:
 def lines(record: dict[str, Any]) -> Iterator[str]:
     """The lines of a record: one, but for `calls`, which become a `call` for each row."""
     if record["kind"] != "calls":
-        yield json.dumps(encode(record), ensure_ascii=False)
+        yield _dump(record)
         return
+    if fault := records.check(record):
+        raise MalformedError(fault)
     common = {"kind": "call", "thread": record["thread"]}
     names = [field["name"] for field in record["fields"]]
+    if len({*common, *names}) < len(common) + len(names):
+        raise MalformedError(f"calls: fields of one name, or named {' or '.join(common)}")
     for row in _rows(record):
-        yield json.dumps(encode({**common, **dict(zip(names, row, strict=True))}), ensure_ascii=False)
+        yield _dump({**common, **dict(zip(names, row, strict=True))})
+
+
+def _dump(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(encode(record), ensure_ascii=False)
+    except RecursionError:
+        raise MalformedError(f"{record['kind']} record nested too deep for JSON") from None
 
 
 def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
     """The rows of a `calls` record, a value for each field."""
-    if fault := records.check(record):
-        raise MalformedError(fault)
     layout, stride, rows = [], record["stride"], record["rows"]
     for field in record["fields"]:
         code = ROW_TYPES.get(field["type"])
@@ -121,12 +136,12 @@ def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
         yield [code.unpack_from(rows, start + offset)[0] for code, offset in layout]
 
 
-def read_lines(file: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
+def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
     """The records of JSON lines, segments checked. Raises MalformedError with the line's number."""
     yield from check_segments(_parse_lines(file, name), name)
 
 
-def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
     for number, line in enumerate(iter(lambda: file.readline(2 * records.MAX_RECORD), b""), 1):
         where = f"{name}:{number}"
         try:
@@ -135,4 +150,9 @@ def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[dict[str, Any], s
             raise MalformedError(f"no JSON record: {str(error)[:100]}", where) from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise MalformedError("not a GPT record", where)
-        yield record, where
+        packed = Record(record)
+        try:
+            packed.raw = pack(record)
+        except MalformedError as error:
+            raise MalformedError(error.fact, where) from None
+        yield packed, where

@@ -62,7 +62,7 @@ KINDS: dict[str, Keys] = {
     },
     "library": {
         "path": ("str", "as given; /-joined member path inside a wheel"),
-        "type": ("str?", "elf, object, archive, fatbin, cubin or ptx"),
+        "type": ("str?", "elf, archive, fatbin, cubin or ptx"),
         "size": ("u64", "bytes of the file"),
         "build_id": ("str?", "hexadecimal"),
         "sha256": ("str?", "hexadecimal, of the file"),

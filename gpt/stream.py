@@ -11,6 +11,7 @@ Three traps of msgpack are dealt with here: its Unpacker forgets a record that i
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from gpt import records
 from gpt.errors import MalformedError, TruncatedError, at
 
 BLOCK = 1 << 20
+_PADDING = re.compile(rb"\0*")
 
 
 class Record(dict[str, Any]):
@@ -35,7 +37,10 @@ def pack(record: dict[str, Any]) -> bytes:
     """The bytes of a record: its own if it was read and not changed, else canonical msgpack."""
     if isinstance(record, Record):
         return record.raw
-    data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
+    try:
+        data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
+    except (ValueError, OverflowError) as error:  # JSON and deep nesting go beyond what msgpack can say
+        raise MalformedError(f"{record['kind']} record without msgpack form: {str(error)[:100]}") from None
     if len(data) > records.MAX_RECORD:
         raise MalformedError(f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}")
     return data
@@ -112,7 +117,8 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         max_map_len=records.MAX_ENTRIES,
     )
     pending = bytearray()  # the bytes that the unpacker holds and has not given back yet
-    start = 0  # offset of pending[0] in the unpacker's count
+    start = 0  # offset of pending[0]
+    edge = 0  # the unpacker's count at the end of the last record
     for block in blocks:
         try:
             unpacker.feed(block)
@@ -121,22 +127,26 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         pending += block
         taken = 0  # bytes of pending that became records
         while True:
+            if pending.startswith(b"\0", taken):  # padding can be long: not one by one
+                end = _PADDING.match(pending, taken).end()  # type: ignore[union-attr]
+                unpacker.read_bytes(end - taken)
+                taken, edge = end, unpacker.tell()
+            where = base + start + taken
             try:
                 value = unpacker.unpack()
             except msgpack.OutOfData:
                 break
             except (ValueError, TypeError, msgpack.UnpackException) as error:
-                raise MalformedError(f"no msgpack: {error}", at(name, base + start + taken)) from None
-            end = unpacker.tell() - start
-            if type(value) is not int or value != 0:
-                if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-                    raise MalformedError("not a GPT record", at(name, base + start + taken))
-                record = Record(value)
-                record.raw = bytes(pending[taken:end])
-                if len(record.raw) > records.MAX_RECORD:
-                    raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, base + start + taken))
-                yield record, base + start + taken
-            taken = end
+                raise MalformedError(f"no msgpack: {error}", at(name, where)) from None
+            if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+                raise MalformedError("not a GPT record", at(name, where))
+            end = taken + unpacker.tell() - edge
+            record = Record(value)
+            record.raw = bytes(pending[taken:end])
+            if len(record.raw) > records.MAX_RECORD:
+                raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, where))
+            taken, edge = end, unpacker.tell()
+            yield record, where
         del pending[:taken]
         start += taken
     if pending:

@@ -16,7 +16,7 @@ from rich.text import Text
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
-    "patched": ("library", "mode", "file before", "after", "less", "GPU code before", "after", "less"),
+    "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
 
 

@@ -98,17 +98,18 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
             else:
                 candidate.picked = True
     for candidate in candidates:
-        yield candidate, _reason(candidate, devices)
+        served = any(c.picked and c.type == "cubin" for c in regions[candidate.region])
+        yield candidate, _reason(candidate, devices, served)
 
 
-def _reason(candidate: Candidate, devices: list[Device]) -> str:
+def _reason(candidate: Candidate, devices: list[Device], cubin_serves: bool) -> str:
     if candidate.picked or candidate.arch is None:
         return KEPT if candidate.needed else NO_KERNEL_USED
     if candidate.linked:
         return LINKED
     if not any(_fits(candidate, device) for device in devices):
         return OTHER_ARCH
-    return SUPERSEDED if candidate.type == "cubin" else PTX_UNUSED
+    return PTX_UNUSED if candidate.type != "cubin" and cubin_serves else SUPERSEDED
 
 
 def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:

@@ -86,15 +86,29 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
         start, position, size = start + count, position + count, size - count
 
 
-def keep_backup(path: Path) -> None:
-    """Gives the original a second name, once: a library that is patched again keeps its first original."""
+def keep_backup(path: Path, image: Image) -> None:
+    """Gives the original a second name, once: a library that is patched again keeps its first original.
+
+    Raises GptError where the name is taken by another version of the library, of before an upgrade perhaps.
+    """
     backup = backup_of(path)
     if not backup.exists():
         os.link(path, backup)
+        return
+    with open(backup, "rb") as file:
+        if _version(parse_image(Source(str(backup), file.fileno()))) != _version(image):
+            raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
+
+
+def _version(image: Image) -> tuple[object, ...]:
+    """What stays when a library is slimmed, and changes when it is built anew."""
+    sections = image.elf.sections if image.elf else []
+    return image.type, image.build_id, [(s.name, s.type, s.addr) for s in sections]
 
 
 def restore(path: Path) -> None:
-    """Brings the original back. Raises MissingError where there is none."""
+    """Brings the original back, behind links. Raises MissingError where there is none."""
+    path = path.resolve()
     backup = backup_of(path)
     if not backup.exists():
         raise MissingError(f"no backup: {backup} is absent", str(path))

@@ -9,6 +9,8 @@ from gpt.formats.source import Source
 
 MAGIC = b"!<arch>\n"
 THIN = b"!<thin>\n"
+MAX_NAME = 4096  # bytes of a member's name
+MAX_NAMES = 64 << 20  # bytes of the table of long names
 HEADER = 60  # name 16, date 12, uid 6, gid 6, mode 8, size 10, end 2
 
 
@@ -26,13 +28,14 @@ def iter_members(source: Source) -> Iterator[tuple[str, Source]]:
         if end > source.size:
             raise MalformedError("archive member ends beyond the file", source.at(offset))
         if name == b"//":
-            names = source.pread(body, size)
+            names = source.pread(body, min(size, MAX_NAMES))
         elif name not in (b"/", b"/SYM64/", b"__.SYMDEF"):
-            if name.startswith(b"#1/") and name[3:].isdigit() and int(name[3:]) <= size:
+            if name.startswith(b"#1/") and name[3:].isdigit() and int(name[3:]) <= min(size, MAX_NAME):
                 length = int(name[3:])
                 name, body = source.pread(body, length).rstrip(b"\0"), body + length
             elif name.startswith(b"/") and name[1:].isdigit():
-                name = names[int(name[1:]) :].split(b"\n")[0]
+                start = int(name[1:])
+                name = names[start : names.find(b"\n", start, start + MAX_NAME)]
             yield name.rstrip(b"/").decode(errors="replace"), source.sub(body, end - body)
         offset = end + (end & 1)
     if offset < source.size:

@@ -14,15 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpt.errors import MalformedError
-from gpt.formats import cubin, ptxtext
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
+from gpt.formats.symbols import Contents
 
 WINDOW = 1024  # elements that may be ahead of the reader
 PAYLOAD_WINDOW = 64 << 20  # bytes of payload that may be
 
-EMPTY = cubin.Contents([], [], 0)
+BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes unpacked, and elements, that a thread does in one go
+
+EMPTY = Contents([], [], 0)
+Batch = list[tuple[Placed, bool]]  # elements, and whether their bytes are wanted
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Opened:
     """An element, what it defines, and its unpacked bytes where they were asked for (PTX without its NULs)."""
 
     placed: Placed
-    contents: cubin.Contents
+    contents: Contents
     data: bytes | None
 
 
@@ -53,22 +56,23 @@ class Reader:
 
     def open(self, source: Source, found: Iterable[Placed], wants_data: Callable[[Element], bool]) -> Iterator[Opened]:
         """Opens the elements in order. Raises MalformedError with the location of the one that is broken."""
-        window: deque[tuple[Future[Opened], int]] = deque()
+        window: deque[tuple[Future[list[Opened]], int]] = deque()
         ahead = 0
         try:
-            for placed in found:
-                keep = wants_data(placed.element)
-                cost = placed.element.size if keep else PAYLOAD_WINDOW // WINDOW
+            for batch, cost in _batches(found, wants_data):
                 while window and ahead + cost > PAYLOAD_WINDOW:
                     ahead -= window[0][1]
-                    yield window.popleft()[0].result()
-                window.append((self._pool.submit(self._open, source, placed, keep), cost))
+                    yield from window.popleft()[0].result()
+                window.append((self._pool.submit(self._open_all, source, batch), cost))
                 ahead += cost
             while window:
-                yield window.popleft()[0].result()
+                yield from window.popleft()[0].result()
         finally:
             for future, _ in window:
                 future.cancel()
+
+    def _open_all(self, source: Source, batch: Batch) -> list[Opened]:
+        return [self._open(source, placed, keep) for placed, keep in batch]
 
     def _open(self, source: Source, placed: Placed, keep: bool) -> Opened:
         element = placed.element
@@ -86,7 +90,25 @@ class Reader:
         return Opened(placed, contents, (text if text is not None else bytes(data)) if keep else None)
 
 
-def _parse(element: Element, data: bytes | memoryview) -> cubin.Contents:
+def _batches(found: Iterable[Placed], wants_data: Callable[[Element], bool]) -> Iterator[tuple[Batch, int]]:
+    """Elements in groups that are worth the trip to a thread, and what each takes of the window."""
+    batch: Batch = []
+    size = cost = 0
+    for placed in found:
+        keep = wants_data(placed.element)
+        batch.append((placed, keep))
+        size += placed.element.size
+        cost += placed.element.size if keep else max(PAYLOAD_WINDOW // WINDOW, placed.element.size // 4)
+        if size >= BATCH or len(batch) >= BATCH_LENGTH:
+            yield batch, cost
+            batch, size, cost = [], 0, 0
+    if batch:
+        yield batch, cost
+
+
+def _parse(element: Element, data: bytes | memoryview) -> Contents:
+    from gpt.formats import cubin, ptxtext  # and numpy, in a thread: it takes its time
+
     if element.type == "cubin":
         return cubin.parse_cubin(data)
     return ptxtext.parse_ptx(bytes(data)) if element.type == "ptx" else EMPTY

@@ -12,12 +12,12 @@ Symbols and names are read as numpy arrays: a large library has half a million o
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import numpy as np
 
 from gpt.errors import MalformedError
 from gpt.formats.elf import MACHINES, SHT_SYMTAB, machine_of
+from gpt.formats.symbols import SPACE, Contents, Symbol
 
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 
@@ -27,26 +27,10 @@ SECTION = np.dtype(
         ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8"),
     ]
 )  # fmt: skip
-SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+FUNCTION = 256  # bytes of a cubin for each function, at least; 1,951 are the least ever seen
+SYMBOL = 24  # bytes: three words, of which the first is name | info << 32 | other << 40 | shndx << 48
 
 Data = bytes | bytearray | memoryview
-
-
-class Symbol(NamedTuple):
-    """A function: its mangled name and the bytes of its code, None in PTX."""
-
-    name: str
-    size: int | None
-
-
-class Contents(NamedTuple):
-    """What an element defines."""
-
-    kernels: list[Symbol]
-    functions: list[Symbol]
-    variables: int
 
 
 def parse_sections(data: Data) -> np.ndarray:
@@ -75,17 +59,22 @@ def parse_cubin(data: Data) -> Contents:
     if not len(tables):
         return Contents([], [], 0)
     table = sections[tables[0]]
-    symbols = np.frombuffer(_bytes_of(data, table), SYMBOL, int(table["size"]) // SYMBOL.itemsize)
     if table["link"] >= len(sections):
         raise MalformedError("cubin: symbol table without names")
     names = bytes(_bytes_of(data, sections[table["link"]]))
-    kind = symbols["info"] & 15
-    defined = symbols["shndx"] != 0
-    functions = (kind == STT_FUNC) & defined
-    entry = functions & ((symbols["other"] & STO_CUDA_ENTRY) != 0)
+    words = np.frombuffer(_bytes_of(data, table), "<u8", int(table["size"]) // SYMBOL * 3).reshape(-1, 3)
+    head = words[:, 0]
+    kind = head >> np.uint64(32) & np.uint64(15)
+    defined = head >> np.uint64(48) != 0
+    function = (kind == STT_FUNC) & defined
+    entry = function & (head >> np.uint64(40) & np.uint64(STO_CUDA_ENTRY) != 0)
+    count = int(np.count_nonzero(function))
+    room = SPACE + len(data) - FUNCTION * count
+    if room < 0:
+        raise MalformedError(f"cubin: {count} functions in {len(data)} bytes")
     return Contents(
-        _symbols(symbols[entry], names),
-        _symbols(symbols[functions & ~entry], names),
+        _symbols(words[entry], names, room),
+        _symbols(words[function & ~entry], names, room),
         int(np.count_nonzero((kind == STT_OBJECT) & defined)),
     )
 
@@ -97,14 +86,17 @@ def _bytes_of(data: Data, section: np.void) -> memoryview:
     return memoryview(data)[start : start + size]
 
 
-def _symbols(symbols: np.ndarray, names: bytes) -> list[Symbol]:
-    try:
-        return [
-            Symbol(names[start : names.index(0, start)].decode(errors="surrogateescape"), size)
-            for start, size in zip(symbols["name"].tolist(), symbols["size"].tolist(), strict=True)
-        ]
-    except ValueError:
-        raise MalformedError("cubin: symbol without a name") from None
+def _symbols(words: np.ndarray, names: bytes, room: int) -> list[Symbol]:
+    """The functions with their names, which take `room` bytes at most: hostile ones share their bytes."""
+    starts, sizes = (words[:, 0] & np.uint64(0xFFFFFFFF)).tolist(), words[:, 2].tolist()
+    symbols: list[Symbol] = []
+    for start, size in zip(starts, sizes, strict=True):
+        end = names.find(0, start)
+        room -= end - start
+        if end < 0 or room < 0:
+            raise MalformedError("cubin: symbol without a name" if end < 0 else "cubin: names overlap")
+        symbols.append({"name": names[start:end].decode("utf-8", "surrogateescape"), "size": size})
+    return symbols
 
 
 def size_of_image(head: bytes) -> int:

@@ -19,11 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpt.errors import MalformedError
-from gpt.formats import archive, cubin, elf, fatbin, ptxtext
+from gpt.formats import archive, elf, fatbin, ptxtext
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 HEAD = 1 << 16  # bytes in which the .version of PTX text must begin
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan reads in vain, beside the size of the file
+MIN_WASTE = 4096  # what it costs to try a magic number, or read a header, in such bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ class Image:
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
         """The same with those that were cut out in place; not numbered."""
+        for count, placed in enumerate(self._iter_all(scan)):
+            if count >= fatbin.MAX_ELEMENTS:
+                raise MalformedError(f"over {fatbin.MAX_ELEMENTS} elements", self.source.at(placed.element.offset))
+            yield placed
+
+    def _iter_all(self, scan: bool) -> Iterator[Placed]:
         source = self.source
         if self.type == "fatbin":
             yield from (Placed(e) for e in _iter_range(source, 0, source.size))
@@ -74,13 +82,17 @@ class Image:
             for name, member in archive.iter_members(source):
                 inner = find_image(member)
                 if inner:
-                    for placed in inner.iter_all(scan):
+                    for placed in inner._iter_all(scan):
                         yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
         elif self.elf:
             found: list[elf.Section | fatbin.Element] = [*iter_sections(self.elf)]
             if scan:
                 found += _scan(source, [(s.offset, s.end) for s in found])
+            done = 0
             for part in sorted(found, key=lambda f: f.offset):
+                if part.offset < done:
+                    raise MalformedError("fatbin sections overlap", source.at(part.offset))
+                done = part.end
                 if isinstance(part, elf.Section):
                     elements = _iter_range(source, part.offset, part.end)
                     yield from (Placed(e, part.name) for e in elements)
@@ -141,6 +153,8 @@ def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
     head = source.pread(offset, min(64, source.size - offset))
     if len(head) < 64:
         raise MalformedError("cubin shorter than its header", source.at(offset))
+    if size > fatbin.MAX_UNPACKED:
+        raise MalformedError(f"cubin of {size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.at(offset))
     flags = int.from_bytes(head[48:52], "little")
     arch = flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF
     return fatbin.Element(offset, offset, "cubin", f"sm_{arch}", 0, size, size, size, "none", 0)
@@ -159,33 +173,50 @@ def _section_at(tables: elf.Elf, offset: int) -> str | None:
 
 
 def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
-    """Elements of regions and bare cubins outside the known ranges."""
+    """Elements of regions and bare cubins outside the known ranges.
+
+    What does not parse is read again from the next magic number on: in a file made for that, without end. So
+    WASTE bounds what may be read in vain.
+    """
     found: list[fatbin.Element] = []
     done = 0  # end of what was found last
+    wasted = 0
     for offset in _candidates(source, known):
         if offset < done:
             continue
+        here: list[fatbin.Element] = []
+        size = 0
         try:
-            here = _parse_found(source, offset)
+            for element, read in _iter_found(source, offset):
+                here += [element] if element else []
+                size += read
         except MalformedError:
-            continue  # the magic number stood there by chance
+            wasted += size + MIN_WASTE  # the magic number stood there by chance
+            if wasted > WASTE + source.size:
+                raise MalformedError("too much that only begins like GPU code", source.at(offset)) from None
+            continue
         found += here
+        if len(found) > fatbin.MAX_ELEMENTS:
+            break  # whoever reads them says so
         done = here[-1].end if here else done
     return found
 
 
-def _parse_found(source: Source, offset: int) -> list[fatbin.Element]:
+def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | None, int]]:
+    """The elements of what begins at `offset`, each with what it cost; None with what the next will cost."""
+    from gpt.formats import cubin
+
     head = source.pread(offset, min(64, source.size - offset))
     if head.startswith(fatbin.MAGIC_BYTES):
-        region = next(fatbin.iter_regions(source, offset, source.size))
-        return list(fatbin.iter_elements(source, region))
-    if len(head) < 64 or elf.MACHINES.get(elf.machine_of(head) or 0) != "cuda":
-        return []
-    size = cubin.size_of_image(head)
-    if offset + size > source.size or size > fatbin.MAX_UNPACKED:
-        return []
-    cubin.parse_cubin(source.pread(offset, size))
-    return [_bare(source, offset, size)]
+        region = next(fatbin.iter_regions(source, offset, source.size), None)
+        if region:
+            yield from ((element, MIN_WASTE) for element in fatbin.iter_elements(source, region))
+    elif len(head) == 64 and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda":
+        size = cubin.size_of_image(head)
+        if offset + size <= source.size and size <= fatbin.MAX_UNPACKED:
+            yield None, size
+            cubin.parse_cubin(source.pread(offset, size))
+            yield _bare(source, offset, size), 0
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:

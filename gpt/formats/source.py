@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
 
 from gpt.errors import MalformedError, TruncatedError, at
 
@@ -42,6 +41,20 @@ class Source:
             data += more
         return data
 
+    def pread_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset` on. Raises TruncatedError where the source is shorter."""
+        if not isinstance(self._data, int):
+            buffer[:] = self.pread(offset, len(buffer))
+            return
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise TruncatedError(f"{len(buffer)} bytes wanted, the file ends before", self.at(offset))
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._data, [buffer[done:]], self.base + offset + done)
+            if not count:
+                raise TruncatedError("shrinks while it is read", self.at(offset))
+            done += count
+
     def sub(self, offset: int, size: int) -> Source:
         """A part of it as a source of its own."""
         if offset < 0 or size < 0 or offset + size > self.size:
@@ -52,16 +65,13 @@ class Source:
         """A location for messages: the name and the offset in the file."""
         return at(self.name, self.base + offset)
 
-    def blocks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` to `end` in blocks."""
-        end = self.size if end is None else end
-        for offset in range(start, end, BLOCK):
-            yield self.pread(offset, min(BLOCK, end - offset))
-
     def sha256(self) -> str:
         """Digest of all of it, hexadecimal."""
         digest = hashlib.sha256()
-        for block in self.blocks():
+        buffer = memoryview(bytearray(min(BLOCK, self.size)))
+        for offset in range(0, self.size, BLOCK):
+            block = buffer[: self.size - offset]
+            self.pread_into(offset, block)
             digest.update(block)
         return digest.hexdigest()
 

@@ -68,6 +68,8 @@ def locate(
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
+    if not found.names and not keep:
+        stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     if arch:
         devices = [Device(parse_arch(name)) for name in arch.split(",") if name]
     else:
@@ -169,19 +171,19 @@ class Search:
     def _decide(self) -> Records:
         """The spans of the library that is complete, and what they come to, reason by reason."""
         from gpt.debloat.negativa import write_spans
-        from gpt.debloat.unused import KEPT, PTX_UNUSED, iter_reasons
+        from gpt.debloat.unused import KEPT, iter_reasons
 
         library = self._library["path"]
         tallies: dict[str, Counter[str]] = {}
         spans = []
         for candidate, reason in iter_reasons(self._candidates, self._devices):
-            if self._keep_ptx and reason == PTX_UNUSED and candidate.needed:
+            if self._keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT
             tally = tallies.setdefault(reason, Counter())
             tally.update(elements=1, kernels=candidate.kernels, bytes=candidate.end - candidate.start)
             if reason == KEPT:
                 self._kept |= candidate.used
-            else:
+            elif candidate.payload < candidate.end:
                 spans.append((candidate.payload, candidate.end))
                 yield records.make("span", library=library, start=candidate.payload, end=candidate.end, reason=reason)
         tallies[KEPT] = tallies.pop(KEPT, Counter())  # last

@@ -45,7 +45,7 @@ def patch(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the libraries here.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
-    fill: Annotated[int, typer.Option(min=0, max=255, help="The byte to overwrite with.")] = 1,
+    fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
@@ -147,6 +147,8 @@ class Patcher:
             if library.get("build_id", image.build_id) != image.build_id:
                 raise GptError("has another build id than the one that was extracted", str(path))
             doomed = find_doomed(image, self._spans)
+            if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
+                raise GptError("all of it is unused, and no smaller file says so", str(path))
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
             if not self._dry_run:
@@ -155,7 +157,7 @@ class Patcher:
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
                     if self._output is None:
-                        keep_backup(target)
+                        keep_backup(target, image)
         return records.make(
             "patched",
             library=str(path),

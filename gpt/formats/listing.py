@@ -1,0 +1,144 @@
+"""The records of a file that holds GPU code: `library`, `element` or `ptx`, `library_end`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from gpt import records
+from gpt.formats.contents import Opened, Reader
+from gpt.formats.fatbin import Element
+from gpt.formats.image import Image, Placed
+from gpt.formats.source import Source
+
+MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
+
+Records = Iterator[dict[str, Any]]
+
+
+@dataclass
+class Listing:
+    """What is wanted of files. An empty selection selects all; `warn` makes a `diag` of a location and a fact.
+
+    `numbers` counts the elements of a type over all files of a name, as they are numbered in saved files.
+    """
+
+    reader: Reader
+    warn: Callable[[str, str], dict[str, Any]]
+    scan: bool = False
+    archs: set[str] = field(default_factory=set)
+    types: set[str] = field(default_factory=set)
+    kernels: list[str] = field(default_factory=list)
+    payload: bool = False
+    ptx: bool = False
+    save: Path | None = None
+    numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    modules: int = 0  # ptx records so far
+
+    def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Records:
+        """The records of a file; none where it holds no GPU code. Raises MalformedError."""
+        source = image.source
+        found = image.iter_elements(self.scan)
+        first = next(found, None)
+        if first is None and not image.has_fatbins:
+            return
+        names: dict[int, str] = {}
+        digest = self.reader.digest(source)
+        selected = self._select(source, chain([first] if first else [], found), names)
+        opened = self.reader.open(source, selected, self._wants_data)
+        ahead = next(opened, None)  # unpacking begins beside the digest
+        yield records.make(
+            "library",
+            path=source.name,
+            type=image.type,
+            size=source.size,
+            build_id=image.build_id,
+            sha256=digest.result(),
+            machine=image.machine,
+        )
+        for item in chain([ahead] if ahead else [], opened):
+            progress(item.placed.element.offset, source.size)
+            if self._has_kernel(item):
+                if self.save:
+                    _write(self.save / names[item.placed.index], item)
+                yield from self._ptx(source, item) if self.ptx else self._element(source, item)
+        yield records.make("library_end", path=source.name)
+
+    def _select(self, source: Source, found: Iterable[Placed], names: dict[int, str]) -> Iterator[Placed]:
+        """The elements that are wanted by what their headers say. All are numbered and named, as by cuobjdump."""
+        stem = Path(source.name).stem or "module"
+        for placed in found:
+            arch, type_ = placed.element.arch, placed.element.type
+            self.numbers[stem, type_] += 1
+            if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
+                names[placed.index] = f"{stem}.{self.numbers[stem, type_]}.{arch}.{type_.replace(':', '')}"
+                yield placed
+
+    def _wants_data(self, element: Element) -> bool:
+        return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))
+
+    def _has_kernel(self, item: Opened) -> bool:
+        names = (symbol["name"] for symbol in item.contents.kernels)
+        return not self.kernels or any(fnmatchcase(name, glob) for name in names for glob in self.kernels)
+
+    def _element(self, source: Source, item: Opened) -> Records:
+        placed, element, contents = item.placed, item.placed.element, item.contents
+        data = item.data if self.payload else None
+        if data is not None and len(data) > MAX_PAYLOAD:
+            yield self.warn(source.at(element.offset), f"payload of {len(data)} bytes fits no record: use --save")
+            data = None
+        yield records.make(
+            "element",
+            library=source.name,
+            section=placed.section,
+            member=placed.member,
+            region=element.region,
+            index=placed.index,
+            type=element.type,
+            arch=element.arch,
+            offset=element.offset,
+            header_size=element.header_size,
+            payload_size=element.payload_size,
+            size=element.size,
+            codec=element.codec,
+            flags=element.flags,
+            kernels=contents.kernels,
+            functions=contents.functions,
+            variables=contents.variables,
+            data=data,
+        )
+
+    def _ptx(self, source: Source, item: Opened) -> Records:
+        from gpt.formats.cubin import find_ptx
+
+        element, text = item.placed.element, item.data
+        if text is not None and element.type == "cubin":
+            text = find_ptx(text)
+        if text is None or element.type not in ("ptx", "cubin"):
+            return
+        yield records.make(
+            "ptx",
+            id=self.modules,
+            module=f"{source.name}#{item.placed.index}",
+            arch=element.arch,
+            kernels=[symbol["name"] for symbol in item.contents.kernels],
+            data=text,
+        )
+        self.modules += 1
+
+
+def _write(path: Path, item: Opened) -> None:
+    """Writes the unpacked bytes of an element, whole or not at all."""
+    assert item.data is not None
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(item.data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,22 @@
+"""What an element defines, whatever its type."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NotRequired, TypedDict
+
+SPACE = 1 << 16  # bytes that names and functions may take whatever the size of what defines them
+
+
+class Symbol(TypedDict):
+    """A function: the struct `symbol` of gpt/records.py. PTX has no size."""
+
+    name: str
+    size: NotRequired[int]
+
+
+class Contents(NamedTuple):
+    """Kernels, device functions, and the number of device variables."""
+
+    kernels: list[Symbol]
+    functions: list[Symbol]
+    variables: int

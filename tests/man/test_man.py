@@ -1,0 +1,318 @@
+"""The man pages against what they describe: options against --help, kinds against gpt/records.py, and every
+example is run as a reader would type it and must print what stands below it.
+
+In an example a line that begins with `$ ` is a command, which goes on where a line ends with `|` or `\\` or inside of
+a quotation, and the lines below are its output. There `...` stands for anything, and numbers need not be the same:
+they depend on the compiler. `$ cat FILE` of a file that is not there makes it, with the lines below as its content.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpt import records
+from gpt.formats import elf, fatbin, files
+from tests.demo.build import build
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*"))}
+TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
+COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
+
+# roff, as far as the pages use it
+
+CHARACTERS = {r"\e": "\\", r"\-": "-", r"\(aq": "'", r"\(ga": "`", r"\(dq": '"', r"\(ti": "~", r"\(ha": "^", r"\&": ""}
+
+
+def plain(text):
+    """What a reader sees of a text with escapes."""
+    return re.sub(r"\\(?:\(..|.)", lambda found: CHARACTERS[found[0]], text)
+
+
+def section(page, title):
+    """The lines of a section (`.Sh`) or subsection (`.Ss`)."""
+    text = PAGES[page].read_text()
+    found = re.search(rf'^\.(S[hs]) "?{re.escape(title)}"?\n(.*?)(?=^\.Sh|^\.\1|\Z)', text, re.M | re.S)
+    assert found, f"{page} has no {title}"
+    return found[2].splitlines()
+
+
+def flags(line):
+    """`-o, --output DIR` of `Fl o , Fl Fl output Ar DIR`."""
+    line = re.sub(r"Fl Fl ", "--", line)
+    line = re.sub(r"Fl ", "-", line)
+    line = re.sub(r"\b(?:Ar|Cm) ", "", line)
+    return line.replace(" ,", ",").replace(" | ", "|")
+
+
+# What there is
+
+
+def test_every_tool_has_a_page_and_every_page_a_tool():
+    tools = {path.name for path in (ROOT / "bin").glob("gpt-*")}
+    assert tools == set(TOOLS)
+    assert {f"{tool}.1" for tool in tools} == {name for name in PAGES if name.endswith(".1")}
+    assert {"gpt-stream.5", "gpt.7"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_the_name_of_its_file_and_its_folder(page):
+    name, _, number = page.rpartition(".")
+    assert PAGES[page].parent.name == f"man{number}"
+    text = PAGES[page].read_text()
+    assert f"\n.Dt {name.upper()} {number}\n" in text
+    assert f"\n.Nm {name}\n" in text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_references_lead_somewhere(page):
+    text = PAGES[page].read_text()
+    for name, number in re.findall(r"\bXr (\S+) (\d)", text):
+        assert not name.startswith("gpt") or f"{name}.{number}" in PAGES
+        assert f"{name}.{number}" != page
+    titles = re.findall(r"^\.S[hs] (.*)", text, re.M)
+    for title in re.findall(r"^\.Sx (.+?)(?: [.,;:)])*$", text, re.M):
+        assert title in titles
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_see_also_lists_what_the_page_refers_to(page):
+    text = PAGES[page].read_text()
+    also = re.findall(r"Xr (\S+ \d)", "\n".join(section(page, "SEE ALSO")))
+    assert also == sorted(set(also), key=lambda name: (name[-1], name))
+    own = set(re.findall(r"\bXr (gpt\S* \d)", text))
+    assert own <= set(also)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_passes_mandoc_and_fits_a_terminal(page):
+    if not shutil.which("mandoc"):
+        pytest.skip("no mandoc (Debian: apt-get install mandoc)")
+    assert mandoc("-T", "lint", "-W", "warning", PAGES[page]) == ""
+    shown = re.sub(".\x08", "", mandoc("-T", "utf8", "-O", "width=80", PAGES[page]))  # typed twice: bold
+    assert max(len(line.expandtabs()) for line in shown.splitlines()) <= 80
+
+
+def mandoc(*args):
+    return subprocess.run(["mandoc", *args], capture_output=True, text=True, check=False).stdout
+
+
+def test_source_tree_names_what_is_there():
+    paths = re.findall(r"^\.It Pa (\S+)", "\n".join(section("gpt.7", "SOURCE TREE")), re.M)
+    assert len(paths) > 5
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+# Options
+
+
+@cache
+def help_of(tool):
+    module, _, function = TOOLS[tool].partition(":")
+    code = f"import sys; from {module} import {function} as main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "dumb"}
+    command = [sys.executable, "-c", code, "--help"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def options_of_help(tool):
+    """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
+    found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", help_of(tool).partition("\nOptions:\n")[2], re.M)
+    return {re.sub(r"<([a-z|]+)>$", r"\1", option) for option in found}
+
+
+def options_of_page(page):
+    return {flags(line.removeprefix(".It ")) for line in section(page, "OPTIONS") if line.startswith(".It Fl")}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_options_are_those_of_help(tool):
+    page, helped = options_of_page(f"{tool}.1"), options_of_help(tool)
+    assert helped >= COMMON
+    for option in [o for o in helped if o.endswith(">")]:
+        names = re.escape(option.partition(" <")[0])
+        helped.remove(option)
+        helped.add(next((o for o in page if re.fullmatch(names + " [A-Z]+", o)), option))
+    assert page == helped
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_synopsis_has_every_option(tool):
+    text = "\n".join(section(f"{tool}.1", "SYNOPSIS"))
+    used = {flags(option) for option in re.findall(r"^\.(?:Op )?(Fl .*)", text, re.M)}
+    for option in options_of_page(f"{tool}.1") - COMMON:
+        short, _, long = option.rpartition(", ")
+        value = long.partition(" ")[2]
+        wanted = f"{short} {value}".strip() if short else long
+        assert wanted in used, option
+        used.discard(wanted)
+    assert not used
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_arguments_are_those_of_help(tool):
+    (name,) = re.findall(r"\[(\w+)\]\.\.\.", help_of(tool).partition("\n")[0])
+    assert f".Op Ar {name} ..." in section(f"{tool}.1", "SYNOPSIS")
+
+
+# Kinds and keys
+
+
+def tables(title):
+    """The rows of the tables of a section, by subsection."""
+    found, rows = {}, []
+    for line in section("gpt-stream.5", title):
+        if line.startswith(".Ss "):
+            found[line[4:]] = rows = []
+        elif line.startswith(".It ") and not line.startswith(".It Sy"):
+            rows.append(plain(line))
+    return found
+
+
+@pytest.mark.parametrize(("title", "declared"), [("KINDS", records.KINDS), ("STRUCTURES", records.STRUCTS)])
+def test_tables_are_those_of_records(title, declared):
+    shown = tables(title)
+    assert list(shown) == list(declared)
+    for name, keys in declared.items():
+        assert shown[name] == [f".It {key} Ta {type_} Ta {meaning}" for key, (type_, meaning) in keys.items()]
+
+
+def test_names_that_are_left_to_users_are_not_used():
+    for keys in [records.KINDS, *records.KINDS.values(), *records.STRUCTS.values()]:
+        assert not any(name.startswith("x-") for name in keys)
+
+
+def test_limits_and_version_are_those_of_records():
+    text = " ".join(PAGES["gpt-stream.5"].read_text().split())
+    assert "version {}.{},".format(*records.VERSION) in text
+    assert f"at most {records.MAX_RECORD >> 20} MiB" in text
+    assert f"at most {records.MAX_ENTRIES} entries" in text
+
+
+def test_limits_are_those_of_fatbins():
+    text = " ".join(section("gpt-extract.1", "LIMITS"))
+    assert f"{fatbin.MAX_UNPACKED >> 20} MiB at most" in text
+    assert f"a window of {fatbin.MAX_WINDOW >> 20} MiB" in text
+    assert f"{fatbin.MAX_REGIONS} regions" in text
+    assert fatbin.MAX_REGIONS == fatbin.MAX_ELEMENTS == elf.MAX_TABLE
+    assert f"{files.MAX_MEMBER >> 30} GiB" in text
+    assert f"the limit is {fatbin.MAX_UNPACKED}" in PAGES["gpt-extract.1"].read_text()
+
+
+# Examples
+
+
+def iter_examples(page):
+    """Each command of a page with the lines below it."""
+    text = PAGES[page].read_text()
+    for block in re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed$", text, re.M | re.S):
+        if not block.startswith("$ "):
+            continue
+        command, output = "", []
+        for line in plain(block).splitlines():
+            if command and is_open(command):
+                command += "\n" + line
+            elif line.startswith("$ "):
+                if command:
+                    yield command, output
+                command, output = line[2:], []
+            else:
+                output.append(line)
+        yield command, output
+
+
+def is_open(command):
+    return command.endswith(("|", "\\")) or command.count("'") % 2 == 1
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A folder with libdemo.so, and one with the tools of this tree as executables."""
+    folder = tmp_path_factory.mktemp("demo")
+    try:
+        build(folder / "lib")
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    (folder / "bin").mkdir()
+    scripts = {"python3": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}
+    for tool, entry in TOOLS.items():
+        module, _, function = entry.partition(":")
+        scripts[tool] = f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+    for name, text in scripts.items():
+        path = folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    return folder
+
+
+def run(command, folder, environment):
+    """What a command writes to its terminal of 80 columns, and its status."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 80, 0, 0))
+    process = subprocess.Popen(
+        ["sh", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    data = b""
+    try:
+        while block := os.read(ours, 1 << 16):
+            data += block
+    except OSError:
+        pass  # how Linux says that the other side is closed
+    os.close(ours)
+    text = re.sub(r"\x1b\[[\d;]*m", "", data.decode())  # jq's colours
+    return text.replace("\r\n", "\n").splitlines(), process.wait(timeout=60)
+
+
+def pattern(lines):
+    """A regular expression for an output: blanks, numbers and digests may be others, `...` is anything."""
+    text = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in lines))
+    text = re.escape(text).replace(r"\ ", " ").replace(r"\.\.\.", ".*")
+    text = re.sub(r"\d+(?:,\d{3})*(?:\\\.\d+)?", r"\\d+(?:,\\d{3})*(?:\\.\\d+)?", text)
+    return re.compile(text)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_do_what_they_show(page, demo, tmp_path):
+    examples = list(iter_examples(page))
+    assert examples
+    if any(re.search(r"\bjq\b", command) for command, _ in examples) and not shutil.which("jq"):
+        pytest.skip("no jq (Debian: apt-get install jq)")
+    shutil.copy(demo / "lib" / "libdemo.so", tmp_path)
+    (tmp_path / "names.txt").write_text(KERNEL + "\n")
+    paths = [demo / "bin", os.environ["PATH"]]
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join(map(str, paths)),
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "LC_ALL": "C",
+    }
+    for command, output in examples:
+        created = re.fullmatch(r"cat (\S+)", command)
+        if created and not (tmp_path / created[1]).exists():
+            (tmp_path / created[1]).write_text("\n".join(output) + "\n")
+            continue
+        printed, status = run(command, tmp_path, environment)
+        assert status == 0, (command, printed)
+        shown = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in printed))
+        assert pattern(output).fullmatch(shown), (command, printed)
+
+
+def test_examples_are_compared_as_they_are_meant():
+    assert pattern(["a 1.5 KiB", "b ..."]).fullmatch("a 12,345.25 KiB\nb anything")
+    assert not pattern(["a 1"]).fullmatch("a b")
+    assert not pattern(["a"]).fullmatch("a\nb")
+    assert not pattern([]).fullmatch("error")
