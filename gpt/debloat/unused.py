@@ -97,9 +97,9 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
                 candidate.linked = True
             else:
                 candidate.picked = True
+    served = {c.region for c in candidates if c.picked and c.type == "cubin"}
     for candidate in candidates:
-        served = any(c.picked and c.type == "cubin" for c in regions[candidate.region])
-        yield candidate, _reason(candidate, devices, served)
+        yield candidate, _reason(candidate, devices, candidate.region in served)
 
 
 def _reason(candidate: Candidate, devices: list[Device], cubin_serves: bool) -> str:
