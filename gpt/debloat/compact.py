@@ -44,7 +44,7 @@ PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's
 PHDR = struct.Struct("<IIQQQQQQ")
 SHDR_SIZE = 64
 EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM = 32, 40, 56
-PN_XNUM = 0xFFFF
+MAX_SEGMENTS = 1000  # 13 are usual, and every relocation is looked up in them
 
 
 class CannotCompact(Exception):
@@ -151,6 +151,11 @@ class _Compaction:
     def _check_apart(self) -> None:
         """Nothing may share bytes with a fatbin section: not another section, not the header tables."""
         tables = self.tables
+        if len(tables.segments) > MAX_SEGMENTS:
+            raise CannotCompact(f"{len(tables.segments)} program headers")
+        ends = [s.addr + s.size for s in tables.sections] + [s.vaddr + s.memsz for s in tables.segments]
+        if max(ends) >= 1 << 63:
+            raise CannotCompact("addresses beyond 2^63")
         taken = [(s.offset, s.end, s.name) for s in tables.sections if s.in_file and s.size]
         taken.append((tables.phoff, tables.phoff + PHDR.size * len(tables.segments), "program headers"))
         taken.append((tables.shoff, tables.shoff + SHDR_SIZE * len(tables.sections), "section headers"))
@@ -212,8 +217,6 @@ class _Compaction:
                 )
             if rest is segment or rest.memsz:
                 segments.append(rest)
-        if len(segments) >= PN_XNUM:
-            raise CannotCompact("too many program headers")
         return [self._place(segment, len(segments)) for segment in segments]
 
     def _place(self, segment: Segment, count: int) -> Segment:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt.formats import elf
+from gpt.formats import elf, fatbin
 from gpt.formats.elf import Elf, Section
 from gpt.formats.source import BLOCK, Source
 
@@ -29,6 +29,7 @@ WRAPPER_MAGIC = 0x466243B1
 RELATIVE = {"x86_64": 8, "aarch64": 1027}
 SHN_ABS = 0xFFF1
 STT_SECTION = 3
+MAX_POINTERS = fatbin.MAX_REGIONS  # of one section
 OVERLAP = 16  # bytes of code that two blocks share: more than a displacement and what follows it
 RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
 SYMBOL = np.dtype(
@@ -79,6 +80,13 @@ def _inside(values: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     return found
 
 
+def _indices(found: np.ndarray, section: Section) -> list[int]:
+    indices: list[int] = np.flatnonzero(found).tolist()
+    if len(indices) > MAX_POINTERS:
+        raise NotUnderstood(f"'{section.name}' points into fatbins {len(indices)} times")
+    return indices
+
+
 def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
     count = section.size // dtype.itemsize
     return np.frombuffer(source.pread(section.offset, count * dtype.itemsize), dtype)
@@ -123,7 +131,7 @@ def _rela(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
     if for_symbols.any():
         raise NotUnderstood(f"'{section.name}' points into a fatbin by a relocation of another kind")
     pointers = []
-    for index in np.flatnonzero(pointing & relative).tolist():
+    for index in _indices(pointing & relative, section):
         value = int(entries["addend"][index])
         pointers.append(Pointer(section.offset + index * RELA.itemsize + 16, value))
         word = _word(source, tables, int(entries["offset"][index]))
@@ -133,20 +141,25 @@ def _rela(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 
 
 def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int, int]]) -> list[Pointer]:
-    """RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow."""
+    """RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow.
+
+    Addresses ascend, so that there are no more of them than words in the file.
+    """
     pointers = []
     address = 0
     for entry in _read(source, section, np.dtype("<u8")).tolist():
         if entry & 1 == 0:
+            if entry < address:
+                raise NotUnderstood(f"'{section.name}' goes back")
             places = [entry]
             address = entry + 8
         else:
             places = [address + 8 * bit for bit in range(63) if entry >> (bit + 1) & 1]
             address += 63 * 8
-        for place in places:
-            word = _word(source, tables, place)
-            if word and any(low <= word[1] < high for low, high in ranges):
-                pointers.append(Pointer(*word))
+        words = [_word(source, tables, place) for place in places]
+        if None in words:
+            raise NotUnderstood(f"'{section.name}' relocates what is not in the file")
+        pointers += [Pointer(*word) for word in words if word and any(low <= word[1] < high for low, high in ranges)]
     return pointers
 
 
@@ -202,7 +215,7 @@ def _symbols(source: Source, tables: Elf, fatbins: list[Section], ranges: list[t
         at_end = np.isin(symbols["value"], list(ends)) & np.isin(symbols["shndx"], list(indices))
         if at_end.any():
             raise NotUnderstood(f"a symbol of '{section.name}' marks the end of a fatbin section")
-        for index in np.flatnonzero(pointing).tolist():
+        for index in _indices(pointing, section):
             at = section.offset + index * SYMBOL.itemsize + 8
             pointers.append(Pointer(at, int(symbols["value"][index])))
     return pointers

@@ -36,7 +36,7 @@ PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
 
 RELOCATABLE = "__nv_relfatbin"
-_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+_ARCH = re.compile(r"sm_(\d{1,3})(\d)([af]?)", re.ASCII)
 
 
 class Arch(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
@@ -39,10 +39,9 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
     used = Used()
     for path in paths:
         with open(path, "rb") as file:
-            head = file.read(1)
-            file.seek(0)
+            head = file.peek(1)[:1]  # and no seek: it may be a pipe
             if head >= b"\x80":
-                _read_trace(path, used, allow_incomplete, root=True, seen=set())
+                _read_trace(path, file, used, allow_incomplete, root=True, seen=set())
             elif head == b"{":
                 _read_negativa(file.read(MAX_TEXT), path, used)
             else:
@@ -71,24 +70,23 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
         used.names.setdefault(name, None)
 
 
-def _read_trace(path: Path, used: Used, allow_incomplete: bool, root: bool, seen: set[Path]) -> None:
+def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool, seen: set[Path]) -> None:
     """Adds a trace and those of its children. `root` is false for a child."""
     seen.add(path.resolve())
     segment = _Segment(used)
     interrupted = False
     children: list[Path] = []
     try:
-        with open(path, "rb") as file:
-            for record in stream.read_records(file, str(path)):
-                if fault := records.check(record):
-                    raise MalformedError(fault, str(path))
-                match record["kind"]:
-                    case "header":
-                        interrupted |= segment.open
-                        segment = _Segment(used)
-                    case "child" if "path" in record:
-                        children.append(path.parent / record["path"])
-                segment.add(record)
+        for record in stream.read_records(file, str(path)):
+            if fault := records.check(record):
+                raise MalformedError(fault, str(path))
+            match record["kind"]:
+                case "header":
+                    interrupted |= segment.open
+                    segment = _Segment(used)
+                case "child" if "path" in record:
+                    children.append(path.parent / record["path"])
+            segment.add(record)
         interrupted |= segment.open
     except TruncatedError as error:
         if not allow_incomplete:
@@ -103,7 +101,8 @@ def _read_trace(path: Path, used: Used, allow_incomplete: bool, root: bool, seen
         if child.resolve() in seen:
             continue
         if child.exists():
-            _read_trace(child, used, allow_incomplete, root=False, seen=seen)
+            with open(child, "rb") as inner:
+                _read_trace(child, inner, used, allow_incomplete, root=False, seen=seen)
         elif allow_incomplete:
             used.warnings.append((str(path), f"the trace of a child is absent: {child}"))
         else:

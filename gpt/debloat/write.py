@@ -53,7 +53,8 @@ def _write(out: int, source: int, plan: Plan) -> None:
     for piece in plan.pieces:
         match piece:
             case Copy():
-                _copy(source, piece.start, out, position, piece.size)
+                for start, end in _iter_data(source, piece.start, piece.end):
+                    _copy(source, start, out, position + start - piece.start, end - start)
             case Data():
                 _put(out, piece.data, position)
             case Fill(size, byte, hole) if not hole:
@@ -68,6 +69,21 @@ def _put(out: int, data: bytes, position: int) -> None:
     while data:
         count = os.pwrite(out, data, position)
         data, position = data[count:], position + count
+
+
+def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a range that are no holes: those of a library that was patched before stay holes."""
+    while start < end:
+        try:
+            start = os.lseek(file, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # a hole to the end
+        stop = min(end, os.lseek(file, start, os.SEEK_HOLE))
+        if start < stop:
+            yield start, stop
+        start = max(start, stop)
 
 
 def _copy(source: int, start: int, out: int, position: int, size: int) -> None:

@@ -75,9 +75,10 @@ class Listing:
         stem = Path(source.name).stem or "module"
         for placed in found:
             arch, type_ = placed.element.arch, placed.element.type
-            self.numbers[stem, type_] += 1
+            number = self.numbers[stem, type_] = self.numbers[stem, type_] + 1
             if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
-                names[placed.index] = f"{stem}.{self.numbers[stem, type_]}.{arch}.{type_.replace(':', '')}"
+                alone = placed.element.header_size == 0 and placed.element.size == source.size and number == 1
+                names[placed.index] = f"{stem}{'' if alone else f'.{number}'}.{arch}.{type_.replace(':', '')}"
                 yield placed
 
     def _wants_data(self, element: Element) -> bool:
