@@ -21,7 +21,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help: ## this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
+setup: $(READY) runtime/records.h ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -33,10 +33,15 @@ $(READY): pyproject.toml
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev]'
 	@touch $@
 
+# C writes the records that Python declares.
+runtime/records.h: runtime/mkrecords.py gpt/records.py | $(READY)
+	@$(VENV)/bin/python $< >$@.part
+	@mv $@.part $@
+
 demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
 	@sh tests/demo/demo.sh
 
-test: $(READY) ## run all tests (ARGS="-k fatbin" for some)
+test: $(READY) runtime/records.h ## run all tests (ARGS="-k fatbin" for some)
 	@echo "test: pytest"
 	@$(VENV)/bin/python -m pytest -q -n auto $(ARGS)
 
@@ -92,7 +97,7 @@ uninstall: ## remove what install put under PREFIX
 	@rm -rf $(LIBDIR)
 
 clean: ## remove what was built, keep .venv
-	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist runtime/records.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

@@ -1,0 +1,42 @@
+"""What all tests share: the executables first on PATH, and files that are built once for all workers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.formats.samples import SAMPLES
+
+# The executables of the environment that runs the tests go before those of the system.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of a session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample(shared: Path) -> Callable[[str], Path]:
+    """The sample of a name (tests/formats/samples.py), built by whichever worker asks first. Not to be changed."""
+
+    def get(name: str) -> Path:
+        folder = shared / name
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = folder / ".path"
+            if not done.exists():
+                folder.mkdir(exist_ok=True)
+                done.write_text(str(SAMPLES[name](folder)))
+            return Path(done.read_text())
+
+    return get

@@ -1,0 +1,23 @@
+#!/bin/sh
+# A stage of one's own between two of ours, in shell: --json writes lines, jq changes them, --from-json reads them.
+set -eu
+command -v jq >/dev/null || { echo "no jq"; exit 77; }
+
+python3 -m tests.demo.build .
+echo _Z12matrixMulGPUPKfS0_Pfi >names.txt
+
+# Keeps PTX out of it, whatever gpt-locate thinks, and leaves a note on the elements that go on.
+gpt-extract libdemo.so --json |
+    jq -c 'select(.type != "ptx") | if .kind == "element" then .note = {by: "jq"} else . end' |
+    gpt-locate --from-json --used names.txt --arch sm_90 |
+    gpt-patch -o slim --json >records.jsonl
+
+# The notes came through two stages that do not know them; what jq dropped was neither counted nor cut.
+jq -es 'map(select(.kind == "element")) | length == 4 and all(.note == {by: "jq"})' records.jsonl
+jq -es 'map(select(.kind == "span")) | length == 3' records.jsonl
+jq -es 'map(select(.kind == "tally").elements) | add == 4' records.jsonl
+jq -es '.[0].via == ["gpt-locate", "gpt-patch"] and .[-1].records == length - 2' records.jsonl
+jq -es 'map(select(.kind == "patched")) | length == 1 and .[0].mode == "compact"' records.jsonl
+
+gpt-extract slim/libdemo.so --json | jq -r 'select(.kind == "element") | .type + " " + .arch' | sort >left
+printf 'cubin sm_90\nptx sm_90\nptx sm_90\n' | diff - left

@@ -1,0 +1,35 @@
+"""Runs the scripts beside this file: one behaviour each, as a user types it.
+
+A script gets an empty folder to work in, the executables and this checkout's Python on PATH, and
+`python3 -m tests.demo.build DIR` for a library. Status 77 skips it, its last line says why.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TOP = HERE.parents[1]
+SCRIPTS = sorted(HERE.glob("[0-9][0-9][0-9]-*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script(script, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(TOP), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        ["sh", script],
+        cwd=tmp_path,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=300,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip(done.stdout.strip().rpartition("\n")[2])
+    assert done.returncode == 0, f"{script.name}: exit {done.returncode}\n{done.stdout}"

@@ -1,0 +1,364 @@
+"""What every stage must do, whatever it is for: gpt-stream(5) and gpt(7) as tests, on real processes.
+
+A new executable takes a line in STAGES, with the options that it cannot run without.
+"""
+
+import io
+import os
+import pty
+import resource
+import select
+import signal
+import statistics
+import subprocess
+import threading
+import tomllib
+from pathlib import Path
+
+import msgpack
+import pytest
+
+import gpt
+from gpt import jsonl, records, stream
+from tests.demo.build import build
+
+STAGES = {
+    "gpt-extract": [],
+    "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
+    "gpt-patch": ["-o", "slim"],
+}
+
+HEADER = stream.pack(stream.header("test", ["test"]))
+END = stream.pack(records.make("end", records=77, status=0))
+STRANGE = [  # what no stage knows, written as Python would not
+    b"\x83\xa4kind\xa6x-mine\xa1f\xca\x3f\x80\x00\x00\xa1n\xd3" + b"\xff" * 8,
+    b"\x82\xa4kind\xa6x-mine\xa1k\x83\x01\x02\xc0\x03\xa2\xff\xfe\xc7\x03\x05abc",
+    b"\xdf\x00\x00\x00\x02\xd9\x04kind\xa4diag\xa1x\xc4\x00",
+]
+SYNC = b"\x83\xa4kind\xa4sync\xa2id\xcd\x00\x07\xa3why\xca\x40\x00\x00\x00"
+UNFINISHED = HEADER + STRANGE[0] + SYNC
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture
+def folder(tmp_path, demo):
+    (tmp_path / "libdemo.so").symlink_to(demo)
+    (tmp_path / "names.txt").touch()  # nothing was used: no name to miss
+    return tmp_path
+
+
+@pytest.fixture(params=STAGES)
+def stage(request, folder):
+    """Runs a stage: `stage(*arguments, data=bytes)`."""
+
+    class Stage:
+        name = request.param
+        command = (name, *STAGES[name])
+
+        def __call__(self, *args, data=b"", **options):
+            return run([*self.command, *args], folder, data=data, **options)
+
+        def popen(self, **options):
+            return subprocess.Popen(self.command, cwd=folder, **options)
+
+    return Stage()
+
+
+def run(command, folder, data=b"", **options):
+    if "stdin" not in options:
+        options["input"] = data
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options = pipes | {"cwd": folder, "timeout": 60, "check": False} | options
+    return subprocess.run(command, **options)
+
+
+def read(data):
+    return list(stream.read_records(io.BytesIO(data), "out"))
+
+
+@pytest.fixture
+def work(stage, folder):
+    """A segment on which the stage does what it is for, strange keys in each record; canonical otherwise."""
+    if stage.name == "gpt-extract":
+        text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
+        found = [stream.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
+    else:
+        data = run(["gpt-extract", "libdemo.so"], folder).stdout
+        if stage.name != "gpt-locate":
+            data = run(["gpt-locate", *STAGES["gpt-locate"]], folder, data=data).stdout
+        found = read(data)
+    return b"".join(stream.pack({**record, "x-mine": [1, b"\xff", "\udcff", {2: 1 << 60}]}) for record in found)
+
+
+def one_line(stage, done, status):
+    """Asserts that it failed with one line of message and returns what that says."""
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == status, lines
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"{stage.name}: error: ")
+    return lines[0]
+
+
+def quiet(done):
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def passed(data, given):
+    """Asserts that the records `given` are in `data`, as they were and in order, and returns all that is there."""
+    found = [r.raw for r in read(data)]
+    rest = iter(found)
+    for record in given:
+        assert record in rest, f"{msgpack.unpackb(record, strict_map_key=False, unicode_errors='replace')} is missing"
+    return found
+
+
+def test_every_executable_is_held_to_it():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(STAGES) == set(project["scripts"])
+
+
+# What passes through
+
+
+def test_what_it_does_not_know_passes_unchanged(stage):
+    found = passed(quiet(stage(data=HEADER + b"".join(STRANGE) + SYNC + END)), [*STRANGE, SYNC])
+    assert found[1:-1] == [*STRANGE, SYNC]
+
+
+def test_what_it_works_on_passes_unchanged(stage, work):
+    output = quiet(stage(data=work))
+    given = read(work)
+    found = passed(output, [r.raw for r in given[1:-1]])
+    assert len(found) > len(given), "it had nothing to do"
+    header, end = read(output)[0], read(output)[-1]
+    assert {**header, "via": []} == {**given[0], "via": []}
+    assert {**end, "records": 0} == {**given[-1], "records": 0}
+
+
+def test_segments_stay_apart_and_none_gets_an_end_that_it_had_not(stage, work):
+    data = HEADER + STRANGE[0] + END + work + UNFINISHED + HEADER + END + HEADER
+    kinds = [r["kind"] for r in read(quiet(stage(data=data))) if r["kind"] in ("header", "end")]
+    assert kinds == ["header", "end"] * 2 + ["header", "header", "end", "header"]
+
+
+def test_via_grows(stage):
+    header = stream.pack(stream.header("test", []) | {"via": ["a", "b"], "x-mine": 1})
+    (found, _) = read(quiet(stage(data=header + END)))
+    assert found["via"] == ["a", "b", stage.name]
+    assert found["x-mine"] == 1
+    assert found["tool"] == "test"
+
+
+def test_end_is_recounted(stage, work):
+    status = stream.pack(records.make("end", records=0, status=3))
+    data = work + HEADER + b"".join(STRANGE) + status + HEADER + END
+    count, ends = 0, []
+    for record in read(quiet(stage(data=data))):
+        if record["kind"] == "header":
+            count = 0
+        elif record["kind"] == "end":
+            assert record["records"] == count
+            ends.append((count, record.get("status")))
+        else:
+            count += 1
+    assert ends[0][0] > len(read(work)) - 2
+    assert ends[1:] == [(len(STRANGE), 3), (0, 0)]
+
+
+def test_equal_inputs_give_equal_outputs(stage, work):
+    assert quiet(stage(data=work)) == quiet(stage(data=work))
+
+
+def test_json_says_the_same(stage, work):
+    expected = quiet(stage(data=work))
+    written = quiet(stage("--json", data=work))
+    assert b"".join(r.raw for r in jsonl.read_lines(io.BytesIO(written), "out")) == expected
+    lines = "".join(f"{line}\n" for record in read(work) for line in jsonl.lines(record))
+    assert quiet(stage("--from-json", data=lines.encode())) == expected
+
+
+def test_stages_understand_each_other_in_json(folder):
+    extracted = quiet(run(["gpt-extract", "libdemo.so", "--json"], folder))
+    located = quiet(run(["gpt-locate", *STAGES["gpt-locate"], "--from-json", "--json"], folder, data=extracted))
+    patched = quiet(run(["gpt-patch", *STAGES["gpt-patch"], "--from-json", "--json"], folder, data=located))
+    slim = (folder / "slim/libdemo.so").read_bytes()
+    (folder / "slim/libdemo.so").unlink()
+
+    data = quiet(run(["gpt-extract", "libdemo.so"], folder))
+    for name in ("gpt-locate", "gpt-patch"):
+        data = quiet(run([name, *STAGES[name]], folder, data=data))
+    assert (folder / "slim/libdemo.so").read_bytes() == slim
+    found = list(jsonl.read_lines(io.BytesIO(patched), "out"))
+    assert [r.raw for r in found[1:]] == [r.raw for r in read(data)[1:]]
+    assert found[0]["via"] == ["gpt-locate", "gpt-patch"]
+    assert {"library", "element", "span", "tally", "patched"} <= {r["kind"] for r in found}
+
+
+# A conversation
+
+
+def answer(process, number):
+    """What a process says up to and with `sync`, while its input stays open."""
+    unpacker = msgpack.Unpacker(strict_map_key=False, unicode_errors="surrogateescape")
+    found = []
+    timer = threading.Timer(30, process.kill)
+    timer.start()
+    while not found or found[-1] != {"kind": "sync", "id": number}:
+        block = os.read(process.stdout.fileno(), 1 << 16)
+        assert block, f"it ended, or said nothing for 30 s; before: {[r['kind'] for r in found]}"
+        unpacker.feed(block)
+        found += unpacker
+    timer.cancel()
+    return found
+
+
+def test_as_a_coprocess_it_answers_when_asked(stage, work):
+    header, *middle, end = read(work)
+
+    def ask(data, number):
+        process.stdin.write(data + stream.pack(records.make("sync", id=number)))
+        return answer(process, number)
+
+    with stage.popen(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        first = ask(header.raw, 1)
+        assert [r["kind"] for r in first] == ["header", "sync"]
+        second = ask(b"".join(r.raw for r in middle), 2)
+        assert len(second) > len(middle) + 1, "the answer lacks what the records led to"
+        third = ask(b"", 3)
+        assert [r["kind"] for r in third] == ["sync"]
+        assert not select.select([process.stdout], [], [], 0)[0]
+        process.stdin.write(end.raw)
+        process.stdin.close()
+        last = msgpack.unpackb(process.stdout.read(), strict_map_key=False, unicode_errors="surrogateescape")
+        assert last["records"] == len(first + second + third) - 1
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_quietly(stage, number):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
+    with stage.popen(**pipes) as process:
+        process.stdin.write(HEADER + stream.pack(records.make("sync", id=1)))
+        answer(process, 1)
+        process.send_signal(number)
+        assert process.wait(30) == -number
+        assert process.stdout.read() == process.stderr.read() == b""
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("data", [b"", b"hello, this is no stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
+def test_an_input_that_is_no_stream_is_refused(stage, data):
+    assert "<stdin>" in one_line(stage, stage(data=data), 3)
+
+
+@pytest.mark.parametrize("size", [1, 20, len(HEADER) - 1, len(HEADER) + 1, len(UNFINISHED) - 1])
+def test_a_torn_input_is_refused(stage, size):
+    last = max(edge for edge in (0, len(HEADER), len(HEADER + STRANGE[0])) if edge < size)
+    line = one_line(stage, stage(data=UNFINISHED[:size]), 3)
+    assert line.endswith(f"<stdin>+{last:#x}: ends {size - last} bytes into a record")
+
+
+def test_records_without_a_header_are_refused(stage):
+    assert "<stdin>+0x0: sync record outside" in one_line(stage, stage(data=SYNC), 3)
+
+
+def test_another_version_is_refused(stage):
+    header = stream.pack(stream.header("test", []) | {"version": "2.0"})
+    assert "version 2.0" in one_line(stage, stage(data=header + END), 3)
+
+
+@pytest.mark.parametrize("data", [b"", b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER])
+def test_json_that_is_no_stream_is_refused(stage, data):
+    assert "<stdin>" in one_line(stage, stage("--from-json", data=data), 3)
+
+
+# Bad surroundings
+
+
+def test_a_full_disk_is_an_error(stage, work):
+    with open("/dev/full", "wb") as full:
+        line = one_line(stage, stage(data=work, stdout=full), 1)
+    assert line == f"{stage.name}: error: <stdout>: No space left on device"
+
+
+@pytest.mark.parametrize("repeat", [1, 20000])
+def test_a_closed_pipe_ends_it_quietly(stage, repeat):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = stage(data=HEADER + STRANGE[0] * repeat + END, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_a_reader_that_leaves_early_ends_it_quietly(stage, folder):
+    data = folder / "stream.mp"
+    data.write_bytes(HEADER + STRANGE[0] * 50000 + END)
+    with open(data, "rb") as file, stage.popen(stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-"])
+def test_a_closed_descriptor_is_an_error(stage, folder, redirection):
+    done = run(["sh", "-c", f'exec "$@" {redirection}', "sh", *stage.command], folder, data=HEADER + END)
+    line = one_line(stage, done, 1)
+    assert line == f"{stage.name}: error: {'<stdin>' if '<' in redirection else '<stdout>'}: Bad file descriptor"
+
+
+def test_a_terminal_as_input_is_a_usage_error(stage):
+    master, slave = pty.openpty()
+    try:
+        assert "<stdin>" in one_line(stage, stage(stdin=slave), 2)
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work):
+    master, slave = pty.openpty()
+    done = stage(data=work, stdout=slave, env={**os.environ, "TERM": "dumb"})
+    os.close(slave)
+    text = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert text.replace("\r\n", "").isprintable() and "kind" not in text
+    assert len(text.splitlines()) >= 2
+
+
+# The command line
+
+
+def test_help_comes_at_once(stage):
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = quiet(stage("--help")).decode()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert text.startswith(f"Usage: {stage.name} ")
+    for option in ("--json", "--from-json", "--verbose", "--version", "--help"):
+        assert option in text
+    assert statistics.median(times) < 0.4  # of CPU time: 0.15 s is the goal, but test machines are busy and slow
+
+
+def test_version(stage):
+    assert quiet(stage("--version")).decode() == f"{stage.name} {gpt.__version__}\n"
+
+
+@pytest.mark.parametrize("args", [["--no-such-option"], ["--jso"], ["--version=3"]])
+def test_an_option_that_it_has_not_is_a_usage_error(stage, args):
+    assert "--help" in one_line(stage, stage(*args, data=HEADER + END), 2)
+
+
+def test_a_file_that_is_not_there_is_named(stage):
+    done = stage("absent.mp")
+    assert "absent.mp: No such file or directory" in one_line(stage, done, 4)
