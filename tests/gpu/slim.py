@@ -305,7 +305,8 @@ def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
         patched: dict[str, object] = {}
         if mode != "-":
             line = (
-                f"set -o pipefail; {stage('extract')} {library} | {stage('locate')} --used {names} --arch sm_90 --keep ."
+                f"set -o pipefail; {stage('extract')} {library}"
+                f" | {stage('locate')} --used {names} --arch sm_90 --keep ."
                 f" | {stage('patch')} --in-place --mode {mode} --json"
             )
             done = sh("bash", "-c", line, env=env)

