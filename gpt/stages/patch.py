@@ -184,13 +184,15 @@ class Patcher:
 
     def _plan(self, image: Image, doomed: Doomed) -> Plan:
         from gpt.debloat.compact import CannotCompact, plan_compact
-        from gpt.debloat.plan import Copy, plan_in_place
+        from gpt.debloat.plan import plan_in_place
 
-        if not doomed.changed:
-            return replace(plan_in_place(image, doomed, "fill", 0), mode="copy", pieces=[Copy(0, image.source.size)])
-        if self._mode != "compact":
-            return plan_in_place(image, doomed, self._mode, self._fill)
-        try:
-            return plan_compact(image, doomed, self._fill)
-        except CannotCompact as error:
-            return replace(plan_in_place(image, doomed, "hole", self._fill), reason=str(error))
+        mode, reason = self._mode, None
+        if mode == "compact":
+            if doomed.changed or any(element.dead for element in doomed.all):
+                try:
+                    return plan_compact(image, doomed, self._fill)
+                except CannotCompact as error:
+                    reason = str(error)
+            mode = "hole"
+        plan = plan_in_place(image, doomed, mode, self._fill)
+        return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
