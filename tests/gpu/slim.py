@@ -164,7 +164,9 @@ def main() -> int:
     text = "\n".join(["\t".join(row) for row in rows] + facts)
     OUT.mkdir(parents=True, exist_ok=True)
     driver = sh("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").stdout.strip()
-    (OUT / "slim.tsv").write_text(f"# {driver}\n{text}\n")
+    columns = "build mode loading written file_before file_after gpu_after output unused_kernel reason"
+    head = f"# {driver}\n# " + columns.replace(" ", "\t")
+    (OUT / "slim.tsv").write_text(f"{head}\n{text}\n")
     print(driver)
     print(text)
     print(f"{len(rows)} runs, {failed} failed")
