@@ -154,8 +154,11 @@ class _Compaction:
         if len(tables.segments) > MAX_SEGMENTS:
             raise CannotCompact(f"{len(tables.segments)} program headers")
         ends = [s.addr + s.size for s in tables.sections] + [s.vaddr + s.memsz for s in tables.segments]
+        ends += [s.paddr + s.memsz for s in tables.segments]
         if max(ends) >= 1 << 63:
             raise CannotCompact("addresses beyond 2^63")
+        if any(s.type == elf.PT_LOAD and s.filesz > s.memsz for s in tables.segments):
+            raise CannotCompact("a segment takes more bytes in the file than in memory")
         taken = [(s.offset, s.end, s.name) for s in tables.sections if s.in_file and s.size]
         taken.append((tables.phoff, tables.phoff + PHDR.size * len(tables.segments), "program headers"))
         taken.append((tables.shoff, tables.shoff + SHDR_SIZE * len(tables.sections), "section headers"))

@@ -203,8 +203,6 @@ def _arm_refers(code: np.ndarray, address: int, wanted: np.ndarray) -> bool:
 
 
 def _symbols(source: Source, tables: Elf, fatbins: list[Section], ranges: list[tuple[int, int]]) -> list[Pointer]:
-    indices = {s.index for s in fatbins}
-    ends = {s.addr + s.size for s in fatbins}
     pointers = []
     for section in tables.sections:
         if section.type not in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
@@ -212,9 +210,10 @@ def _symbols(source: Source, tables: Elf, fatbins: list[Section], ranges: list[t
         symbols = _read(source, section, SYMBOL)
         pointing = _inside(symbols["value"], ranges) & (symbols["shndx"] != 0) & (symbols["shndx"] != SHN_ABS)
         pointing &= (symbols["info"] & 15) != STT_SECTION
-        at_end = np.isin(symbols["value"], list(ends)) & np.isin(symbols["shndx"], list(indices))
-        if at_end.any():
-            raise NotUnderstood(f"a symbol of '{section.name}' marks the end of a fatbin section")
+        for fatbin_section in fatbins:
+            end = np.uint64(fatbin_section.addr + fatbin_section.size)
+            if ((symbols["value"] == end) & (symbols["shndx"] == fatbin_section.index)).any():
+                raise NotUnderstood(f"a symbol of '{section.name}' marks the end of '{fatbin_section.name}'")
         for index in _indices(pointing, section):
             at = section.offset + index * SYMBOL.itemsize + 8
             pointers.append(Pointer(at, int(symbols["value"][index])))

@@ -97,7 +97,7 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
                 candidate.linked = True
             else:
                 candidate.picked = True
-    served = {c.region for c in candidates if c.picked and c.type == "cubin"}
+    served = {c.region for c in candidates if (c.picked or c.linked) and c.type == "cubin"}
     for candidate in candidates:
         yield candidate, _reason(candidate, devices, candidate.region in served)
 

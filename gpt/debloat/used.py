@@ -41,7 +41,7 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
         with open(path, "rb") as file:
             head = file.peek(1)[:1]  # and no seek: it may be a pipe
             if head >= b"\x80":
-                _read_trace(path, file, used, allow_incomplete, root=True, seen=set())
+                _read_traces(path, file, used, allow_incomplete)
             elif head == b"{":
                 _read_negativa(file.read(MAX_TEXT), path, used)
             else:
@@ -70,9 +70,26 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
         used.names.setdefault(name, None)
 
 
-def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool, seen: set[Path]) -> None:
-    """Adds a trace and those of its children. `root` is false for a child."""
-    seen.add(path.resolve())
+def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
+    """Adds a trace, and those of its children and of theirs."""
+    seen = {path.resolve()}
+    pending = [(path, child) for child in _read_trace(path, file, used, allow_incomplete, root=True)]
+    for parent, child in pending:  # grows
+        if child.resolve() in seen:
+            continue
+        seen.add(child.resolve())
+        if child.exists():
+            with open(child, "rb") as inner:
+                pending += [(child, c) for c in _read_trace(child, inner, used, allow_incomplete, root=False)]
+        elif allow_incomplete:
+            used.warnings.append((str(parent), f"the trace of a child is absent: {child}"))
+        else:
+            fact = f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete"
+            raise GptError(fact, str(parent))
+
+
+def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool) -> list[Path]:
+    """Adds a trace and returns where those of its children are. `root` is false for a child."""
     segment = _Segment(used)
     interrupted = False
     children: list[Path] = []
@@ -97,16 +114,7 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
         if root and not allow_incomplete:
             raise GptError(f"{fact}; --allow-incomplete uses it", str(path))
         used.warnings.append((str(path), fact))
-    for child in children:
-        if child.resolve() in seen:
-            continue
-        if child.exists():
-            with open(child, "rb") as inner:
-                _read_trace(child, inner, used, allow_incomplete, root=False, seen=seen)
-        elif allow_incomplete:
-            used.warnings.append((str(path), f"the trace of a child is absent: {child}"))
-        else:
-            raise GptError(f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete", str(path))
+    return children
 
 
 class _Segment:
@@ -130,10 +138,10 @@ class _Segment:
             case "device":
                 used.devices.add((record["arch"], record["runs"]))
             case "module":
-                self._modules[record["id"]] = record
+                self._modules[record["id"]] = {key: record[key] for key in ("path", "offset") if key in record}
             case "function":
                 module = self._modules.get(record.get("module", -1))
-                origin = module.get("path", IN_MEMORY) if module else None
+                origin = module.get("path", IN_MEMORY) if module is not None else None
                 used.names[record["name"]] = used.names.get(record["name"]) or origin
             case "lookup":
                 module = self._modules.get(record["module"], {})

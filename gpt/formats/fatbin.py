@@ -154,9 +154,13 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
 
 
 def dead_header(head: bytes) -> bytes:
-    """The header that readers step over in place of `head`: same sizes of header and payload, nothing else."""
-    _, mark, header_size, payload_size = struct.unpack_from("<HHIQ", head)
-    return struct.pack("<HHIQ", DEAD, mark, header_size, payload_size) + bytes(len(head) - 16)
+    """The header that readers step over in place of `head`: same sizes of header and payload, same architecture.
+
+    cuobjdump wants an architecture that it knows of every element, of these too.
+    """
+    _, mark, header_size, payload_size, *_, arch, _, _, _, _, _ = ELEMENT.unpack_from(head)
+    dead = ELEMENT.pack(DEAD, mark, header_size, payload_size, 0, 0, 0, 0, arch, 0, 0, 0, 0, 0)
+    return dead.ljust(len(head), b"\0")
 
 
 class Unpacker:
@@ -192,7 +196,10 @@ class Unpacker:
     def _lz4(self, packed: memoryview, element: Element) -> memoryview:
         import lz4.block
 
-        data = lz4.block.decompress(packed, uncompressed_size=element.size)
+        try:
+            data = lz4.block.decompress(packed, uncompressed_size=element.size)
+        except lz4.block.LZ4BlockError as error:
+            raise ValueError(error) from None
         if len(data) != element.size:
             raise ValueError(f"{len(data)} bytes came out")
         return memoryview(data)

@@ -9,6 +9,7 @@ import os
 from gpt.errors import MalformedError, TruncatedError, at
 
 BLOCK = 4 << 20
+DIGEST_BLOCK = 16 << 20  # large: each return from hashing waits for the interpreter's lock
 
 
 class Source:
@@ -68,8 +69,8 @@ class Source:
     def sha256(self) -> str:
         """Digest of all of it, hexadecimal."""
         digest = hashlib.sha256()
-        buffer = memoryview(bytearray(min(BLOCK, self.size)))
-        for offset in range(0, self.size, BLOCK):
+        buffer = memoryview(bytearray(min(DIGEST_BLOCK, self.size)))
+        for offset in range(0, self.size, DIGEST_BLOCK):
             block = buffer[: self.size - offset]
             self.pread_into(offset, block)
             digest.update(block)
