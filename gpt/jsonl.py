@@ -106,7 +106,7 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
-    """The rows of a `calls` record, a value for each field."""
+    """The rows of a `calls` record, a value for each field. Rows of zero bytes were never written."""
     if fault := records.check(record):
         raise MalformedError(fault)
     layout, stride, rows = [], record["stride"], record["rows"]
@@ -117,7 +117,10 @@ def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
         layout.append((struct.Struct("<" + code), field["offset"]))
     if not layout or len(rows) % stride:
         raise MalformedError(f"calls: {len(rows)} bytes are no rows of {stride}")
+    padding = bytes(stride)
     for start in range(0, len(rows), stride):
+        if rows[start : start + stride] == padding:
+            continue
         yield [code.unpack_from(rows, start + offset)[0] for code, offset in layout]
 
 
