@@ -92,13 +92,18 @@ static bool new_batch(struct thread *thread, enum layout layout) {
             .stride = layouts[layout].stride,
         };
         unsigned char *start = buffer.at;
+        size_t room = (size_t)(buffer.end - start), fit = room < 1024 ? 0 : (room - 1024) / calls.stride;
+        if (fit < 16)
+            continue; // in the next chunk
+        count = fit < count ? (uint32_t)fit : count;
         if (gpt_pack_calls(&buffer, &calls))
             rows = grow_rows(&buffer, start, count * layouts[layout].stride);
     }
     if (rows && hook_close(&buffer)) {
         batch->next = rows;
         batch->end = buffer.at;
-        batch->rows = count < MAX_ROWS ? 2 * count : count;
+        if (batch->rows < MAX_ROWS)
+            batch->rows *= 2;
     }
     errno = error;
     return rows;
@@ -144,7 +149,7 @@ bool hook_new_launch_rows(uint32_t function) {
         // Where two threads meet here, the second one's chunk stays empty.
         if (atomic_compare_exchange_strong(&hook_live->launches[number], &expected, rows)) {
             hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-            atomic_fetch_add(&hook_live->records, 1);
+            atomic_fetch_add(&hook_live->tail->records, 1);
         }
     }
     struct launches *row = launches_of(function);

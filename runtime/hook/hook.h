@@ -164,12 +164,20 @@ struct library {
     const char *path;
 };
 
+// What processes share: it lies in the first chunk, in bytes that hold no records.
+struct tail {
+    _Atomic uint64_t records; // of the segment
+    _Atomic uint64_t pid;     // whose file it is
+    _Atomic uint64_t ticket;  // number of the file's next chunk
+    uint64_t unused;
+};
+
 struct live {
     _Atomic uint32_t pid;   // of the process while its trace is on, else 0
     _Atomic uint32_t state; // see trace.c
-    _Atomic uint32_t records, modules, functions, pool_lock;
-    _Atomic uint64_t *ticket; // number of the file's next chunk
-    uint64_t device, inode;   // of the file
+    _Atomic uint32_t modules, functions, pool_lock;
+    struct tail *tail;
+    uint64_t device, inode; // of the file
     char path[4096];
     struct thread *pool; // of threads that are gone
     unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
@@ -218,8 +226,8 @@ bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the 
 bool hook_pad(struct thread *thread, size_t size); // skips bytes of the chunk
 unsigned char *hook_new_chunk(void);               // mapped for ever, or NULL
 void hook_set_used(unsigned char *chunk, uint32_t used);
-#define CHUNK_HEAD 34 // bytes before a chunk's data
-#define CHUNK_TAIL 16 // bytes of it that are never used: in a file's first chunk, the ticket
+#define CHUNK_HEAD 34                  // bytes before a chunk's data
+#define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
 
 // Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \

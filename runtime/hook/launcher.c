@@ -192,7 +192,7 @@ static bool is_trace(const char *path) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool same = file >= 0 && read(file, head, sizeof(head)) == sizeof(head) &&
                 !memcmp(head,
-                        "\0\0\x83\xa4kind\xa5"
+                        "\x83\xd9\x04kind\xd9\x05"
                         "chunk",
                         14);
     if (file >= 0)

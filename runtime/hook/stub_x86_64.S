@@ -237,6 +237,9 @@ vfork:
     movq hook_in_vfork@gottpoff(%rip), %rsi
     movzbl %fs:(%rsi), %r8d         // a vfork child may vfork
     movb $1, %fs:(%rsi)
+    movq hook_thread@gottpoff(%rip), %rdi
+    movq %fs:(%rdi), %r9
+    movq $0, %fs:(%rdi)
     movl $58, %eax                  // SYS_vfork
     popq %rdx
     .cfi_adjust_cfa_offset -8
@@ -248,6 +251,7 @@ vfork:
     testl %eax, %eax
     jz 1f                           // the child
     movb %r8b, %fs:(%rsi)
+    movq %r9, %fs:(%rdi)
     js 2f
 1:  ret
 2:  negl %eax

@@ -2,7 +2,7 @@
 //
 // A chunk has one writing thread. `used`, an aligned word in it, is stored with release order after the
 // record that it covers, so whoever reads the file, also after SIGKILL, finds whole records only. Chunks are
-// numbered by an atomic counter, the ticket, that lies unused in the tail of the file's first chunk:
+// numbered by an atomic counter, the ticket, that lies in the unused tail of the file's first chunk:
 // processes that share a NAME use it to tell of each other. Before a chunk is mapped its blocks are
 // allocated, so that a full disk is an error here and no SIGBUS later. The file is opened for each chunk and
 // closed again: a descriptor that is kept could be closed by the program, and its number be given to a file
@@ -46,7 +46,8 @@ static const char *template; // of the file's name
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
-static const unsigned char HEAD[CHUNK_HEAD] = "\0\0\x83\xa4kind\xa5"
+// {kind: "chunk", used: ...., data: ....}, two texts in a longer form than they need: so `used` is aligned.
+static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
                                               "chunk\xa4used\xce\0\0\0\0\xa4"
                                               "data\xc6";
 
@@ -119,11 +120,11 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 
 // Takes the next chunk of the file. `flag` is ENDED for the last one.
 static unsigned char *take_chunk(uint64_t flag) {
-    uint64_t number = atomic_load(hook_live->ticket);
+    uint64_t number = atomic_load(&hook_live->tail->ticket);
     do
         if (number & ENDED)
             return NULL;
-    while (!atomic_compare_exchange_weak(hook_live->ticket, &number, (number + 1) | flag));
+    while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &number, (number + 1) | flag));
 
     int file = open_trace(hook_live->path, 0);
     unsigned char *chunk = NULL;
@@ -183,7 +184,7 @@ bool hook_close(struct gpt_buffer *buffer) {
     struct thread *thread = hook_thread;
     thread->used = (uint32_t)(buffer->at - thread->chunk - CHUNK_HEAD);
     hook_set_used(thread->chunk, thread->used);
-    atomic_fetch_add_explicit(&hook_live->records, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);
     return true;
 }
 
@@ -300,9 +301,9 @@ static int create(bool *first) {
     return file;
 }
 
-static _Atomic uint64_t *map_ticket(int file) {
+static struct tail *map_tail(int file) {
     char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, CHUNK_SIZE - PAGE);
-    return page == MAP_FAILED ? NULL : (void *)(page + PAGE - 8);
+    return page == MAP_FAILED ? NULL : (void *)(page + PAGE - CHUNK_TAIL);
 }
 
 // The command line of this process, at most 64 KiB of it.
@@ -350,7 +351,8 @@ static size_t pack_header(struct gpt_buffer *buffer, bool whole) {
     return gpt_pack_header(buffer, &header);
 }
 
-// Tells the trace NAME, which another process wrote or writes, of this one.
+// Tells the trace NAME, which another process wrote or writes, of this one. Where it was this very process,
+// before exec, this ends it too.
 static void announce(const char *how) {
     char path[sizeof(hook_live->path)];
     expand(path, sizeof(path) - 32);
@@ -358,31 +360,33 @@ static void announce(const char *how) {
     if (file < 0)
         return;
     struct stat found;
-    _Atomic uint64_t *ticket = NULL;
+    struct tail *tail = NULL;
     unsigned char head[USED_AT];
     if (!fstat(file, &found) && found.st_size >= CHUNK_SIZE && pread(file, head, USED_AT, 0) == USED_AT &&
         !memcmp(head, HEAD, USED_AT))
-        ticket = map_ticket(file);
-    uint64_t number = ticket ? atomic_fetch_add(ticket, 1) : 0;
-    unsigned char *chunk =
-        ticket && allocate(file, number & ~ENDED) ? map_chunk(file, number & ~ENDED) : NULL;
+        tail = map_tail(file);
+    uint64_t number = tail ? atomic_fetch_add(&tail->ticket, 1) : 0;
+    bool exec = tail && atomic_load(&tail->pid) == (uint64_t)getpid() && !(number & ENDED);
+    unsigned char *chunk = tail && allocate(file, number & ~ENDED) ? map_chunk(file, number & ~ENDED) : NULL;
     close(file);
     if (chunk) {
         struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
         const char *slash = strrchr(hook_live->path, '/');
-        struct gpt_child child = {(uint64_t)getpid(), hook_str(how),
+        struct gpt_child child = {(uint64_t)getpid(), hook_str(exec ? "exec" : how),
                                   hook_str(slash ? slash + 1 : hook_live->path)};
-        struct gpt_end end = {.records = 1};
+        struct gpt_end end = {.records = exec ? atomic_load(&tail->records) + 1 : 1};
         if (number & ENDED) // then this is a segment of its own
             pack_header(&buffer, false);
         gpt_pack_child(&buffer, &child);
-        if (number & ENDED)
+        if (number & ENDED || exec)
             gpt_pack_end(&buffer, &end);
+        if (exec)
+            atomic_fetch_or(&tail->ticket, ENDED);
         hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
         munmap(chunk, CHUNK_SIZE);
     }
-    if (ticket)
-        munmap((char *)ticket + 8 - PAGE, PAGE);
+    if (tail)
+        munmap((char *)tail + CHUNK_TAIL - PAGE, PAGE);
 }
 
 // Begins the trace of this process. The thread that does it writes the first chunk.
@@ -397,18 +401,19 @@ static bool start(void) {
     struct stat found;
     unsigned char *chunk = NULL;
     if (file >= 0 && !fstat(file, &found) && allocate(file, 0) && (chunk = map_chunk(file, 0)))
-        hook_live->ticket = map_ticket(file);
+        hook_live->tail = map_tail(file);
     int error = errno;
     if (file >= 0)
         close(file);
-    struct thread *thread = hook_live->ticket ? new_thread() : NULL;
+    struct thread *thread = hook_live->tail ? new_thread() : NULL;
     if (!thread) {
         hook_fail(hook_live->path, error);
         return false;
     }
     hook_live->device = found.st_dev;
     hook_live->inode = found.st_ino;
-    atomic_store(hook_live->ticket, 1);
+    atomic_store(&hook_live->tail->ticket, 1);
+    atomic_store(&hook_live->tail->pid, (uint64_t)pid);
     use_chunk(thread, chunk);
 
     struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
@@ -416,7 +421,7 @@ static bool start(void) {
     thread->used = (uint32_t)(buffer.at - chunk - CHUNK_HEAD);
     hook_set_used(chunk, thread->used);
     if (!first)
-        announce(last_pid == pid ? "exec" : last_pid ? "fork" : "spawn");
+        announce(last_pid ? "fork" : "spawn");
     last_pid = pid;
 
     thread->pid = (uint32_t)pid;
@@ -437,7 +442,7 @@ void hook_finish(unsigned status) {
     if (thread && use_chunk(thread, take_chunk(ENDED))) {
         if (hook_has_tsc)
             HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
-        HOOK_WRITE(end, .records = atomic_load(&hook_live->records), .status = status);
+        HOOK_WRITE(end, .records = atomic_load(&hook_live->tail->records), .status = status);
     }
     atomic_store(&hook_live->state, OFF);
     atomic_store(&hook_live->pid, 0);
