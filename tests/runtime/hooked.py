@@ -152,5 +152,5 @@ def traced(tmp_path: Path, source: str, *flags: str | Path, options=(), args=(),
     """Builds a C client, runs it under gpt-hook on the simulated device, and reads the trace. It must exit with 0."""
     program = compile_c(tmp_path / "client", source, *flags)
     done = run(tmp_path / "t.mp", program, *args, options=options, **more)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return Trace(tmp_path / "t.mp")

@@ -13,7 +13,9 @@ from gpt.errors import GptError
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
-LOOP = "int main(int c, char **v) { begin(); void *f = kernel(\"foo\"); for (long i = 0; i < atol(v[1]); i++) launch(f); }"
+LOOP = (
+    'int main(int c, char **v) { begin(); void *f = kernel("foo"); for (long i = 0; i < atol(v[1]); i++) launch(f); }'
+)
 
 
 def test_a_whole_trace(tmp_path):
@@ -215,8 +217,10 @@ def test_vfork_child_writes_nothing(tmp_path):
 
 
 def test_other_processes_are_children_of_the_first(tmp_path):
-    program = hooked.compile_c(tmp_path / "client", 'int main(int c, char **v) { begin(); launch(kernel(v[1])); }')
-    done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{program} foo; {program} bar & {program} bar & wait; {program} foo")
+    program = hooked.compile_c(tmp_path / "client", "int main(int c, char **v) { begin(); launch(kernel(v[1])); }")
+    done = hooked.run(
+        tmp_path / "t.mp", "sh", "-c", f"{program} foo; {program} bar & {program} bar & wait; {program} foo"
+    )
     assert done.returncode == 0, done.stderr
     trace = Trace(tmp_path / "t.mp")
     children = trace.of("child")
