@@ -145,7 +145,7 @@ static const struct {
 _Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts the lines of names.h");
 
 static const char *calls =
-    "all"; // which are recorded: all, none, or globs and types with commas between them
+    "all"; // which are recorded: words with commas between them
 
 void hook_decode_setup(void) {
     const char *wanted = getenv("GPT_HOOK_CALLS");
@@ -167,18 +167,19 @@ static bool cut_suffixes(char *name) {
     return true;
 }
 
+// The last word that means the function decides; one with `-` before it leaves it out.
 static bool is_recorded(const char *name, const char *type) {
-    if (!strcmp(calls, "all") || !strcmp(calls, "none"))
-        return *calls == 'a';
-    char word[128];
+    bool recorded = *calls == '-';
+    char text[NAME_BYTES];
     for (const char *at = calls; *at; at += *at == ',') {
         size_t size = strcspn(at, ",");
-        snprintf(word, sizeof(word), "%.*s", (int)size, at);
-        if (!strcmp(word, type) || !fnmatch(word, name, 0))
-            return true;
+        snprintf(text, sizeof(text), "%.*s", (int)size, at);
+        const char *word = text + (*text == '-');
+        if (!strcmp(word, "all") || !strcmp(word, type) || !fnmatch(word, name, 0))
+            recorded = word == text;
         at += size;
     }
-    return false;
+    return recorded;
 }
 
 void hook_name(const struct slot *slot, char name[NAME_BYTES]) {

@@ -32,7 +32,7 @@ static const char HELP[] =
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel (all)\n"
+    "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 

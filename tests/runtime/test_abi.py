@@ -58,14 +58,14 @@ def test_values_and_layouts_are_those_of_cuda_h():
     text = re.sub(r"//.*", "", ABI.read_text())
     lines = []
     for name, value in re.findall(r"\b(CU_?[A-Z_]\w+) = (\w+)", text):
-        lines.append(f'_Static_assert({name} == {value}, "{name}");')
+        lines += [f'_Static_assert({name} == {value}, "{name}");']
     for members, struct in re.findall(r"typedef struct \{\n(.*?)\n\} (\w+);", text, re.S):
         lines.append(f'_Static_assert(sizeof({struct}) == sizeof(our_{struct}), "{struct}");')
         flat = re.sub(r"(union|struct) \{.*?\n    \} (\w+);", r"int \2;", members, flags=re.S)
         for declaration in flat.split(";"):
             for name in re.findall(r"(\w+)(?:\[\d+\])?(?:,|$)", declaration.strip()):
                 if not name.startswith(("reserved", "pad")):
-                    lines.append(f"SAME({struct}, {name})")
+                    lines += [f"SAME({struct}, {name})"]
     assert len(lines) > 60
     with tempfile.TemporaryDirectory() as folder:
         ours = re.sub(r"^enum \{[^}]*\};", "", text, flags=re.M)

@@ -8,6 +8,8 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
+SHARED = ("-shared", "-fPIC")
+
 # A driver of functions that the hook has never heard of.
 ODD_DRIVER = r"""
 #include <errno.h>
@@ -76,7 +78,7 @@ def odd(tmp_path, monkeypatch):
     """The folder of the odd driver, in LD_LIBRARY_PATH."""
     folder = tmp_path / "odd"
     folder.mkdir()
-    hooked.compile_c(folder / "libcuda.so.1", ODD_DRIVER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", prelude=False)
+    hooked.compile_c(folder / "libcuda.so.1", ODD_DRIVER, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
     return folder
 
@@ -154,8 +156,9 @@ def test_exception_through_a_call(tmp_path, odd):
     }
     """
     # The driver must be able to unwind: C, built so.
-    hooked.compile_c(odd / "libcuda.so.1", ODD_DRIVER, "-shared", "-fPIC", "-fexceptions", "-Wl,-soname,libcuda.so.1",
-                     prelude=False)  # fmt: skip
+    hooked.compile_c(
+        odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
+    )
     (tmp_path / "client.cc").write_text(source)
     subprocess.run(["g++", "-O1", tmp_path / "client.cc", "-o", tmp_path / "client"], check=True)
     done = hooked.run(tmp_path / "t.mp", tmp_path / "client", device="real")
@@ -181,8 +184,9 @@ def test_backtrace_goes_through_a_stub(tmp_path, odd):
         return !seen;
     }
     """
-    hooked.compile_c(odd / "libcuda.so.1", ODD_DRIVER, "-shared", "-fPIC", "-fexceptions", "-Wl,-soname,libcuda.so.1",
-                     prelude=False)  # fmt: skip
+    hooked.compile_c(
+        odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
+    )
     assert hooked.traced(tmp_path, source, "-lgcc_s", device="real").names["cuOddCall"] == 1
 
 
@@ -197,8 +201,22 @@ def test_debugger_sees_the_caller(tmp_path, odd):
     }
     """
     program = hooked.compile_c(tmp_path / "client", "#include <signal.h>\n" + source)
-    line = ["gdb", "-batch", "-nx", "-ex", "set startup-with-shell off", "-ex", f"set environment LD_PRELOAD {hooked.runtime()}/libgpthook.so",
-            "-ex", f"set environment GPT_HOOK_OUTPUT {tmp_path}/t.mp", "-ex", "run", "-ex", "backtrace", program]  # fmt: skip
+    line = [
+        "gdb",
+        "-batch",
+        "-nx",
+        "-ex",
+        "set startup-with-shell off",
+        "-ex",
+        f"set environment LD_PRELOAD {hooked.runtime()}/libgpthook.so",
+        "-ex",
+        f"set environment GPT_HOOK_OUTPUT {tmp_path}/t.mp",
+        "-ex",
+        "run",
+        "-ex",
+        "backtrace",
+        program,
+    ]
     text = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False).stdout
     if "SIGTRAP" not in text:
         pytest.skip("gdb may not trace here")
@@ -225,7 +243,7 @@ def test_a_program_that_is_linked_to_the_driver(tmp_path):
 def test_a_library_that_is_linked_to_the_driver_and_loaded_for_itself(tmp_path):
     library = tmp_path / "libextension.so"
     source = "int cuInit(unsigned);\nint start(void) { return cuInit(0); }"
-    hooked.compile_c(library, source, "-shared", "-fPIC", hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)
+    hooked.compile_c(library, source, *SHARED, hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)
     client = f"""
     int main(void) {{
         void *handle = dlopen("{library}", RTLD_NOW | RTLD_LOCAL);
@@ -301,15 +319,25 @@ def test_without_a_driver_there_is_none(tmp_path):
 
 
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
-    # The caller is who calls last: no function here may end in a jump. Two libraries of one scope, each with `which`, and one in a scope of its own.
+    # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is who calls last, so
+    # no function here may end in a jump.
     which = 'const char *which(void) {{ return "{}"; }}\n'
     ask = '#include <dlfcn.h>\nconst char *ask(void) { return ((const char *(*)(void))dlsym(RTLD_NEXT, "which"))(); }\n'
-    default = "#include <dlfcn.h>\nvoid *ask_default(const char *name) { void *volatile p = dlsym(RTLD_DEFAULT, name); return p; }\n"
-    flags = ("-shared", "-fPIC", "-D_GNU_SOURCE")
+    default = """
+    #include <dlfcn.h>
+    void *ask_default(const char *name) { void *volatile found = dlsym(RTLD_DEFAULT, name); return found; }
+    """
+    flags = (*SHARED, "-D_GNU_SOURCE")
     hooked.compile_c(tmp_path / "libsecond.so", which.format("second"), *flags, prelude=False)
     hooked.compile_c(tmp_path / "libfirst.so", which.format("first") + ask, *flags, "-L", tmp_path, prelude=False)
-    hooked.compile_c(tmp_path / "liblocal.so", default + "int only_here;", *flags, "-Wl,--no-as-needed",
-                     hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)  # fmt: skip
+    hooked.compile_c(
+        tmp_path / "liblocal.so",
+        default + "int only_here;",
+        *flags,
+        "-Wl,--no-as-needed",
+        hooked.runtime() / "sim" / "libcuda.so.1",
+        prelude=False,
+    )
     source = f"""
     const char *which(void), *ask(void);
     int main(void) {{
@@ -328,12 +356,13 @@ def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
 def test_runpath_of_the_caller_counts(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
-    hooked.compile_c(inner / "libdeep.so", "int deep = 7;", "-shared", "-fPIC", prelude=False)
+    hooked.compile_c(inner / "libdeep.so", "int deep = 7;", *SHARED, prelude=False)
     opener = (
         '#include <dlfcn.h>\nvoid *open_deep(void) { void *volatile p = dlopen("libdeep.so", RTLD_NOW); return p; }'
     )
-    hooked.compile_c(tmp_path / "libopener.so", opener, "-shared", "-fPIC",
-                     "-Wl,--enable-new-dtags,-rpath,$ORIGIN/inner", prelude=False)  # fmt: skip
+    hooked.compile_c(
+        tmp_path / "libopener.so", opener, *SHARED, "-Wl,--enable-new-dtags,-rpath,$ORIGIN/inner", prelude=False
+    )
     source = """
     void *open_deep(void);
     int main(void) {
@@ -357,6 +386,8 @@ def test_symbols_need_no_newer_libc():
 
 
 def test_the_library_defines_nothing_but_what_it_stands_in_for():
-    text = subprocess.run(["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True)  # fmt: skip
+    text = subprocess.run(
+        ["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True
+    )
     names = {line.split()[2] for line in text.stdout.splitlines()}
     assert {name for name in names if not name.startswith("cu")} == {"dlsym", "dlclose", "vfork", "_exit", "_Exit"}

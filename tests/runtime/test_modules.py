@@ -90,7 +90,8 @@ def test_launches_are_counted_when_no_call_is_recorded(tmp_path):
     assert not trace.calls and trace.launches == {"foo": 1000} and trace.functions == ["foo"]
 
 
-def test_groups_and_globs_of_calls(tmp_path):
+@pytest.mark.parametrize("words", ["kernel,cuDriver*", "all,-cu[A-CEIM]*,-cuDeviceP*,-sync", "-all,cuDriver*,kernel"])
+def test_words_of_calls(tmp_path, words):
     source = r"""
     int main(void) {
         begin();
@@ -98,7 +99,7 @@ def test_groups_and_globs_of_calls(tmp_path):
         launch(kernel("foo")), sync(0), cuDriverGetVersion(&version);
     }
     """
-    trace = hooked.traced(tmp_path, source, options=["--calls", "kernel,cuDriver*"])
+    trace = hooked.traced(tmp_path, source, options=["--calls", words])
     assert trace.names == {"cuLaunchKernel": 1, "cuDriverGetVersion": 1}
 
 
@@ -141,11 +142,21 @@ def test_arguments(tmp_path):
     done = hooked.run(tmp_path / "t.mp", program)
     assert (done.returncode, done.stderr) == (0, "")
     memory, host, wide, stream_, event = map(int, done.stdout.split())
-    calls = [c for c in Trace(tmp_path / "t.mp").calls if c["name"].startswith(("cuMem", "cuEvent", "cuStream", "cuLaunch"))]  # fmt: skip
+    calls = [
+        c for c in Trace(tmp_path / "t.mp").calls if c["name"].startswith(("cuMem", "cuEvent", "cuStream", "cuLaunch"))
+    ]
     keys = ("name", "type", "op", "result", "to", "from", "bytes", "stream", "object", "shared", "cooperative")
     found = [{k: c[k] for k in keys if k in c} for c in calls]
-    assert found[0] == {"name": "cuMemAlloc", "type": "memory", "op": "alloc", "result": 0, "to": memory, "from": 0,
-                        "bytes": 4096, "stream": 0}  # fmt: skip
+    assert found[0] == {
+        "name": "cuMemAlloc",
+        "type": "memory",
+        "op": "alloc",
+        "result": 0,
+        "to": memory,
+        "from": 0,
+        "bytes": 4096,
+        "stream": 0,
+    }
     assert found[1] | {"to": memory, "from": host, "bytes": 1000, "op": "HtoD", "type": "memcpy"} == found[1]
     assert found[2] | {"object": stream_, "type": "stream", "op": "create"} == found[2]
     assert found[3] | {"to": host, "from": memory, "bytes": 2000, "op": "DtoH", "stream": stream_} == found[3]
@@ -204,6 +215,8 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     )
     result = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT)
     assert result.returncode == 0, result.stderr
-    left = subprocess.run([cuda.tool("cuobjdump"), "-lelf", "-lptx", tmp_path / "slim" / "libdemo.so"], capture_output=True, text=True).stdout  # fmt: skip
+    left = subprocess.run(
+        [cuda.tool("cuobjdump"), "-lelf", "-lptx", tmp_path / "slim" / "libdemo.so"], capture_output=True, text=True
+    ).stdout
     assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
     assert "patched" in {r["kind"] for r in stream.read_records(io.BytesIO(result.stdout), "patch")}

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_threads(tmp_path):
         by_thread.setdefault(call["thread"], []).append(call)
     assert len(by_thread) >= 9
     for calls in by_thread.values():
-        assert all(a["start"] + a["duration"] <= b["start"] for a, b in zip(calls, calls[1:], strict=False))
+        assert all(a["start"] + a["duration"] <= b["start"] for a, b in pairwise(calls))
 
 
 def test_threads_that_end_leave_their_chunk_to_others(tmp_path):
@@ -382,7 +383,11 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
 def test_no_descriptor_is_left_open(tmp_path):
     source = r"""
     #include <dirent.h>
-    static int count(void) { int n = 0; DIR *d = opendir("/proc/self/fd"); while (readdir(d)) n++; closedir(d); return n; }
+    static int count(void) {
+        int n = 0;
+        DIR *d = opendir("/proc/self/fd");
+        while (readdir(d)) n++; closedir(d);
+        return n; }
     int main(void) { int before = count(); begin(); launch(kernel("foo")); assert(count() == before); }
     """
     hooked.traced(tmp_path, source)
