@@ -144,8 +144,7 @@ static const struct {
 };
 _Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts the lines of names.h");
 
-static const char *calls =
-    "all"; // which are recorded: words with commas between them
+static const char *calls = "all"; // which are recorded: words with commas between them
 
 void hook_decode_setup(void) {
     const char *wanted = getenv("GPT_HOOK_CALLS");

@@ -386,7 +386,9 @@ def test_no_descriptor_is_left_open(tmp_path):
     static int count(void) {
         int n = 0;
         DIR *d = opendir("/proc/self/fd");
-        while (readdir(d)) n++; closedir(d);
+        while (readdir(d))
+            n++;
+        closedir(d);
         return n; }
     int main(void) { int before = count(); begin(); launch(kernel("foo")); assert(count() == before); }
     """
