@@ -278,7 +278,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->function = 0;
     if (UNLIKELY(!thread))
         return stack_words(frame);
-    if (UNLIKELY(slot->announced != thread->pid))
+    if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
         hook_announce(slot);
 
     if (slot->layout == LAYOUT_LAUNCH)

@@ -251,5 +251,5 @@ void hook_announce(struct slot *slot) {
         *c |= *c >= 'A' && *c <= 'Z' ? 0x20 : 0;
     if (HOOK_WRITE(api, .id = slot->id, .symbol = hook_str(slot->symbol), .name = hook_str(name),
                    .type = hook_str(hook_type(slot)), .op = hook_str(slot->known ? slot->known->op : op)))
-        slot->announced = atomic_load(&hook_live->pid);
+        atomic_store_explicit(&slot->announced, atomic_load(&hook_live->pid), memory_order_relaxed);
 }

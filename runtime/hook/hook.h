@@ -100,13 +100,13 @@ typedef void handler(struct frame *frame);
 struct slot {
     void *real;
     uint32_t flags;
-    uint32_t id;        // of its `api` record
-    uint32_t announced; // live->pid of the trace that has this record
-    uint8_t layout;     // enum layout
-    uint8_t special;    // enum special
-    uint8_t values[4];  // ARG_*: to, from, bytes, stream; or object, stream
-    handler *on_return; // called when the function returned CUDA_SUCCESS
-    const char *symbol; // as the program asked for it
+    uint32_t id;                // of its `api` record
+    _Atomic uint32_t announced; // live->pid of the trace that has this record
+    uint8_t layout;             // enum layout
+    uint8_t special;            // enum special
+    uint8_t values[4];          // ARG_*: to, from, bytes, stream; or object, stream
+    handler *on_return;         // called when the function returned CUDA_SUCCESS
+    const char *symbol;         // as the program asked for it
     const struct known *known;
     int8_t words; // of stack arguments, an even number; STACK_WORDS where it is not known
     char pad[7];

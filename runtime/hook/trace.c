@@ -434,7 +434,8 @@ static bool start(void) {
 // The end
 
 void hook_finish(unsigned status) {
-    if (!hook_live || hook_in_vfork || atomic_load(&hook_live->state) != ON)
+    if (!hook_live || hook_in_vfork || atomic_load(&hook_live->state) != ON ||
+        (uint32_t)getpid() != atomic_load(&hook_live->pid)) // a process in our memory, as posix_spawn makes
         return;
     int error = errno;
     hook_scan_libraries();

@@ -217,6 +217,26 @@ def test_vfork_child_writes_nothing(tmp_path):
     assert not trace.of("child")
 
 
+SHARED_MEMORY = r"""
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+static int child(void *data) { _exit(3); }
+int main(void) {
+    static char stack[65536];
+    begin();
+    void *f = kernel("foo");
+    int status, pid = clone(child, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | SIGCHLD, 0);
+    assert(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 3);
+    launch(f);
+}
+"""
+
+
+def test_child_in_our_memory_does_not_end_the_trace(tmp_path):
+    assert hooked.traced(tmp_path, SHARED_MEMORY).names["cuLaunchKernel"] == 1
+
+
 def test_other_processes_are_children_of_the_first(tmp_path):
     program = hooked.compile_c(tmp_path / "client", "int main(int c, char **v) { begin(); launch(kernel(v[1])); }")
     done = hooked.run(
