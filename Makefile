@@ -8,6 +8,12 @@ VENV  := .venv
 READY := $(VENV)/.ready
 LIBDIR = $(PREFIX)/lib/gpt
 
+# The runtime is C for the build machine; libc is all that it needs.
+RUNTIME := gpt/_runtime
+CFLAGS ?= -O2 -g
+RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
+HOOK_SOURCES = $(filter-out runtime/hook/launcher.c,$(wildcard runtime/hook/*.c))
+
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
 MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
@@ -15,13 +21,13 @@ MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 # The tests and the demo run the executables of this checkout.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test check check-ruff check-types check-c check-shell check-man
+.PHONY: help setup runtime demo test check check-ruff check-types check-c check-shell check-man
 .PHONY: bench test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) runtime/records.h ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
+setup: $(READY) runtime ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,10 +44,30 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py | $(READY)
 	@$(VENV)/bin/python $< >$@.part
 	@mv $@.part $@
 
+runtime: $(RUNTIME)/gpt-hook $(RUNTIME)/libgpthook.so $(RUNTIME)/sim/libcuda.so.1 ## build what is in C: gpt-hook, its library, the simulated device
+
+$(RUNTIME)/gpt-hook: runtime/hook/launcher.c runtime/cuda_abi.h gpt/__init__.py
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $< -o $@
+
+$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/names.h \
+    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
+	    $(filter %.c %.S,$^) -o $@
+
+$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) runtime/sim/sim.h runtime/cuda_abi.h
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now -Wl,-Bsymbolic \
+	    $(filter %.c,$^) -o $@
+
 demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
 	@sh tests/demo/demo.sh
 
-test: $(READY) runtime/records.h ## run all tests (ARGS="-k fatbin" for some)
+test: $(READY) runtime ## run all tests (ARGS="-k fatbin" for some)
 	@echo "test: pytest"
 	@$(VENV)/bin/python -m pytest -q -n auto $(ARGS)
 
@@ -97,7 +123,7 @@ uninstall: ## remove what install put under PREFIX
 	@rm -rf $(LIBDIR)
 
 clean: ## remove what was built, keep .venv
-	@rm -rf build dist runtime/records.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist $(RUNTIME) runtime/records.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

@@ -123,7 +123,7 @@ def _dump(record: dict[str, Any]) -> str:
 
 
 def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
-    """The rows of a `calls` record, a value for each field."""
+    """The rows of a `calls` record, a value for each field. Rows of zero bytes were never written."""
     layout, stride, rows = [], record["stride"], record["rows"]
     for field in record["fields"]:
         code = ROW_TYPES.get(field["type"])
@@ -132,7 +132,10 @@ def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
         layout.append((struct.Struct("<" + code), field["offset"]))
     if not layout or len(rows) % stride:
         raise MalformedError(f"calls: {len(rows)} bytes are no rows of {stride}")
+    padding = bytes(stride)
     for start in range(0, len(rows), stride):
+        if rows[start : start + stride] == padding:
+            continue
         yield [code.unpack_from(rows, start + offset)[0] for code, offset in layout]
 
 

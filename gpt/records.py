@@ -41,6 +41,7 @@ KINDS: dict[str, Keys] = {
         "boot_id": ("str?", "the kernel's boot id; joins clocks of one machine"),
         "realtime": ("u64", "ns since the epoch"),
         "monotonic": ("u64", "CLOCK_MONOTONIC at the same moment, ns"),
+        "tsc": ("u64?", "the time stamp counter at the same moment, where time stamps are its ticks"),
         "tsc_hz": ("u64?", "ticks a second of the time stamps, where they are no ns"),
         "via": ("[str]", "the filters that the segment came through, oldest first"),
     },
@@ -67,6 +68,7 @@ KINDS: dict[str, Keys] = {
         "build_id": ("str?", "hexadecimal"),
         "sha256": ("str?", "hexadecimal, of the file"),
         "machine": ("str?", "x86_64, aarch64 or cuda"),
+        "gpu": ("u64?", "bytes of its sections that hold GPU code; absent where a trace saw none"),
     },
     "library_end": {"path": ("str", "of the library that is complete with this record")},
     "element": {
@@ -135,7 +137,7 @@ KINDS: dict[str, Keys] = {
         "name": ("str", "mangled name: it was looked up, so it is used"),
     },
     "lookup": {
-        "module": ("u64", "id of the module"),
+        "module": ("u64", "id of the module; chunks of several threads may bring it later"),
         "what": ("str", "enumerate or variable: the module may need all that it holds"),
         "name": ("str?", "of the variable"),
     },
@@ -146,11 +148,27 @@ KINDS: dict[str, Keys] = {
         "kernels": ("[str]", "entry functions"),
         "data": ("bin", "the text, without trailing NUL"),
     },
+    "clock": {
+        "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
+        "tsc": ("u64", "the time stamp counter at the same moment"),
+    },
+    "api": {
+        "id": ("u64", "number in the segment"),
+        "symbol": ("str", "the driver function as the program asked for it"),
+        "name": ("str", "without version and stream suffix"),
+        "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
+        "op": ("str", "what it does within its type: alloc, free, HtoD, launch, ..."),
+    },
+    "launches": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "a row for each function; rows of zero bytes are padding"),
+    },
     "calls": {
         "thread": ("u64", "thread id"),
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "packed little-endian rows"),
+        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),

@@ -100,12 +100,15 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
             match record["kind"]:
                 case "header":
                     interrupted |= segment.open
+                    segment.close()
                     segment = _Segment(used)
                 case "child" if "path" in record:
                     children.append(path.parent / record["path"])
             segment.add(record)
         interrupted |= segment.open
+        segment.close()
     except TruncatedError as error:
+        segment.close()
         if not allow_incomplete:
             raise GptError(f"truncated trace ({error.fact}): --allow-incomplete uses it", error.where) from None
         used.warnings.append((error.where, f"truncated trace: {error.fact}"))
@@ -118,13 +121,18 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
 
 
 class _Segment:
-    """What one segment said so far; ids are its own."""
+    """What one segment said so far; ids are its own.
+
+    Threads write chunks of their own, so a function can come before its module: both are kept until `close`.
+    """
 
     def __init__(self, used: Used) -> None:
         self.open = False
         self._used = used
         self._modules: dict[int, dict[str, Any]] = {}
         self._build_ids: dict[str, str | None] = {}
+        self._functions: list[tuple[str, int]] = []  # name, module
+        self._lookups: list[tuple[int, str]] = []  # module, what
 
     def add(self, record: dict[str, Any]) -> None:
         used = self._used
@@ -140,14 +148,22 @@ class _Segment:
             case "module":
                 self._modules[record["id"]] = {key: record[key] for key in ("path", "offset") if key in record}
             case "function":
-                module = self._modules.get(record.get("module", -1))
-                origin = module.get("path", IN_MEMORY) if module is not None else None
-                used.names[record["name"]] = used.names.get(record["name"]) or origin
+                self._functions.append((record["name"], record.get("module", -1)))
             case "lookup":
-                module = self._modules.get(record["module"], {})
-                if "path" in module:
-                    path = module["path"]
-                    used.whole.add((path, self._build_ids.get(path), module.get("offset", 0)))
-                else:
-                    what = f"module {record['module']} was looked into ({record['what']}) and lies in no file"
-                    used.warnings.append(("trace", f"{what}: nothing can be kept for it"))
+                self._lookups.append((record["module"], record["what"]))
+
+    def close(self) -> None:
+        """Adds what the functions and look-ups say of their modules."""
+        used = self._used
+        for name, number in self._functions:
+            module = self._modules.get(number)
+            origin = module.get("path", IN_MEMORY) if module is not None else None
+            used.names[name] = used.names.get(name) or origin
+        for number, what in self._lookups:
+            module = self._modules.get(number, {})
+            if "path" in module:
+                path = module["path"]
+                used.whole.add((path, self._build_ids.get(path), module.get("offset", 0)))
+            else:
+                fact = f"module {number} was looked into ({what}) and lies in no file"
+                used.warnings.append(("trace", f"{fact}: nothing can be kept for it"))

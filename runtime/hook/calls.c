@@ -1,0 +1,347 @@
+// What a watched stub calls before and after the real function: a row for the call, and the function's
+// handler.
+//
+// A row is taken and its `start` stored before the call, so that a call that never returns is seen; what is
+// known afterwards is filled in, `duration` last. The row is looked for again then, for what happened
+// meanwhile (callbacks that call, a fork, an exception in between) may have moved the thread on.
+
+#include <errno.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+struct slot hook_slots[SLOTS];
+
+// Layouts of rows
+
+#define FIELD(row, member, type_) {GPT_STR(#member), GPT_STR(type_), offsetof(struct row, member)}
+#define ITEM(name_, type_, at) {GPT_STR(name_), GPT_STR(type_), at}
+#define CALL                                                                                                 \
+    FIELD(row, start, "u64"), FIELD(row, duration, "u64"), FIELD(row, api, "u32"), FIELD(row, result, "i32")
+
+static const struct gpt_field PLAIN[] = {CALL};
+static const struct gpt_field OBJECT[] = {
+    CALL,
+    FIELD(row_object, object, "u64"),
+    FIELD(row_object, stream, "u64"),
+};
+static const struct gpt_field MEMORY[] = {
+    CALL,
+    FIELD(row_memory, to, "u64"),
+    FIELD(row_memory, from, "u64"),
+    FIELD(row_memory, bytes, "u64"),
+    FIELD(row_memory, stream, "u64"),
+};
+static const struct gpt_field LAUNCH[] = {
+    CALL,
+    FIELD(row_launch, stream, "u64"),
+    FIELD(row_launch, function, "u32"),
+    FIELD(row_launch, shared, "u32"),
+    ITEM("grid_x", "u32", offsetof(struct row_launch, grid)),
+    ITEM("grid_y", "u32", offsetof(struct row_launch, grid) + 4),
+    ITEM("grid_z", "u32", offsetof(struct row_launch, grid) + 8),
+    ITEM("block_x", "u16", offsetof(struct row_launch, block)),
+    ITEM("block_y", "u16", offsetof(struct row_launch, block) + 2),
+    ITEM("block_z", "u16", offsetof(struct row_launch, block) + 4),
+    ITEM("cluster_x", "u8", offsetof(struct row_launch, cluster)),
+    ITEM("cluster_y", "u8", offsetof(struct row_launch, cluster) + 1),
+    ITEM("cluster_z", "u8", offsetof(struct row_launch, cluster) + 2),
+    ITEM("cooperative", "u8", offsetof(struct row_launch, cooperative)),
+};
+
+#define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
+static const struct {
+    const struct gpt_field *items;
+    size_t count, stride;
+} layouts[LAYOUTS] = {
+    [LAYOUT_PLAIN] = {FIELDS(PLAIN), sizeof(struct row)},
+    [LAYOUT_OBJECT] = {FIELDS(OBJECT), sizeof(struct row_object)},
+    [LAYOUT_MEMORY] = {FIELDS(MEMORY), sizeof(struct row_memory)},
+    [LAYOUT_LAUNCH] = {FIELDS(LAUNCH), sizeof(struct row_launch)},
+};
+
+#define MAX_ROWS 512
+
+// After a record whose last value are no bytes: makes them `size` bytes, aligned, that stay as they are,
+// zero. Gives where they begin, or NULL where they do not fit.
+static unsigned char *grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size) {
+    struct gpt_buffer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
+    gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
+    size_t pad = -(uintptr_t)head.at & 7;
+    if (head.full || pad + size > (size_t)(head.end - head.at))
+        return NULL;
+    memmove(start + pad, start, (size_t)(head.at - start));
+    memset(start, 0, pad); // between records
+    buffer->at = head.at + pad + size;
+    return head.at + pad;
+}
+
+// Makes a `calls` record of unused rows in the thread's chunk.
+static bool new_batch(struct thread *thread, enum layout layout) {
+    int error = errno;
+    struct batch *batch = &thread->batches[layout];
+    uint32_t count = batch->rows;
+    unsigned char *rows = NULL;
+    struct gpt_buffer buffer;
+    for (int try = 0; try < 2 && !rows && hook_open(&buffer, try); try++) {
+        struct gpt_calls calls = {
+            .thread = thread->tid,
+            .fields = {layouts[layout].items, layouts[layout].count},
+            .stride = layouts[layout].stride,
+        };
+        unsigned char *start = buffer.at;
+        size_t room = (size_t)(buffer.end - start), fit = room < 1024 ? 0 : (room - 1024) / calls.stride;
+        if (fit < 16)
+            continue; // in the next chunk
+        count = fit < count ? (uint32_t)fit : count;
+        if (gpt_pack_calls(&buffer, &calls))
+            rows = grow_rows(&buffer, start, count * layouts[layout].stride);
+    }
+    if (rows && hook_close(&buffer)) {
+        batch->next = rows;
+        batch->end = buffer.at;
+        if (batch->rows < MAX_ROWS)
+            batch->rows *= 2;
+    }
+    errno = error;
+    return rows;
+}
+
+// Counts of launches
+
+// The counts of functions 1, 2, ... are rows of `launches` records in chunks that stay mapped.
+struct launches {
+    _Atomic uint64_t count, first; // how many; when
+    uint32_t function, pad;
+};
+
+static const struct gpt_field COUNTS[] = {
+    FIELD(launches, count, "u64"),
+    FIELD(launches, first, "u64"),
+    FIELD(launches, function, "u32"),
+};
+
+#define ROWS_A_CHUNK 20000
+_Static_assert(ROWS_A_CHUNK * sizeof(struct launches) + 1024 < CHUNK_SIZE, "they fit");
+
+static struct launches *launches_of(uint32_t function) {
+    uint32_t number = (function - 1) / ROWS_A_CHUNK;
+    unsigned char *rows = number < MAX_LAUNCH_CHUNKS ? atomic_load(&hook_live->launches[number]) : NULL;
+    return rows ? (struct launches *)rows + (function - 1) % ROWS_A_CHUNK : NULL;
+}
+
+// Makes room to count the launches of a new function.
+bool hook_new_launch_rows(uint32_t function) {
+    uint32_t number = (function - 1) / ROWS_A_CHUNK;
+    if (number >= MAX_LAUNCH_CHUNKS)
+        return false;
+    if (!atomic_load(&hook_live->launches[number])) {
+        unsigned char *chunk = hook_new_chunk();
+        if (!chunk)
+            return false;
+        struct gpt_launches record = {.fields = {FIELDS(COUNTS)}, .stride = sizeof(struct launches)};
+        struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+        gpt_pack_launches(&buffer, &record);
+        unsigned char *rows = grow_rows(&buffer, chunk + CHUNK_HEAD, ROWS_A_CHUNK * sizeof(struct launches));
+        unsigned char *expected = NULL;
+        // Where two threads meet here, the second one's chunk stays empty.
+        if (atomic_compare_exchange_strong(&hook_live->launches[number], &expected, rows)) {
+            hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
+            atomic_fetch_add(&hook_live->tail->records, 1);
+        }
+    }
+    struct launches *row = launches_of(function);
+    row->function = function;
+    return true;
+}
+
+static void count_launch(uint32_t function, uint64_t now) {
+    // The state may be gone: zero in a forked child, where the mapping of its parent must stay as it is.
+    struct launches *row = launches_of(function);
+    if (!row)
+        return;
+    if (!atomic_fetch_add_explicit(&row->count, 1, memory_order_relaxed))
+        atomic_store_explicit(&row->first, now, memory_order_relaxed);
+}
+
+static uint32_t function_of(uint64_t handle) {
+    _Atomic uint64_t *value = hook_map_find(&hook_live->function_ids, handle, false);
+    return value ? (uint32_t)atomic_load_explicit(value, memory_order_acquire) : 0;
+}
+
+// Arguments
+
+static uint64_t read_value(const struct frame *frame, uint8_t where) {
+    if (where & ARG_IN)
+        return frame_arg(frame, where & ARG_MASK);
+    if (where & ARG_OUT) {
+        const uint64_t *out = (const uint64_t *)frame_arg(frame, where & ARG_MASK);
+        return out ? *out : 0;
+    }
+    return 0;
+}
+
+static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
+    const CUDA_MEMCPY3D *copy3 = (const void *)frame->args[0];
+    const CUDA_MEMCPY2D *copy2 = (const void *)frame->args[0];
+    if (!copy3)
+        return;
+    if (deep) {
+        row->to = copy3->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->dstHost : copy3->dstDevice;
+        row->from = copy3->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->srcHost : copy3->srcDevice;
+        row->bytes = copy3->WidthInBytes * copy3->Height * copy3->Depth;
+    } else {
+        row->to = copy2->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy2->dstHost : copy2->dstDevice;
+        row->from = copy2->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy2->srcHost : copy2->srcDevice;
+        row->bytes = copy2->WidthInBytes * copy2->Height;
+    }
+}
+
+static void read_memory(struct row_memory *row, const struct frame *frame, const struct slot *slot) {
+    row->to = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+    row->from = read_value(frame, slot->values[1]);
+    row->bytes = slot->values[2] & ARG_IN ? read_value(frame, slot->values[2]) : 0;
+    row->stream = read_value(frame, slot->values[3]);
+    switch (slot->special) {
+    case SPECIAL_COPY_2D:
+    case SPECIAL_COPY_3D:
+        read_copy(row, frame, slot->special == SPECIAL_COPY_3D);
+        break;
+    case SPECIAL_TIMES_2:
+    case SPECIAL_TIMES_4:
+        row->bytes *= slot->special == SPECIAL_TIMES_2 ? 2 : 4;
+        break;
+    case SPECIAL_AREA_1:
+    case SPECIAL_AREA_2:
+    case SPECIAL_AREA_4:
+        row->bytes = frame->args[3] * frame->args[4] << (slot->special - SPECIAL_AREA_1);
+        break;
+    default:
+        break;
+    }
+}
+
+static void read_launch(struct row_launch *row, const struct frame *frame, const struct slot *slot) {
+    if (slot->special == SPECIAL_LAUNCH_EX) {
+        const CUlaunchConfig *config = (const void *)frame->args[0];
+        if (!config)
+            return;
+        row->stream = (uint64_t)config->hStream;
+        row->shared = config->sharedMemBytes;
+        memcpy(row->grid, &config->gridDimX, sizeof(row->grid));
+        row->block[0] = (uint16_t)config->blockDimX;
+        row->block[1] = (uint16_t)config->blockDimY;
+        row->block[2] = (uint16_t)config->blockDimZ;
+        for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++) {
+            const CUlaunchAttribute *attribute = &config->attrs[i];
+            if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+                row->cluster[0] = (uint8_t)attribute->value.clusterDim.x;
+                row->cluster[1] = (uint8_t)attribute->value.clusterDim.y;
+                row->cluster[2] = (uint8_t)attribute->value.clusterDim.z;
+            } else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+                row->cooperative = attribute->value.cooperative != 0;
+        }
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        row->grid[i] = (uint32_t)frame->args[1 + i];
+        row->block[i] = (uint16_t)frame_arg(frame, 4 + i);
+    }
+    row->shared = (uint32_t)frame_arg(frame, 7);
+    row->stream = frame_arg(frame, 8);
+    row->cooperative = slot->special == SPECIAL_LAUNCH_COOPERATIVE;
+}
+
+// How many words of stack arguments to copy, an even number. All that a function unknown here may have; but
+// where that reaches into the next page, only what can be read: a coroutine may have called from the top of
+// its stack.
+static uint64_t stack_words(const struct frame *frame) {
+    if (LIKELY(frame->slot->words < STACK_WORDS))
+        return (uint64_t)frame->slot->words;
+    uintptr_t start = (uintptr_t)frame->stack, end = start + STACK_WORDS * sizeof(uint64_t);
+    if (LIKELY((start ^ (end - 1)) < 4096))
+        return STACK_WORDS;
+    int error = errno;
+    char byte;
+    struct iovec here = {&byte, 1}, there = {(void *)(end - 1), 1};
+    bool readable = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
+    errno = error;
+    return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
+}
+
+uint64_t hook_enter(struct frame *frame) {
+    struct slot *slot = frame->slot;
+    struct thread *thread = hook_this_thread();
+    frame->row = NULL;
+    frame->function = 0;
+    if (UNLIKELY(!thread))
+        return stack_words(frame);
+    if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
+        hook_announce(slot);
+
+    if (slot->layout == LAYOUT_LAUNCH)
+        frame->function = function_of(frame->args[slot->special == SPECIAL_LAUNCH_EX]);
+    struct batch *batch = &thread->batches[slot->layout];
+    if (!(slot->flags & SLOT_RECORDED) ||
+        (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
+        frame->start = hook_now();
+    } else {
+        struct row *row = (struct row *)batch->next;
+        batch->next += layouts[slot->layout].stride;
+        row->api = slot->id;
+        switch (slot->layout) {
+        case LAYOUT_OBJECT:
+            ((struct row_object *)row)->object =
+                slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+            ((struct row_object *)row)->stream = read_value(frame, slot->values[1]);
+            break;
+        case LAYOUT_MEMORY:
+            read_memory((struct row_memory *)row, frame, slot);
+            break;
+        case LAYOUT_LAUNCH:
+            ((struct row_launch *)row)->function = frame->function;
+            read_launch((struct row_launch *)row, frame, slot);
+            break;
+        }
+        frame->row = row;
+        frame->start = hook_now();
+        atomic_store_explicit(&row->start, frame->start, memory_order_release);
+    }
+    return stack_words(frame);
+}
+
+static bool is_mapped(const struct thread *thread, const struct row *row) {
+    return (uintptr_t)row - (uintptr_t)thread->chunk < CHUNK_SIZE ||
+           (thread->previous && (uintptr_t)row - (uintptr_t)thread->previous < CHUNK_SIZE);
+}
+
+void hook_leave(struct frame *frame) {
+    uint64_t now = hook_now();
+    struct slot *slot = frame->slot;
+    struct thread *thread = hook_thread;
+    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    struct row *row = frame->row;
+    if (row && LIKELY(thread && thread->pid == atomic_load_explicit(&hook_live->pid, memory_order_relaxed)) &&
+        is_mapped(thread, row) && atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start) {
+        row->result = (int32_t)frame->rax;
+        if (done && slot->layout == LAYOUT_MEMORY) {
+            struct row_memory *memory = (struct row_memory *)row;
+            if (slot->values[0] & ARG_OUT)
+                memory->to = read_value(frame, slot->values[0]);
+            if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
+                memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
+        } else if (done && slot->layout == LAYOUT_OBJECT && slot->values[0] & ARG_OUT)
+            ((struct row_object *)row)->object = read_value(frame, slot->values[0]);
+        uint64_t duration = now - frame->start;
+        atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
+    }
+    if (done && frame->function)
+        count_launch(frame->function, frame->start);
+    if (done && slot->on_return) {
+        int error = errno;
+        slot->on_return(frame);
+        errno = error;
+    }
+}

@@ -1,0 +1,297 @@
+// What the files of libgpthook.so share. The way of a call:
+//
+//   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
+//   calls.c        those two: a row of the trace for each call
+//   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
+//   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
+//   modules.c      handlers: what was loaded and looked up, what was launched
+//   libs.c         the shared libraries of the process, the devices
+//   trace.c        the file: chunks, one writing thread each
+
+#ifndef GPT_HOOK_H
+#define GPT_HOOK_H
+
+// Shared with the assembler.
+#define SLOTS 4096
+#define HOOK_NAMES 635 // in names.h
+#define SLOT_SHIFT 6   // a slot is 64 bytes
+#define SLOT_REAL 0
+#define SLOT_FLAGS 8
+#define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
+#define SLOT_RECORDED 2 // each call is a row
+
+#define FRAME_SIZE 240
+#define FRAME_ARGS 0
+#define FRAME_RAX 48
+#define FRAME_RDX 56
+#define FRAME_XMM 64
+#define FRAME_SLOT 192
+#define FRAME_STACK 216
+#define STACK_WORDS 32 // copied for a function whose number of arguments is not known
+
+#ifndef __ASSEMBLER__
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "records.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define EXPORT __attribute__((visibility("default")))
+#define TLS __thread __attribute__((tls_model("initial-exec")))
+#define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
+
+// Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
+enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUTS };
+
+struct row {
+    _Atomic uint64_t start;    // 0: not used; stored last
+    _Atomic uint64_t duration; // 0: has not returned; stored last of what is known then
+    uint32_t api;
+    int32_t result;
+};
+
+struct row_object {
+    struct row row;
+    uint64_t object, stream;
+};
+
+struct row_memory {
+    struct row row;
+    uint64_t to, from, bytes, stream;
+};
+
+struct row_launch {
+    struct row row;
+    uint64_t stream;
+    uint32_t function, shared, grid[3];
+    uint16_t block[3];
+    uint8_t cluster[3], cooperative;
+    uint16_t pad;
+};
+
+// Where a row's value is found. An argument, what an argument points to once the call returned well, or
+// nothing.
+enum { ARG_NONE = 0, ARG_IN = 0x10, ARG_OUT = 0x20, ARG_MASK = 0xf };
+
+// How else arguments are read.
+enum special {
+    SPECIAL_NONE,
+    SPECIAL_LAUNCH, // the arguments of cuLaunchKernel
+    SPECIAL_LAUNCH_COOPERATIVE,
+    SPECIAL_LAUNCH_EX, // the configuration of cuLaunchKernelEx
+    SPECIAL_PITCH,     // cuMemAllocPitch
+    SPECIAL_COPY_2D,   // CUDA_MEMCPY2D
+    SPECIAL_COPY_3D,   // CUDA_MEMCPY3D
+    SPECIAL_TIMES_2,   // bytes are two times the value
+    SPECIAL_TIMES_4,
+    SPECIAL_AREA_1, // bytes are width times height, the arguments 3 and 4, times the size of an item
+    SPECIAL_AREA_2,
+    SPECIAL_AREA_4,
+};
+
+struct frame;
+typedef void handler(struct frame *frame);
+
+// A driver function as the program got it: the real one, and what is done beside calling it.
+struct slot {
+    void *real;
+    uint32_t flags;
+    uint32_t id;                // of its `api` record
+    _Atomic uint32_t announced; // live->pid of the trace that has this record
+    uint8_t layout;             // enum layout
+    uint8_t special;            // enum special
+    uint8_t values[4];          // ARG_*: to, from, bytes, stream; or object, stream
+    handler *on_return;         // called when the function returned CUDA_SUCCESS
+    const char *symbol;         // as the program asked for it
+    const struct known *known;
+    int8_t words; // of stack arguments, an even number; STACK_WORDS where it is not known
+    char pad[7];
+};
+_Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
+
+// What a stub has on its stack while the real function runs.
+struct frame {
+    uint64_t args[6];
+    uint64_t rax, rdx;
+    unsigned char xmm[8][16];
+    struct slot *slot;
+    struct row *row;
+    uint64_t start;
+    uint64_t *stack;   // arguments from the seventh on
+    uint32_t function; // that is launched
+    uint32_t pad[3];
+};
+_Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
+_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
+               "as the stub has it");
+_Static_assert(offsetof(struct frame, xmm) == FRAME_XMM && offsetof(struct frame, stack) == FRAME_STACK,
+               "as the stub has it");
+
+static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
+    return index < 6 ? frame->args[index] : frame->stack[index - 6];
+}
+
+// stub_x86_64.S, calls.c
+extern struct slot hook_slots[SLOTS];
+extern const char hook_stubs[], hook_stubs_end[];
+uint64_t
+hook_enter(struct frame *frame); // gives how many words of stack arguments the real function may need
+void hook_leave(struct frame *frame);
+
+// trace.c. What concerns one process lives in memory that is zero again in a forked child: it has no trace,
+// no ids, no state until it begins its own.
+
+#define MAP_ENTRIES (1u << 18)
+#define MAX_LIBRARIES 4096
+#define MAX_SEGMENTS 4
+#define MAX_LAUNCH_CHUNKS 64
+#define PATH_BYTES (512u << 10)
+
+struct map { // open addressing; keys are never 0 and never removed
+    _Atomic uint64_t keys[MAP_ENTRIES];
+    _Atomic uint64_t values[MAP_ENTRIES];
+};
+
+struct library {
+    struct {
+        uint64_t start, end, offset; // addresses, and where the first of them is in the file
+    } segments[MAX_SEGMENTS];
+    unsigned count;
+    const char *path;
+};
+
+// What processes share: it lies in the first chunk, in bytes that hold no records.
+struct tail {
+    _Atomic uint64_t records; // of the segment
+    _Atomic uint64_t pid;     // whose file it is
+    _Atomic uint64_t ticket;  // number of the file's next chunk
+    uint64_t unused;
+};
+
+struct live {
+    _Atomic uint32_t pid;   // of the process while its trace is on, else 0
+    _Atomic uint32_t state; // see trace.c
+    _Atomic uint32_t modules, functions, pool_lock;
+    struct tail *tail;
+    uint64_t device, inode; // of the file
+    char path[4096];
+    struct thread *pool; // of threads that are gone
+    unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
+    _Atomic uint64_t devices; // bits of those that have a record
+    _Atomic uint32_t libraries;
+    uint64_t libraries_added; // what the dynamic linker had counted
+    uint32_t paths_used;
+    struct library library[MAX_LIBRARIES];
+    char paths[PATH_BYTES];
+    struct map module_ids, function_ids; // by the driver's handles
+};
+extern struct live *hook_live;
+
+struct batch { // rows of one layout inside the chunk
+    unsigned char *next, *end;
+    uint32_t rows; // of the batch after it
+};
+
+struct thread {
+    uint32_t pid, tid;       // pid is that of struct live, else this is the state of another process
+    unsigned char *chunk;    // mapped
+    unsigned char *previous; // the one before it, still mapped: calls in flight have rows there
+    uint32_t used;           // bytes of the chunk's data
+    struct batch batches[LAYOUTS];
+    struct thread *next; // in the pool
+};
+
+extern TLS struct thread *hook_thread;
+extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
+struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
+
+// Whose chunk to write; NULL where nothing is recorded.
+static inline struct thread *hook_this_thread(void) {
+    struct thread *thread = hook_thread;
+    if (LIKELY(thread && thread->pid == atomic_load_explicit(&hook_live->pid, memory_order_relaxed)))
+        return thread;
+    return hook_begin_thread();
+}
+
+void hook_trace_setup(void);
+void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
+void hook_fail(const char *where, int error); // turns the hook off and says so
+bool hook_open(struct gpt_buffer *buffer,
+               bool fresh);                        // room for a record, in a fresh chunk if the last had none
+bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the trace
+bool hook_pad(struct thread *thread, size_t size); // skips bytes of the chunk
+unsigned char *hook_new_chunk(void);               // mapped for ever, or NULL
+void hook_set_used(unsigned char *chunk, uint32_t used);
+#define CHUNK_HEAD 34                  // bytes before a chunk's data
+#define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
+
+// Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
+#define HOOK_WRITE(kind, ...)                                                                                \
+    ({                                                                                                       \
+        const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
+        struct gpt_buffer buffer_;                                                                           \
+        bool done_ = false;                                                                                  \
+        for (int try_ = 0; try_ < 2 && !done_ && hook_open(&buffer_, try_); try_++)                          \
+            done_ = gpt_pack_##kind(&buffer_, &record_) && hook_close(&buffer_);                             \
+        done_;                                                                                               \
+    })
+
+static inline struct gpt_str hook_str(const char *text) {
+    return (struct gpt_str){text, text ? strlen(text) : 0};
+}
+
+// clock.c: time stamps, ticks of the time stamp counter where it is fit for that, else CLOCK_MONOTONIC.
+extern bool hook_has_tsc;
+void hook_clock_setup(void);
+uint64_t hook_monotonic(void);
+uint64_t hook_tsc_hz(void); // 0: stamps are ns
+
+static inline uint64_t hook_now(void) {
+    return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
+}
+
+// calls.c
+bool hook_new_launch_rows(uint32_t function);
+
+// decode.c
+struct known {
+    const char *name; // without version and stream suffix
+    const char *type, *op;
+    uint8_t layout, special, values[4];
+    handler *on_return;
+    bool v2; // the function of this name without suffix is an older one with other arguments
+};
+#define NAME_BYTES 128
+void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
+void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
+void hook_announce(struct slot *slot);                     // writes its `api` record
+void hook_name(const struct slot *slot, char name[NAME_BYTES]);
+const char *hook_type(const struct slot *slot);
+struct slot *hook_named_slot(const char *symbol); // of a function in names.h, or NULL
+bool hook_is_old(const char *name);               // whether the function without suffix is an older one
+
+// intercept.c
+void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
+void *hook_driver_function(const char *symbol);  // the real one, or NULL
+bool hook_driver_is_simulated(void);
+extern handler hook_on_get_proc_address;
+
+// modules.c
+extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
+    hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
+_Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
+
+// libs.c
+void hook_scan_libraries(void);
+const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
+extern handler hook_on_context, hook_on_primary_context;
+
+// sha256.c
+void hook_sha256(const void *data, size_t size, char hex[65]);
+
+#endif
+#endif

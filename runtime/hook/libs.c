@@ -1,0 +1,203 @@
+// The shared libraries of the process, in `library` records, with those that were closed before the end;
+// where in a file an address is; and the devices, in `device` records.
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+// Bytes of the file's sections of GPU code. Section headers are in the file only.
+static uint64_t gpu_bytes(int file) {
+    Elf64_Ehdr head;
+    if (pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
+        head.e_shentsize != sizeof(Elf64_Shdr) || !head.e_shnum || head.e_shnum > 512 ||
+        head.e_shstrndx >= head.e_shnum)
+        return 0;
+    Elf64_Shdr sections[512];
+    char names[16 << 10];
+    size_t size = head.e_shnum * sizeof(*sections);
+    if (pread(file, sections, size, (off_t)head.e_shoff) != (ssize_t)size)
+        return 0;
+    const Elf64_Shdr *strings = &sections[head.e_shstrndx];
+    size = strings->sh_size < sizeof(names) - 1 ? strings->sh_size : sizeof(names) - 1;
+    if (pread(file, names, size, (off_t)strings->sh_offset) != (ssize_t)size)
+        return 0;
+    names[size] = '\0';
+    uint64_t bytes = 0;
+    for (int i = 0; i < head.e_shnum; i++)
+        if (sections[i].sh_name < size && (!strcmp(names + sections[i].sh_name, ".nv_fatbin") ||
+                                           !strcmp(names + sections[i].sh_name, "__nv_relfatbin")))
+            bytes += sections[i].sh_size;
+    return bytes;
+}
+
+static void find_build_id(const struct dl_phdr_info *info, char hex[129]) {
+    *hex = '\0';
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+        const char *at = (const char *)info->dlpi_addr + segment->p_vaddr, *end = at + segment->p_memsz;
+        while (segment->p_type == PT_NOTE && end - at >= (ptrdiff_t)sizeof(ElfW(Nhdr))) {
+            const ElfW(Nhdr) *note = (const void *)at;
+            const unsigned char *value =
+                (const unsigned char *)at + sizeof(*note) + ((note->n_namesz + 3) & ~3u);
+            if (note->n_type == NT_GNU_BUILD_ID && note->n_namesz == 4 && note->n_descsz <= 64) {
+                for (unsigned j = 0; j < note->n_descsz; j++)
+                    sprintf(hex + 2 * j, "%02x", value[j]);
+                return;
+            }
+            at = (const char *)value + ((note->n_descsz + 3) & ~3u);
+        }
+    }
+}
+
+static void set_segments(struct library *library, const struct dl_phdr_info *info) {
+    unsigned count = 0;
+    for (int i = 0; i < info->dlpi_phnum && count < MAX_SEGMENTS; i++) {
+        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+        if (segment->p_type != PT_LOAD)
+            continue;
+        uint64_t start = info->dlpi_addr + segment->p_vaddr;
+        library->segments[count].start = start;
+        library->segments[count].offset = segment->p_offset;
+        library->segments[count++].end = start + segment->p_filesz;
+    }
+    library->count = count;
+}
+
+static void record_library(const struct dl_phdr_info *info, const char *path) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat status;
+    if (file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode)) {
+        char build_id[129];
+        find_build_id(info, build_id);
+        uint64_t gpu = gpu_bytes(file);
+        HOOK_WRITE(library, .path = hook_str(path), .type = GPT_STR("elf"), .size = (uint64_t)status.st_size,
+                   .build_id = hook_str(*build_id ? build_id : NULL), .machine = GPT_STR("x86_64"),
+                   .gpu = {gpu != 0, gpu});
+    }
+    if (file >= 0)
+        close(file);
+}
+
+// The loader calls this for each library, one thread at a time.
+static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
+    struct live *live = hook_live;
+    bool *first = at;
+    if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof(info->dlpi_subs) && *first) {
+        *first = false;
+        if (live->libraries_added == info->dlpi_adds)
+            return 1; // nothing was loaded since
+        live->libraries_added = info->dlpi_adds;
+    }
+    char program[4096], *path = (char *)info->dlpi_name;
+    if (!path || !*path) {
+        ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+        if (length <= 0)
+            return 0;
+        program[length] = '\0';
+        path = program;
+    }
+    if (!strchr(path, '/') || !strncmp(path, "linux-vdso", 10))
+        return 0;
+    if (*path != '/' && (path = realpath(path, program)) == NULL)
+        return 0;
+    uint32_t count = atomic_load(&live->libraries);
+    for (uint32_t i = 0; i < count; i++)
+        if (!strcmp(live->library[i].path, path)) {
+            set_segments(&live->library[i], info); // it may have come back elsewhere
+            return 0;
+        }
+    size_t length = strlen(path) + 1;
+    if (count == MAX_LIBRARIES || live->paths_used + length > PATH_BYTES)
+        return 0;
+    struct library *library = &live->library[count];
+    library->path = memcpy(live->paths + live->paths_used, path, length);
+    live->paths_used += (uint32_t)length;
+    set_segments(library, info);
+    atomic_store(&live->libraries, count + 1);
+    record_library(info, library->path);
+    return 0;
+}
+
+void hook_scan_libraries(void) {
+    bool first = true;
+    if (hook_this_thread())
+        dl_iterate_phdr(see_library, &first);
+}
+
+// The file that is mapped at an address, and the offset in it.
+const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
+    uint64_t at = (uint64_t)address;
+    for (uint32_t i = atomic_load(&hook_live->libraries); i-- > 0;) {
+        const struct library *library = &hook_live->library[i];
+        for (unsigned j = 0; j < library->count; j++)
+            if (at >= library->segments[j].start && at < library->segments[j].end) {
+                *offset = at - library->segments[j].start + library->segments[j].offset;
+                return library->path;
+            }
+    }
+    FILE *maps = fopen("/proc/self/maps", "re"); // a file that the program mapped itself
+    const char *found = NULL;
+    while (maps && !found && fgets(buffer, (int)size, maps)) {
+        unsigned long start, end, from;
+        int path = 0;
+        if (sscanf(buffer, "%lx-%lx %*s %lx %*s %*s %n", &start, &end, &from, &path) == 3 && path &&
+            at >= start && at < end) {
+            buffer[strcspn(buffer, "\n")] = '\0';
+            if (buffer[path] != '/' || strstr(buffer + path, " (deleted)") ||
+                !strncmp(buffer + path, "/dev/", 5) || !strncmp(buffer + path, "/memfd:", 7))
+                break;
+            *offset = at - start + from;
+            found = buffer + path;
+        }
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
+// Devices. What is asked of the driver here changes nothing that the program could see.
+
+static void see_device(CUdevice device) {
+    if (device < 0 || device > 63 || !hook_this_thread() ||
+        atomic_fetch_or(&hook_live->devices, 1ull << device) >> device & 1)
+        return;
+    CUresult (*attribute)(int *, int, CUdevice) = hook_driver_function("cuDeviceGetAttribute");
+    CUresult (*get_name)(char *, int, CUdevice) = hook_driver_function("cuDeviceGetName");
+    CUresult (*get_uuid)(CUuuid *, CUdevice) = hook_driver_function("cuDeviceGetUuid_v2");
+    int major, minor;
+    if (!attribute || attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) ||
+        attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+        return;
+    char name[256] = "", arch[32], text[64] = "";
+    if (get_name && get_name(name, sizeof(name) - 1, device))
+        name[0] = '\0';
+    snprintf(arch, sizeof(arch), "sm_%d%d", major, minor);
+    CUuuid uuid;
+    if (get_uuid && !get_uuid(&uuid, device)) {
+        int at = sprintf(text, "GPU");
+        for (int i = 0; i < 16; i++)
+            at += sprintf(text + at, "%s%02x", i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "",
+                          (unsigned char)uuid.bytes[i]);
+    }
+    HOOK_WRITE(device, .index = (uint64_t)device, .name = hook_str(name), .arch = hook_str(arch),
+               .uuid = hook_str(*text ? text : NULL),
+               .runs = hook_str(hook_driver_is_simulated() ? "ptx" : "sass"));
+}
+
+void hook_on_primary_context(struct frame *frame) { see_device((CUdevice)frame->args[1]); }
+
+void hook_on_context(struct frame *frame) {
+    (void)frame;
+    CUresult (*current)(CUdevice *) = hook_driver_function("cuCtxGetDevice");
+    CUdevice device;
+    if (current && !current(&device))
+        see_device(device);
+}

@@ -1,0 +1,180 @@
+// Handlers of the functions that load GPU code and look into it: `module`, `function` and `lookup` records.
+
+#include <elf.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+// A place for the key in the map, or NULL where there is none.
+_Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert) {
+    if (!key)
+        return NULL;
+    uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 40;
+    for (unsigned tries = 0; tries < 256; tries++, at++) {
+        uint64_t found = atomic_load_explicit(&map->keys[at % MAP_ENTRIES], memory_order_acquire);
+        if (!found && insert &&
+            (atomic_compare_exchange_strong(&map->keys[at % MAP_ENTRIES], &found, key) || found == key))
+            return &map->values[at % MAP_ENTRIES];
+        if (found == key)
+            return &map->values[at % MAP_ENTRIES];
+        if (!found)
+            return NULL;
+    }
+    return NULL;
+}
+
+static void set(struct map *map, uint64_t key, uint64_t value) {
+    _Atomic uint64_t *place = hook_map_find(map, key, true);
+    if (place)
+        atomic_store(place, value);
+}
+
+static uint64_t get(struct map *map, uint64_t key) {
+    _Atomic uint64_t *place = hook_map_find(map, key, false);
+    return place ? atomic_load(place) : 0;
+}
+
+static uint64_t out(const struct frame *frame) { // the handle that the function gave
+    const uint64_t *handle = (const uint64_t *)frame->args[0];
+    return handle ? *handle : 0;
+}
+
+// Images
+
+struct image {
+    const char *type;
+    const void *start;
+    uint64_t size;
+};
+
+static uint64_t elf_size(const Elf64_Ehdr *head) {
+    uint64_t end = sizeof(*head), tables[] = {
+                                      head->e_shoff + (uint64_t)head->e_shnum * sizeof(Elf64_Shdr),
+                                      head->e_phoff + (uint64_t)head->e_phnum * sizeof(Elf64_Phdr),
+                                  };
+    for (int i = 0; i < 2; i++)
+        end = tables[i] > end ? tables[i] : end;
+    const Elf64_Shdr *sections = (const void *)((const char *)head + head->e_shoff);
+    for (int i = 0; head->e_shoff && head->e_shentsize == sizeof(*sections) && i < head->e_shnum; i++)
+        if (sections[i].sh_type != SHT_NOBITS && sections[i].sh_offset + sections[i].sh_size > end)
+            end = sections[i].sh_offset + sections[i].sh_size;
+    return end;
+}
+
+// The driver has just read the image, so it is one.
+static struct image read_image(const void *start) {
+    const struct fatbin_wrapper *wrapper = start;
+    if (wrapper->magic == FATBIN_WRAPPER_MAGIC)
+        start = wrapper->data;
+    const struct fatbin_region *region = start;
+    if (region->magic == FATBIN_MAGIC)
+        return (struct image){"fatbin", start, region->header_size + region->size};
+    if (!memcmp(start, ELFMAG, SELFMAG))
+        return (struct image){"cubin", start, elf_size(start)};
+    return (struct image){"ptx", start, strlen(start)};
+}
+
+void hook_on_module_image(struct frame *frame) {
+    const void *given = (const void *)frame->args[1];
+    if (!given || !hook_this_thread())
+        return;
+    uint32_t id = atomic_fetch_add(&hook_live->modules, 1) + 1;
+    set(&hook_live->module_ids, out(frame), id);
+    hook_scan_libraries();
+
+    struct image image = read_image(given);
+    char buffer[4096], digest[65];
+    uint64_t offset = 0;
+    const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer));
+    if (!path) // a file is known by its build id; hashing an image would read all of it in
+        hook_sha256(image.start, image.size, digest);
+    HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(path ? NULL : digest),
+               .path = hook_str(path), .offset = {path != NULL, offset}, .size = GPT_U64(image.size));
+}
+
+void hook_on_module_file(struct frame *frame) {
+    const char *given = (const char *)frame->args[1];
+    if (!given || !hook_this_thread())
+        return;
+    uint32_t id = atomic_fetch_add(&hook_live->modules, 1) + 1;
+    set(&hook_live->module_ids, out(frame), id);
+
+    char path[4096];
+    size_t size = 0;
+    if (*given != '/' && getcwd(path, sizeof(path) - 1)) {
+        size = strlen(path);
+        path[size++] = '/';
+    }
+    snprintf(path + size, sizeof(path) - size, "%s", given);
+    unsigned char magic[4] = {0};
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? 0 : pread(file, magic, 4, 0);
+    off_t bytes = file < 0 ? 0 : lseek(file, 0, SEEK_END);
+    if (file >= 0)
+        close(file);
+    uint32_t word;
+    memcpy(&word, magic, 4);
+    const char *type = got == 4 && word == FATBIN_MAGIC              ? "fatbin"
+                       : got == 4 && !memcmp(magic, ELFMAG, SELFMAG) ? "cubin"
+                                                                     : "ptx";
+    HOOK_WRITE(module, .id = id, .type = hook_str(type), .path = hook_str(path), .offset = GPT_U64(0),
+               .size = {bytes > 0, (uint64_t)bytes});
+}
+
+// cuLibraryGetModule: one more handle of the library.
+void hook_on_library_module(struct frame *frame) {
+    set(&hook_live->module_ids, out(frame), get(&hook_live->module_ids, frame->args[1]));
+}
+
+// Functions
+
+static uint32_t hash_name(const char *name) {
+    uint32_t hash = 2166136261u;
+    for (; *name; name++)
+        hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return hash;
+}
+
+// cuModuleGetFunction, cuLibraryGetKernel. A handle may be looked up again and again, and may come to stand
+// for another function once its module is gone.
+void hook_on_function(struct frame *frame) {
+    const char *name = (const char *)frame->args[2];
+    uint64_t handle = out(frame), module = get(&hook_live->module_ids, frame->args[1]);
+    if (!name || !hook_this_thread())
+        return;
+    uint64_t hash = hash_name(name) ^ (uint32_t)(module * 2654435761u);
+    uint64_t known = get(&hook_live->function_ids, handle);
+    if (known && known >> 32 == hash)
+        return;
+    uint32_t id = atomic_fetch_add(&hook_live->functions, 1) + 1;
+    if (HOOK_WRITE(function, .id = id, .module = {module != 0, module}, .name = hook_str(name)) &&
+        hook_new_launch_rows(id))
+        set(&hook_live->function_ids, handle, hash << 32 | id);
+}
+
+// cuKernelGetFunction: one more handle of the kernel.
+void hook_on_kernel_function(struct frame *frame) {
+    uint64_t value = get(&hook_live->function_ids, frame->args[1]);
+    if (value)
+        set(&hook_live->function_ids, out(frame), value);
+}
+
+static void look(uint64_t handle, const char *what, const char *name) {
+    HOOK_WRITE(lookup, .module = get(&hook_live->module_ids, handle), .what = hook_str(what),
+               .name = hook_str(name));
+}
+
+// cuModuleEnumerateFunctions, cuLibraryEnumerateKernels
+void hook_on_enumerate(struct frame *frame) { look(frame->args[2], "enumerate", NULL); }
+
+// Functions whose arguments end with the module and the name of a variable.
+void hook_on_variable_of_1(struct frame *frame) {
+    look(frame->args[1], "variable", (const char *)frame->args[2]);
+}
+
+void hook_on_variable_of_2(struct frame *frame) {
+    look(frame->args[2], "variable", (const char *)frame->args[3]);
+}

@@ -1,0 +1,269 @@
+// The stubs that a program calls in place of driver functions.
+//
+// A stub knows neither the signature nor the result of what it stands for. It keeps every register that can hold
+// an argument, lets hook_enter look at them, copies as many words of stack arguments as hook_enter says, and
+// *calls* the real function. So its own frame stays on the stack, described by ordinary CFI: exceptions unwind
+// through it, longjmp drops it, a debugger walks it, and shadow stacks (CET) stay true. Replacing the return
+// address instead would need no copy, and give up all of these.
+//
+// A function that nobody watches is jumped to: its caller's frame is all it sees.
+
+#include "hook.h"
+
+    .text
+
+// Each stub loads its number, for r10 and r11 hold no argument. Those of the functions in names.h come first and
+// carry their names, so a program that is linked to the driver meets them.
+
+    .p2align 4
+    .globl hook_stubs
+    .hidden hook_stubs
+hook_stubs:
+    .set number, 0
+
+    .macro stub
+    .p2align 4
+    .cfi_startproc
+    endbr64
+    movl $number, %r11d
+    jmp enter
+    .cfi_endproc
+    .set number, number + 1
+    .endm
+
+    .macro named name
+    .p2align 4
+    .globl \name
+    .type \name, @function
+\name:
+    stub
+    .size \name, . - \name
+    .endm
+
+#define NAME(name, words) named name;
+#include "names.h"
+#undef NAME
+
+    .rept SLOTS - HOOK_NAMES
+    stub
+    .endr
+    .globl hook_stubs_end
+    .hidden hook_stubs_end
+hook_stubs_end:
+
+    .p2align 5
+    .type enter, @function
+enter:
+    .cfi_startproc
+    shlq $SLOT_SHIFT, %r11
+    leaq hook_slots(%rip), %r10
+    addq %r10, %r11
+    testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    jnz 1f
+    jmp *SLOT_REAL(%r11)
+
+1:  pushq %rbp
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbp, -16
+    movq %rsp, %rbp
+    .cfi_def_cfa_register %rbp
+    subq $FRAME_SIZE, %rsp
+    movq %rdi, FRAME_ARGS(%rsp)
+    movq %rsi, FRAME_ARGS + 8(%rsp)
+    movq %rdx, FRAME_ARGS + 16(%rsp)
+    movq %rcx, FRAME_ARGS + 24(%rsp)
+    movq %r8, FRAME_ARGS + 32(%rsp)
+    movq %r9, FRAME_ARGS + 40(%rsp)
+    movq %rax, FRAME_RAX(%rsp)
+    movq %r11, FRAME_SLOT(%rsp)
+    leaq 16(%rbp), %rcx
+    movq %rcx, FRAME_STACK(%rsp)
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
+    .endr
+    movq %rsp, %rdi
+    call hook_enter
+    movq %rsp, %r10                 // the frame
+
+    // The stack arguments; rax is an even number of words.
+    testq %rax, %rax
+    jnz 4f
+2:  movq FRAME_ARGS(%r10), %rdi
+    movq FRAME_ARGS + 8(%r10), %rsi
+    movq FRAME_ARGS + 16(%r10), %rdx
+    movq FRAME_ARGS + 24(%r10), %rcx
+    movq FRAME_ARGS + 32(%r10), %r8
+    movq FRAME_ARGS + 40(%r10), %r9
+    movq FRAME_RAX(%r10), %rax
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps FRAME_XMM + 16 * \i(%r10), %xmm\i
+    .endr
+    movq FRAME_SLOT(%r10), %r11
+    call *SLOT_REAL(%r11)
+
+    leaq -FRAME_SIZE(%rbp), %rsp
+    movq %rax, FRAME_RAX(%rsp)
+    movq %rdx, FRAME_RDX(%rsp)
+    movaps %xmm0, FRAME_XMM(%rsp)
+    movaps %xmm1, FRAME_XMM + 16(%rsp)
+    movq %rsp, %rdi
+    call hook_leave
+    movq FRAME_RAX(%rsp), %rax
+    movq FRAME_RDX(%rsp), %rdx
+    movaps FRAME_XMM(%rsp), %xmm0
+    movaps FRAME_XMM + 16(%rsp), %xmm1
+    leave
+    .cfi_remember_state
+    .cfi_def_cfa %rsp, 8
+    ret
+    .cfi_restore_state
+
+4:  leaq (, %rax, 8), %rcx
+    subq %rcx, %rsp
+5:  movups 16 - 16(%rbp, %rax, 8), %xmm8
+    movaps %xmm8, -16(%rsp, %rax, 8)
+    subq $2, %rax
+    jnz 5b
+    jmp 2b
+    .cfi_endproc
+    .size enter, . - enter
+
+// What the slot of a directly linked function holds before its first call: finds the real one and goes on to it.
+// r11 is the slot.
+    .p2align 4
+    .globl hook_resolve
+    .hidden hook_resolve
+    .type hook_resolve, @function
+hook_resolve:
+    .cfi_startproc
+    endbr64
+    pushq %rbp
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbp, -16
+    movq %rsp, %rbp
+    .cfi_def_cfa_register %rbp
+    subq $FRAME_SIZE, %rsp
+    movq %rdi, FRAME_ARGS(%rsp)
+    movq %rsi, FRAME_ARGS + 8(%rsp)
+    movq %rdx, FRAME_ARGS + 16(%rsp)
+    movq %rcx, FRAME_ARGS + 24(%rsp)
+    movq %r8, FRAME_ARGS + 32(%rsp)
+    movq %r9, FRAME_ARGS + 40(%rsp)
+    movq %rax, FRAME_RAX(%rsp)
+    movq %r11, FRAME_SLOT(%rsp)
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
+    .endr
+    movq %r11, %rdi
+    call hook_resolve_slot
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps FRAME_XMM + 16 * \i(%rsp), %xmm\i
+    .endr
+    movq FRAME_ARGS(%rsp), %rdi
+    movq FRAME_ARGS + 8(%rsp), %rsi
+    movq FRAME_ARGS + 16(%rsp), %rdx
+    movq FRAME_ARGS + 24(%rsp), %rcx
+    movq FRAME_ARGS + 32(%rsp), %r8
+    movq FRAME_ARGS + 40(%rsp), %r9
+    movq FRAME_RAX(%rsp), %rax
+    movq FRAME_SLOT(%rsp), %r11
+    leave
+    .cfi_def_cfa %rsp, 8
+    jmp *SLOT_REAL(%r11)
+    .cfi_endproc
+    .size hook_resolve, . - hook_resolve
+
+// dlsym looks at its caller's address (RTLD_NEXT, RTLD_DEFAULT): where it need not be answered here, it is jumped
+// to. hook_dlsym gives two values: the answer, and whether it is one.
+    .p2align 4
+    .globl dlsym
+    .type dlsym, @function
+dlsym:
+    .cfi_startproc
+    endbr64
+    testq %rsi, %rsi
+    jz 1f
+    cmpw $0x7563, (%rsi)            // "cu"
+    je 2f
+1:  movq hook_real_dlsym(%rip), %rax
+    testq %rax, %rax
+    jz 3f
+    jmp *%rax
+
+2:  movq (%rsp), %rdx               // the caller
+    pushq %rdi
+    .cfi_def_cfa_offset 16
+    pushq %rsi
+    .cfi_def_cfa_offset 24
+    subq $8, %rsp
+    .cfi_def_cfa_offset 32
+    call hook_dlsym
+    addq $8, %rsp
+    .cfi_def_cfa_offset 24
+    popq %rsi
+    .cfi_def_cfa_offset 16
+    popq %rdi
+    .cfi_def_cfa_offset 8
+    testq %rdx, %rdx
+    jz 1b
+    ret
+
+3:  pushq %rdi
+    .cfi_def_cfa_offset 16
+    pushq %rsi
+    .cfi_def_cfa_offset 24
+    subq $8, %rsp
+    .cfi_def_cfa_offset 32
+    call hook_find_real
+    addq $8, %rsp
+    .cfi_def_cfa_offset 24
+    popq %rsi
+    .cfi_def_cfa_offset 16
+    popq %rdi
+    .cfi_def_cfa_offset 8
+    jmp *hook_real_dlsym(%rip)
+    .cfi_endproc
+    .size dlsym, . - dlsym
+
+// A vfork child runs in its parent's memory while the parent's thread waits. It must not write the parent's
+// trace: this thread says so until the parent goes on. The return address is kept in a register, for the child
+// returns first and may overwrite the stack.
+    .p2align 4
+    .globl vfork
+    .type vfork, @function
+vfork:
+    .cfi_startproc
+    endbr64
+    movq hook_in_vfork@gottpoff(%rip), %rsi
+    movzbl %fs:(%rsi), %r8d         // a vfork child may vfork
+    movb $1, %fs:(%rsi)
+    movq hook_thread@gottpoff(%rip), %rdi
+    movq %fs:(%rdi), %r9
+    movq $0, %fs:(%rdi)
+    movl $58, %eax                  // SYS_vfork
+    popq %rdx
+    .cfi_adjust_cfa_offset -8
+    .cfi_register %rip, %rdx
+    syscall
+    pushq %rdx
+    .cfi_adjust_cfa_offset 8
+    .cfi_rel_offset %rip, 0
+    testl %eax, %eax
+    jz 1f                           // the child
+    movb %r8b, %fs:(%rsi)
+    movq %r9, %fs:(%rdi)
+    js 2f
+1:  ret
+2:  negl %eax
+    pushq %rax
+    .cfi_adjust_cfa_offset 8
+    call __errno_location@PLT
+    popq %rdx
+    .cfi_adjust_cfa_offset -8
+    movl %edx, (%rax)
+    movl $-1, %eax
+    ret
+    .cfi_endproc
+    .size vfork, . - vfork
+
+    .section .note.GNU-stack, "", @progbits

@@ -1,0 +1,480 @@
+// The trace on disk: a file of chunks of one size, each a msgpack record of its own and mapped into memory.
+//
+// A chunk has one writing thread. `used`, an aligned word in it, is stored with release order after the
+// record that it covers, so whoever reads the file, also after SIGKILL, finds whole records only. Chunks are
+// numbered by an atomic counter, the ticket, that lies in the unused tail of the file's first chunk:
+// processes that share a NAME use it to tell of each other. Before a chunk is mapped its blocks are
+// allocated, so that a full disk is an error here and no SIGBUS later. The file is opened for each chunk and
+// closed again: a descriptor that is kept could be closed by the program, and its number be given to a file
+// of the program's own.
+//
+// The calls of a thread go into batches, `calls` records that are whole from the start, of rows that are zero
+// until they are used.
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hook.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { FRESH, STARTING, ON, OFF };
+
+#define ENDED (1ull << 63) // in the ticket: the segment that owns the file has its end
+#define USED_AT 20         // the word in the chunk
+#define PAGE 4096
+
+struct live *hook_live;
+TLS struct thread *hook_thread;
+TLS bool hook_in_vfork;
+static TLS bool busy; // this thread is in code that must not call itself
+
+static const char *template; // of the file's name
+static pid_t last_pid;       // that began a trace; survives fork
+static pthread_key_t exit_key;
+
+// {kind: "chunk", used: ...., data: ....}, two texts in a longer form than they need: so `used` is aligned.
+static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
+                                              "chunk\xa4used\xce\0\0\0\0\xa4"
+                                              "data\xc6";
+
+// Errors
+
+void hook_fail(const char *where, int error) {
+    if (atomic_exchange(&hook_live->state, OFF) == OFF)
+        return;
+    atomic_store(&hook_live->pid, 0);
+    const char *fact = strerrordesc_np(error);
+    struct iovec parts[] = {
+        {"gpt-hook: error: ", 17},
+        {(void *)where, strlen(where)},
+        {": ", 2},
+        {(void *)fact, fact ? strlen(fact) : 0},
+        {"; nothing more is recorded\n", 27},
+    };
+    if (writev(STDERR_FILENO, parts, 5) < 0)
+        return;
+}
+
+// Chunks
+
+static int open_trace(const char *path, int flags) {
+    int file;
+    do
+        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | flags, 0666);
+    while (file < 0 && errno == EINTR);
+    return file;
+}
+
+// Gives the chunk blocks on disk. File systems that cannot do that are written to.
+static bool allocate(int file, uint64_t number) {
+    off_t at = (off_t)(number * CHUNK_SIZE);
+    int status;
+    do
+        status = fallocate(file, 0, at, CHUNK_SIZE);
+    while (status && errno == EINTR);
+    if (!status)
+        return true;
+    if (errno != EOPNOTSUPP && errno != ENOSYS)
+        return false;
+    static const char zeros[PAGE];
+    for (unsigned done = 0; done < CHUNK_SIZE;) {
+        ssize_t size = pwrite(file, zeros, PAGE, at + done);
+        if (size < 0 && errno != EINTR)
+            return false;
+        if (size > 0)
+            done += (unsigned)size;
+    }
+    return true;
+}
+
+static unsigned char *map_chunk(int file, uint64_t number) {
+    unsigned char *chunk =
+        mmap(NULL, CHUNK_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(number * CHUNK_SIZE));
+    if (chunk == MAP_FAILED)
+        return NULL;
+    madvise(chunk, CHUNK_SIZE,
+            MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
+    memcpy(chunk, HEAD, sizeof(HEAD));
+    uint32_t size = htobe32(CHUNK_SIZE - CHUNK_HEAD);
+    memcpy(chunk + CHUNK_HEAD - 4, &size, 4);
+    return chunk;
+}
+
+void hook_set_used(unsigned char *chunk, uint32_t used) {
+    atomic_store_explicit((_Atomic uint32_t *)(chunk + USED_AT), htobe32(used), memory_order_release);
+}
+
+// Takes the next chunk of the file. `flag` is ENDED for the last one.
+static unsigned char *take_chunk(uint64_t flag) {
+    uint64_t number = atomic_load(&hook_live->tail->ticket);
+    do
+        if (number & ENDED)
+            return NULL;
+    while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &number, (number + 1) | flag));
+
+    int file = open_trace(hook_live->path, 0);
+    unsigned char *chunk = NULL;
+    struct stat found;
+    if (file >= 0 && !fstat(file, &found)) {
+        if (found.st_dev != hook_live->device || found.st_ino != hook_live->inode)
+            errno = ESTALE; // somebody put another file there
+        else if (allocate(file, number))
+            chunk = map_chunk(file, number);
+    }
+    int error = errno;
+    if (file >= 0)
+        close(file);
+    if (!chunk)
+        hook_fail(hook_live->path, error);
+    return chunk;
+}
+
+unsigned char *hook_new_chunk(void) {
+    int error = errno;
+    unsigned char *chunk = take_chunk(0);
+    errno = error;
+    return chunk;
+}
+
+static bool use_chunk(struct thread *thread, unsigned char *chunk) {
+    if (!chunk)
+        return false;
+    if (thread->previous)
+        munmap(thread->previous, CHUNK_SIZE);
+    thread->previous = thread->chunk;
+    thread->chunk = chunk;
+    thread->used = 0;
+    for (int i = 0; i < LAYOUTS; i++)
+        thread->batches[i].next = thread->batches[i].end = NULL;
+    return true;
+}
+
+// Records
+
+bool hook_open(struct gpt_buffer *buffer, bool fresh) {
+    struct thread *thread = hook_this_thread();
+    if (!thread)
+        return false;
+    if (fresh) {
+        if (!use_chunk(thread, hook_new_chunk()))
+            return false;
+        if (hook_has_tsc)
+            HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
+    }
+    unsigned char *data = thread->chunk + CHUNK_HEAD;
+    *buffer = (struct gpt_buffer){data + thread->used, thread->chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+    return true;
+}
+
+bool hook_close(struct gpt_buffer *buffer) {
+    struct thread *thread = hook_thread;
+    thread->used = (uint32_t)(buffer->at - thread->chunk - CHUNK_HEAD);
+    hook_set_used(thread->chunk, thread->used);
+    atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);
+    return true;
+}
+
+bool hook_pad(struct thread *thread, size_t size) {
+    if (thread->used + size > CHUNK_SIZE - CHUNK_HEAD - CHUNK_TAIL)
+        return false;
+    thread->used += (uint32_t)size;
+    return true;
+}
+
+// Threads
+
+// A thread that ends leaves its chunk to the next that begins.
+static void leave_thread(void *state) {
+    struct thread *thread = state;
+    hook_thread = NULL;
+    if (thread->pid != atomic_load(&hook_live->pid) || atomic_exchange(&hook_live->pool_lock, 1))
+        return;
+    thread->next = hook_live->pool;
+    hook_live->pool = thread;
+    atomic_store(&hook_live->pool_lock, 0);
+}
+
+static struct thread *new_thread(void) {
+    struct thread *thread = NULL;
+    if (!atomic_exchange(&hook_live->pool_lock, 1)) { // it is never waited for
+        thread = hook_live->pool;
+        if (thread)
+            hook_live->pool = thread->next;
+        atomic_store(&hook_live->pool_lock, 0);
+    }
+    if (!thread) {
+        thread = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (thread == MAP_FAILED) {
+            hook_fail("memory", errno);
+            return NULL;
+        }
+    }
+    for (int i = 0; i < LAYOUTS; i++)
+        thread->batches[i] = (struct batch){.rows = 16};
+    thread->tid = (uint32_t)syscall(SYS_gettid);
+    pthread_setspecific(exit_key, thread);
+    return thread;
+}
+
+static bool start(void);
+
+struct thread *hook_begin_thread(void) {
+    if (busy || hook_in_vfork || !hook_live)
+        return NULL;
+    int error = errno;
+    busy = true;
+    uint32_t state = FRESH;
+    bool started = atomic_compare_exchange_strong(&hook_live->state, &state, STARTING) && start();
+    // Another thread begins the trace: it opens a file, calls nobody and waits for nobody.
+    while (!started && (state = atomic_load(&hook_live->state)) == STARTING)
+        sched_yield();
+    struct thread *thread = started ? hook_thread : NULL;
+    if (!started && state == ON && (thread = new_thread())) {
+        thread->pid = atomic_load(&hook_live->pid);
+        if (thread->chunk || use_chunk(thread, hook_new_chunk()))
+            hook_thread = thread;
+        else
+            thread = NULL;
+    }
+    busy = false;
+    if (started)
+        hook_scan_libraries();
+    errno = error;
+    return thread;
+}
+
+// The beginning
+
+static size_t expand(char *path, size_t size) {
+    size_t at = 0;
+    for (const char *from = template; *from && at + 1 < size; from++) {
+        char text[65] = {*from};
+        if (*from == '%' && from[1]) {
+            const char *rank = getenv("RANK");
+            switch (*++from) {
+            case 'p':
+                snprintf(text, sizeof(text), "%d", getpid());
+                break;
+            case 'h':
+                gethostname(text, sizeof(text) - 1);
+                break;
+            case 'r':
+                snprintf(text, sizeof(text), "%s", rank ? rank : "0");
+                break;
+            default:
+                text[0] = *from;
+            }
+        }
+        for (const char *c = text; *c && at + 1 < size; c++)
+            path[at++] = *c;
+    }
+    path[at] = '\0';
+    return at;
+}
+
+// Creates the file: NAME, or if this process is not the first there, NAME.PID, NAME.PID.2, ...
+static int create(bool *first) {
+    char *path = hook_live->path;
+    size_t size = sizeof(hook_live->path) - 32, length = expand(path, size);
+    int file = open_trace(path, O_CREAT | O_EXCL);
+    *first = file >= 0;
+    for (int i = 1; file < 0 && errno == EEXIST && i < 1000; i++) {
+        int more = snprintf(path + length, 16, ".%d", getpid());
+        if (i > 1)
+            snprintf(path + length + more, 16, ".%d", i);
+        file = open_trace(path, O_CREAT | O_EXCL);
+    }
+    return file;
+}
+
+static struct tail *map_tail(int file) {
+    char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, CHUNK_SIZE - PAGE);
+    return page == MAP_FAILED ? NULL : (void *)(page + PAGE - CHUNK_TAIL);
+}
+
+// The command line of this process, at most 64 KiB of it.
+static size_t read_command(struct gpt_str *words, size_t count, char *text, size_t size) {
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, size - 1);
+    if (file >= 0)
+        close(file);
+    size_t found = 0;
+    for (char *at = text, *end = text + (length > 0 ? length : 0); at < end && found < count; found++) {
+        *end = '\0';
+        words[found] = hook_str(at);
+        at += words[found].size + 1;
+    }
+    return found;
+}
+
+static size_t pack_header(struct gpt_buffer *buffer, bool whole) {
+    static char command[64 << 10];
+    static struct gpt_str words[1024];
+    char host[65] = "", boot[37] = "";
+    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        if (read(file, boot, 36) != 36)
+            boot[0] = '\0';
+        close(file);
+    }
+    gethostname(host, sizeof(host) - 1);
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
+    struct gpt_header header = {
+        .version = GPT_STR(GPT_VERSION),
+        .tool = GPT_STR("gpt-hook"),
+        .argv = {words, whole ? read_command(words, 1024, command, sizeof(command)) : 0},
+        .host = hook_str(host),
+        .pid = (uint64_t)getpid(),
+        .boot_id = hook_str(boot[0] ? boot : NULL),
+        .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
+        .monotonic = hook_monotonic(),
+    };
+    if (hook_has_tsc) {
+        header.tsc = GPT_U64(hook_now());
+        header.tsc_hz = GPT_U64(hook_tsc_hz());
+    }
+    return gpt_pack_header(buffer, &header);
+}
+
+// Tells the trace NAME, which another process wrote or writes, of this one. Where it was this very process,
+// before exec, this ends it too.
+static void announce(const char *how) {
+    char path[sizeof(hook_live->path)];
+    expand(path, sizeof(path) - 32);
+    int file = open_trace(path, 0);
+    if (file < 0)
+        return;
+    struct stat found;
+    struct tail *tail = NULL;
+    unsigned char head[USED_AT];
+    if (!fstat(file, &found) && found.st_size >= CHUNK_SIZE && pread(file, head, USED_AT, 0) == USED_AT &&
+        !memcmp(head, HEAD, USED_AT))
+        tail = map_tail(file);
+    uint64_t number = tail ? atomic_fetch_add(&tail->ticket, 1) : 0;
+    bool exec = tail && atomic_load(&tail->pid) == (uint64_t)getpid() && !(number & ENDED);
+    unsigned char *chunk = tail && allocate(file, number & ~ENDED) ? map_chunk(file, number & ~ENDED) : NULL;
+    close(file);
+    if (chunk) {
+        struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+        const char *slash = strrchr(hook_live->path, '/');
+        struct gpt_child child = {(uint64_t)getpid(), hook_str(exec ? "exec" : how),
+                                  hook_str(slash ? slash + 1 : hook_live->path)};
+        struct gpt_end end = {.records = exec ? atomic_load(&tail->records) + 1 : 1};
+        if (number & ENDED) // then this is a segment of its own
+            pack_header(&buffer, false);
+        gpt_pack_child(&buffer, &child);
+        if (number & ENDED || exec)
+            gpt_pack_end(&buffer, &end);
+        if (exec)
+            atomic_fetch_or(&tail->ticket, ENDED);
+        hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
+        munmap(chunk, CHUNK_SIZE);
+    }
+    if (tail)
+        munmap((char *)tail + CHUNK_TAIL - PAGE, PAGE);
+}
+
+// Begins the trace of this process. The thread that does it writes the first chunk.
+static bool start(void) {
+    pid_t pid = getpid();
+    if (!template || !*template) {
+        atomic_store(&hook_live->state, OFF);
+        return false;
+    }
+    bool first;
+    int file = create(&first);
+    struct stat found;
+    unsigned char *chunk = NULL;
+    if (file >= 0 && !fstat(file, &found) && allocate(file, 0) && (chunk = map_chunk(file, 0)))
+        hook_live->tail = map_tail(file);
+    int error = errno;
+    if (file >= 0)
+        close(file);
+    struct thread *thread = hook_live->tail ? new_thread() : NULL;
+    if (!thread) {
+        hook_fail(hook_live->path, error);
+        return false;
+    }
+    hook_live->device = found.st_dev;
+    hook_live->inode = found.st_ino;
+    atomic_store(&hook_live->tail->ticket, 1);
+    atomic_store(&hook_live->tail->pid, (uint64_t)pid);
+    use_chunk(thread, chunk);
+
+    struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+    pack_header(&buffer, true);
+    thread->used = (uint32_t)(buffer.at - chunk - CHUNK_HEAD);
+    hook_set_used(chunk, thread->used);
+    if (!first)
+        announce(last_pid ? "fork" : "spawn");
+    last_pid = pid;
+
+    thread->pid = (uint32_t)pid;
+    hook_thread = thread;
+    atomic_store(&hook_live->pid, (uint32_t)pid);
+    atomic_store(&hook_live->state, ON);
+    return true;
+}
+
+// The end
+
+void hook_finish(unsigned status) {
+    if (!hook_live || hook_in_vfork || atomic_load(&hook_live->state) != ON ||
+        (uint32_t)getpid() != atomic_load(&hook_live->pid)) // a process in our memory, as posix_spawn makes
+        return;
+    int error = errno;
+    hook_scan_libraries();
+    struct thread *thread = hook_this_thread();
+    if (thread && use_chunk(thread, take_chunk(ENDED))) {
+        if (hook_has_tsc)
+            HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
+        HOOK_WRITE(end, .records = atomic_load(&hook_live->tail->records), .status = status);
+    }
+    atomic_store(&hook_live->state, OFF);
+    atomic_store(&hook_live->pid, 0);
+    errno = error;
+}
+
+static void at_exit(int status, void *unused) {
+    (void)unused;
+    hook_finish((unsigned)status & 0xff);
+}
+
+static void forget(void) { madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED); }
+
+void hook_trace_setup(void) {
+    template = getenv("GPT_HOOK_OUTPUT");
+    struct live *live =
+        mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (live == MAP_FAILED)
+        return;
+    madvise(live, sizeof(*live), MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
+    pthread_atfork(NULL, NULL, forget);
+    pthread_key_create(&exit_key, leave_thread);
+    on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
+    hook_live = live;
+}
+
+// A process that ends without destructors ends its trace too.
+EXPORT _Noreturn void _exit(int status) {
+    hook_finish((unsigned)status & 0xff);
+    for (;;)
+        syscall(SYS_exit_group, status);
+}
+
+EXPORT _Noreturn void _Exit(int status) { _exit(status); }

@@ -1,0 +1,37 @@
+// How the functions are found: cuGetProcAddress, and the private tables that nobody gets.
+
+#include <string.h>
+
+#include "sim.h"
+
+enum { FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT };
+
+API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    (void)flags; // the per-thread default stream is no other one here
+    if (!name || !function)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct sim_function *best = NULL;
+    int found = SYMBOL_NOT_FOUND;
+    for (const struct sim_function *at = sim_functions; at->name; at++)
+        if (!strcmp(at->name, name)) {
+            if (at->since > version)
+                found = best ? found : VERSION_NOT_SUFFICIENT;
+            else if (!best || at->since >= best->since)
+                best = at, found = FOUND;
+        }
+    *function = best ? best->address : NULL;
+    if (status)
+        *status = found;
+    // Whoever asks for the state gets the answer there.
+    return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+API cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+API cuGetExportTable(const void **table, const CUuuid *id) {
+    (void)id;
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}

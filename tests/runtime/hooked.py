@@ -1,0 +1,156 @@
+"""Runs programs under gpt-hook and reads what it recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from gpt import stream
+from tests import cuda
+
+ROOT = Path(__file__).parents[2]
+
+# What most C clients begin with: the functions that they use, found by dlsym, and a context.
+PRELUDE = r"""
+#define _GNU_SOURCE
+#include <assert.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OK(call) do { int s_ = (call); if (s_) { fprintf(stderr, "%s: %d\n", #call, s_); abort(); } } while (0)
+#define PTX ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n.visible .entry bar(){ret;}\n"
+
+static void *driver;
+static int (*cuInit)(unsigned), (*cuDevicePrimaryCtxRetain)(void **, int), (*cuCtxSetCurrent)(void *);
+static int (*cuDriverGetVersion)(int *), (*cuModuleLoadData)(void **, const void *);
+static int (*cuModuleGetFunction)(void **, void *, const char *);
+static int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                             void **, void **);
+
+static inline void begin(void) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(4);
+    }
+#define GET(name) assert((name = dlsym(driver, #name)))
+    GET(cuInit), GET(cuDevicePrimaryCtxRetain), GET(cuCtxSetCurrent), GET(cuDriverGetVersion);
+    GET(cuModuleLoadData), GET(cuModuleGetFunction), GET(cuLaunchKernel);
+    void *context;
+    OK(cuInit(0));
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+}
+
+static inline void *kernel(const char *name) {
+    void *module, *function;
+    OK(cuModuleLoadData(&module, PTX));
+    OK(cuModuleGetFunction(&function, module, name));
+    return function;
+}
+
+static inline void launch(void *function) { OK(cuLaunchKernel(function, 1, 2, 3, 32, 4, 1, 128, 0, 0, 0)); }
+"""
+
+
+@cache
+def runtime() -> Path:
+    """The folder of the built runtime: GPT_RUNTIME, else that of the checkout."""
+    folder = Path(os.environ.get("GPT_RUNTIME", ROOT / "gpt" / "_runtime"))
+    assert (folder / "gpt-hook").exists(), "not built: run 'make runtime'"
+    return folder
+
+
+def compile_c(out: Path, source: str, *flags: str | Path, prelude: bool = True) -> Path:
+    """Builds a program from C text."""
+    file = out.with_name(out.name + ".c")
+    file.write_text((PRELUDE if prelude else "") + source)
+    cuda.c_compiler("-std=gnu11", "-g", "-Wno-unused", file, "-o", out, *flags, "-ldl", "-lpthread")
+    return out
+
+
+def command(*args: str | Path) -> list[str]:
+    return [str(runtime() / "gpt-hook"), *map(str, args)]
+
+
+def run(
+    out: Path, *args: str | Path, options: tuple[str | Path, ...] = (), device: str = "sim", **more
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command under gpt-hook, its trace in `out`."""
+    line = command("run", "-o", out, "--device", device, *options, "--", *args)
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def rows(record: dict) -> list[dict]:
+    """The rows of a record that are not padding."""
+    fields = record["fields"]
+    layout = np.dtype(
+        {
+            "names": [f["name"] for f in fields],
+            "formats": [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields],
+            "offsets": [f["offset"] for f in fields],
+            "itemsize": record["stride"],
+        }
+    )
+    found = np.frombuffer(record["rows"], layout)
+    found = found[found["start" if "start" in layout.names else "function"] != 0]
+    return [dict(zip(layout.names, row, strict=True)) for row in found.tolist()]
+
+
+class Trace:
+    """The records of a trace: as they are, and calls as one dictionary each with the name of the function."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            self.records = list(stream.read_records(file, str(path)))
+        self.apis = {r["id"]: r for r in self.of("api")}
+        self.calls = []
+        for record in self.of("calls"):
+            for row in rows(record):
+                api = self.apis[row["api"]]
+                told = {k: api[k] for k in ("symbol", "name", "type", "op")}
+                self.calls.append(row | told | {"thread": record["thread"]})
+        self.calls.sort(key=lambda call: call["start"])
+
+    def of(self, kind: str) -> list[dict]:
+        return [r for r in self.records if r["kind"] == kind]
+
+    @property
+    def kinds(self) -> Counter:
+        return Counter(r["kind"] for r in self.records)
+
+    @property
+    def names(self) -> Counter:
+        return Counter(call["name"] for call in self.calls)
+
+    @property
+    def functions(self) -> list[str]:
+        return [r["name"] for r in self.of("function")]
+
+    @property
+    def launches(self) -> dict[str, int]:
+        """How often each function was launched."""
+        names = {r["id"]: r["name"] for r in self.of("function")}
+        found = Counter()
+        for record in self.of("launches"):
+            for row in rows(record):
+                found[names[row["function"]]] += row["count"]
+        return dict(found)
+
+
+def traced(tmp_path: Path, source: str, *flags: str | Path, options=(), args=(), **more) -> Trace:
+    """Builds a C client, runs it under gpt-hook on the simulated device, and reads the trace. It must exit with 0."""
+    program = compile_c(tmp_path / "client", source, *flags)
+    done = run(tmp_path / "t.mp", program, *args, options=options, **more)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return Trace(tmp_path / "t.mp")

@@ -1,0 +1,87 @@
+"""names.h and cuda_abi.h against the real cuda.h.
+
+`python -m tests.runtime.test_abi` prints the lines of names.h for another cuda.h.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests import cuda
+from tests.runtime.hooked import ROOT
+
+NAMES = ROOT / "runtime" / "hook" / "names.h"
+ABI = ROOT / "runtime" / "cuda_abi.h"
+STACK_WORDS = 32  # hook.h
+BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
+
+
+def include() -> Path:
+    return cuda.tool("nvcc").resolve().parent.parent / "include"
+
+
+def declared() -> dict[str, int]:
+    """Every function that cuda.h declares in any mode, with the words of its arguments that lie on the stack."""
+    found: dict[str, int] = {}
+    for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
+        for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
+            line = ["cc", "-E", "-P", f"-I{include()}", *version, *threads, include() / "cuda.h"]
+            text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+            for name, parameters in re.findall(r"CUresult\s+(cu\w+)\(([^;]*?)\);", text):
+                registers = words = 0
+                for parameter in parameters.split(","):
+                    type_ = parameter.split()[0]
+                    if type_ in BY_VALUE and "*" not in parameter:
+                        words += BY_VALUE[type_]
+                    elif registers < 6:
+                        registers += parameter.strip() != "void"
+                    else:
+                        words += 1
+                found[name] = words + words % 2
+    return dict(sorted(found.items()))
+
+
+def test_every_function_of_cuda_h_is_known():
+    listed = {name: int(words) for name, words in re.findall(r"^NAME\((\w+), (\d+)\)", NAMES.read_text(), re.M)}
+    real = declared()
+    assert len(real) > 600
+    assert listed == real and list(listed) == sorted(listed)  # it is searched by halves
+    assert max(real.values()) < STACK_WORDS
+    count = re.search(r"#define HOOK_NAMES (\d+)", (ROOT / "runtime" / "hook" / "hook.h").read_text())
+    assert count and int(count[1]) == len(listed)
+
+
+def test_values_and_layouts_are_those_of_cuda_h():
+    text = re.sub(r"//.*", "", ABI.read_text())
+    lines = []
+    for name, value in re.findall(r"\b(CU_?[A-Z_]\w+) = (\w+)", text):
+        lines += [f'_Static_assert({name} == {value}, "{name}");']
+    for members, struct in re.findall(r"typedef struct \{\n(.*?)\n\} (\w+);", text, re.S):
+        lines.append(f'_Static_assert(sizeof({struct}) == sizeof(our_{struct}), "{struct}");')
+        flat = re.sub(r"(union|struct) \{.*?\n    \} (\w+);", r"int \2;", members, flags=re.S)
+        for declaration in flat.split(";"):
+            for name in re.findall(r"(\w+)(?:\[\d+\])?(?:,|$)", declaration.strip()):
+                if not name.startswith(("reserved", "pad")):
+                    lines += [f"SAME({struct}, {name})"]
+    assert len(lines) > 60
+    with tempfile.TemporaryDirectory() as folder:
+        ours = re.sub(r"^enum \{[^}]*\};", "", text, flags=re.M)
+        for name in re.findall(r"^(?:typedef .*?|\}) (CU\w+);", ours, re.M):
+            ours = re.sub(rf"\b{name}\b", f"our_{name}", ours)
+        Path(folder, "ours.h").write_text(ours)
+        source = Path(folder, "abi.c")
+        source.write_text(
+            "#include <stddef.h>\n#include <stdint.h>\n#include <cuda.h>\n"
+            '#include "ours.h"\n'
+            "#define SAME(type, member) _Static_assert(offsetof(type, member) == offsetof(our_##type, member) && "
+            "sizeof(((type *)0)->member) == sizeof(((our_##type *)0)->member), #type #member);\n" + "\n".join(lines)
+        )
+        cuda.c_compiler("-std=gnu11", f"-I{include()}", "-c", source, "-o", Path(folder, "abi.o"))
+
+
+if __name__ == "__main__":
+    for function, stack in declared().items():
+        print(f"NAME({function}, {stack})")

@@ -1,0 +1,393 @@
+"""The three ways to the driver, and what must stay as it is without the hook."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+SHARED = ("-shared", "-fPIC")
+
+# A driver of functions that the hook has never heard of.
+ODD_DRIVER = r"""
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+struct big { char bytes[64]; };
+int cuInit(unsigned flags) { return 0; }
+int cuOddManyArguments(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, long l,
+                       long m, long n, long o, long p, long q, long r, long s, long t) {
+    return a == 1 && b == 2 && c == 3 && d == 4 && e == 5 && f == 6 && g == 7 && h == 8 && i == 9 && j == 10 &&
+           k == 11 && l == 12 && m == 13 && n == 14 && o == 15 && p == 16 && q == 17 && r == 18 && s == 19 && t == 20;
+}
+double cuOddDoubles(double a, int b, double c, double d, double e, double f, double g, double h, double i, double j,
+                    float k, struct big l, long m, long n, long o, long p, long q, long r) {
+    return a + 10 * b + c + d + e + f + g + h + i + 1000 * j + k + l.bytes[63] + m + n + o + p + q + 1e6 * r;
+}
+struct two { double a; long b; };
+struct two cuOddTwo(double a, long b) { return (struct two){2 * a, 3 * b}; }
+struct big cuOddBig(char c) { struct big b; memset(&b, c, 64); return b; }
+int cuOddVariadic(const char *format, ...) {
+    char text[100];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, 100, format, args);
+    va_end(args);
+    return strcmp(text, "1 2.5 x 4 5 6 7 8.5 9");
+}
+int cuOddErrno(int value) { errno = value; return 0; }
+int cuOddCall(void (*function)(void *), void *data) { function(data); return 0; }
+"""
+
+ODD_CLIENT = r"""
+struct big { char bytes[64]; };
+struct two { double a; long b; };
+static void *get(const char *name) { void *f = dlsym(driver, name); assert(f); return f; }
+int main(void) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    assert(driver && !((int (*)(int))get("cuInit"))(0));
+    int (*many)(long, long, long, long, long, long, long, long, long, long, long, long, long, long, long, long, long,
+                long, long, long) = get("cuOddManyArguments");
+    assert(many(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20));
+    double (*doubles)(double, int, double, double, double, double, double, double, double, double, float, struct big,
+                      long, long, long, long, long, long) = get("cuOddDoubles");
+    struct big big = {{[63] = 5}};
+    assert(doubles(.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, big, 1, 2, 3, 4, 5, 6) ==
+           .5 + 10 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9000 + 10 + 5 + 1 + 2 + 3 + 4 + 5 + 6e6);
+    struct two two = ((struct two (*)(double, long))get("cuOddTwo"))(1.5, 5);
+    assert(two.a == 3 && two.b == 15);
+    big = ((struct big (*)(char))get("cuOddBig"))('x');
+    for (int i = 0; i < 64; i++) assert(big.bytes[i] == 'x');
+    int (*variadic)(const char *, ...) = get("cuOddVariadic");
+    assert(!variadic("%d %.1f %s %d %d %d %d %.1f %d", 1, 2.5, "x", 4, 5, 6, 7, 8.5, 9));
+    int (*with_errno)(int) = get("cuOddErrno");
+    errno = 17;
+    with_errno(42);
+    assert(errno == 42);
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    """The folder of the odd driver, in LD_LIBRARY_PATH."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    hooked.compile_c(folder / "libcuda.so.1", ODD_DRIVER, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    return folder
+
+
+def test_functions_that_nobody_has_heard_of(tmp_path, odd):
+    trace = hooked.traced(tmp_path, ODD_CLIENT, device="real")
+    assert trace.names == dict.fromkeys(
+        ["cuInit", "cuOddManyArguments", "cuOddDoubles", "cuOddTwo", "cuOddBig", "cuOddVariadic", "cuOddErrno"], 1
+    )
+
+
+def test_quiet_functions_work_too(tmp_path, odd):
+    trace = hooked.traced(tmp_path, ODD_CLIENT, device="real", options=["--calls", "none"])
+    assert not trace.calls and trace.records[-1]["kind"] == "end"
+
+
+def test_call_from_the_top_of_a_stack(tmp_path, odd):
+    source = r"""
+    #include <sys/mman.h>
+    #include <ucontext.h>
+    static ucontext_t back, there;
+    static int (*with_errno)(int);
+    static void call(void) { for (int i = 0; i < 10; i++) with_errno(i); }
+    int main(void) {
+        driver = dlopen("libcuda.so.1", RTLD_NOW);
+        with_errno = dlsym(driver, "cuOddErrno");
+        char *stack = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mprotect(stack + (1 << 19), 1 << 19, PROT_NONE); // what lies above cannot be read
+        getcontext(&there);
+        there.uc_stack.ss_sp = stack;
+        there.uc_stack.ss_size = 1 << 19;
+        there.uc_link = &back;
+        makecontext(&there, call, 0);
+        swapcontext(&back, &there);
+    }
+    """
+    assert hooked.traced(tmp_path, source, device="real").names["cuOddErrno"] == 10
+
+
+def test_longjmp_out_of_a_call(tmp_path, odd):
+    source = r"""
+    #include <setjmp.h>
+    static jmp_buf away;
+    static void leave(void *data) { longjmp(away, 1); }
+    int main(void) {
+        driver = dlopen("libcuda.so.1", RTLD_NOW);
+        int (*call)(void (*)(void *), void *) = dlsym(driver, "cuOddCall");
+        int (*with_errno)(int) = dlsym(driver, "cuOddErrno");
+        for (volatile int i = 0; i < 20000; i++)
+            if (!setjmp(away))
+                call(leave, 0);
+            else
+                with_errno(i);
+    }
+    """
+    trace = hooked.traced(tmp_path, source, device="real")
+    assert trace.names == {"cuOddCall": 20000, "cuOddErrno": 20000}
+    # The calls that were left are there, and say that they did not return.
+    assert {(c["name"], bool(c["duration"])) for c in trace.calls} == {("cuOddCall", False), ("cuOddErrno", True)}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+def test_exception_through_a_call(tmp_path, odd):
+    source = r"""
+    #include <dlfcn.h>
+    #include <stdexcept>
+    static void fail(void *) { throw std::runtime_error("x"); }
+    int main() {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        auto call = (int (*)(void (*)(void *), void *))dlsym(driver, "cuOddCall");
+        int caught = 0;
+        for (int i = 0; i < 1000; i++)
+            try { call(fail, nullptr); } catch (const std::runtime_error &) { caught++; }
+        return caught != 1000;
+    }
+    """
+    # The driver must be able to unwind: C, built so.
+    hooked.compile_c(
+        odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
+    )
+    (tmp_path / "client.cc").write_text(source)
+    subprocess.run(["g++", "-O1", tmp_path / "client.cc", "-o", tmp_path / "client"], check=True)
+    done = hooked.run(tmp_path / "t.mp", tmp_path / "client", device="real")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Trace(tmp_path / "t.mp").names["cuOddCall"] == 1000
+
+
+def test_backtrace_goes_through_a_stub(tmp_path, odd):
+    source = r"""
+    #include <unwind.h>
+    static int seen;
+    static _Unwind_Reason_Code step(struct _Unwind_Context *c, void *data) {
+        void *function = _Unwind_FindEnclosingFunction((void *)_Unwind_GetIP(c));
+        extern int main();
+        seen |= function == (void *)main;
+        return _URC_NO_REASON;
+    }
+    static void walk(void *data) { _Unwind_Backtrace(step, 0); }
+    int main(void) {
+        driver = dlopen("libcuda.so.1", RTLD_NOW);
+        int (*call)(void (*)(void *), void *) = dlsym(driver, "cuOddCall");
+        call(walk, 0);
+        return !seen;
+    }
+    """
+    hooked.compile_c(
+        odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
+    )
+    assert hooked.traced(tmp_path, source, "-lgcc_s", device="real").names["cuOddCall"] == 1
+
+
+@pytest.mark.skipif(not shutil.which("gdb"), reason="no gdb")
+def test_debugger_sees_the_caller(tmp_path, odd):
+    source = r"""
+    static void here(void *data) { raise(5); }
+    int main(void) {
+        driver = dlopen("libcuda.so.1", RTLD_NOW);
+        int (*call)(void (*)(void *), void *) = dlsym(driver, "cuOddCall");
+        call(here, 0);
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", "#include <signal.h>\n" + source)
+    line = [
+        "gdb",
+        "-batch",
+        "-nx",
+        "-ex",
+        "set startup-with-shell off",
+        "-ex",
+        f"set environment LD_PRELOAD {hooked.runtime()}/libgpthook.so",
+        "-ex",
+        f"set environment GPT_HOOK_OUTPUT {tmp_path}/t.mp",
+        "-ex",
+        "run",
+        "-ex",
+        "backtrace",
+        program,
+    ]
+    text = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False).stdout
+    if "SIGTRAP" not in text:
+        pytest.skip("gdb may not trace here")
+    frames = text[text.index("SIGTRAP") :]
+    assert frames.index("cuOddCall") < frames.index("main ()") and "Backtrace stopped" not in frames, text
+
+
+# The ways in
+
+
+def test_a_program_that_is_linked_to_the_driver(tmp_path):
+    source = """
+    int cuInit(unsigned);
+    int cuDeviceGetCount(int *);
+    int main(void) { int n; return cuInit(0) || cuDeviceGetCount(&n) || n != 1; }
+    """
+    program = tmp_path / "client"
+    hooked.compile_c(program, source, hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Trace(tmp_path / "t.mp").names == {"cuInit": 1, "cuDeviceGetCount": 1}
+
+
+def test_a_library_that_is_linked_to_the_driver_and_loaded_for_itself(tmp_path):
+    library = tmp_path / "libextension.so"
+    source = "int cuInit(unsigned);\nint start(void) { return cuInit(0); }"
+    hooked.compile_c(library, source, *SHARED, hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)
+    client = f"""
+    int main(void) {{
+        void *handle = dlopen("{library}", RTLD_NOW | RTLD_LOCAL);
+        if (!handle) puts(dlerror());
+        return ((int (*)(void))dlsym(handle, "start"))();
+    }}
+    """
+    assert hooked.traced(tmp_path, client).names == {"cuInit": 1}
+
+
+def test_get_proc_address(tmp_path):
+    source = r"""
+    int main(void) {
+        begin();
+        int (*get)(const char *, void **, int, uint64_t, int *) = dlsym(driver, "cuGetProcAddress_v2");
+        int (*again)(const char *, void **, int, uint64_t, int *), status;
+        int (*create)(void **, void *, unsigned, int), (*create2)(void **, unsigned, int), (*elapsed)(void);
+        int (*version)(int *), (*thread_version)(int *), number;
+        void *context, *none = &context;
+        OK(get("cuGetProcAddress", (void **)&again, 13000, 0, &status));
+        OK(again("cuCtxCreate", (void **)&create, 13000, 0, &status));
+        OK(again("cuCtxCreate", (void **)&create2, 12000, 0, &status));
+        assert(create != (void *)create2);
+        OK(create(&context, 0, 0, 0));
+        OK(create2(&context, 0, 0));
+        OK(again("cuDriverGetVersion", (void **)&version, 13000, 0, &status));
+        OK(again("cuDriverGetVersion", (void **)&thread_version, 13000, 2, &status));
+        OK(version(&number));
+        OK(again("cuOfTomorrow", &none, 13000, 0, &status));
+        assert(!none && status == 1);
+        return 0;
+    }
+    """
+    trace = hooked.traced(tmp_path, source)
+    assert trace.names["cuGetProcAddress"] == 6
+    made = [call["symbol"] for call in trace.calls if call["name"] == "cuCtxCreate"]
+    assert made == ["cuCtxCreate_v4", "cuCtxCreate_v2"]
+    assert trace.names["cuDriverGetVersion"] == 1
+
+
+def test_export_tables_are_left_alone(tmp_path):
+    source = r"""
+    int main(void) {
+        begin();
+        int (*get)(const char *, void **, int, uint64_t, int *) = dlsym(driver, "cuGetProcAddress_v2");
+        void *one = dlsym(driver, "cuGetExportTable"), *two;
+        OK(get("cuGetExportTable", &two, 13000, 0, 0));
+        Dl_info info;
+        assert(one == two && dladdr(one, &info) && strstr(info.dli_fname, "libcuda.so.1"));
+    }
+    """
+    hooked.traced(tmp_path, source)
+
+
+# What stays as it is
+
+
+def test_without_a_driver_there_is_none(tmp_path):
+    source = r"""
+    int main(void) {
+        assert(!dlopen("libcuda.so.1", RTLD_NOW));
+        assert(!dlsym(RTLD_DEFAULT, "cuInit") && dlerror());
+        assert(!dlsym(dlopen(0, RTLD_NOW), "cuInit") && dlerror());
+        assert(!dlsym(RTLD_NEXT, "cuOfTomorrow") && dlerror());
+        assert(dlsym(RTLD_DEFAULT, "malloc") && !dlerror());
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", source)
+    done = hooked.run(tmp_path / "t.mp", program, device="real")
+    if "libcuda" in done.stderr:
+        pytest.skip("there is a driver here")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
+    # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is who calls last, so
+    # no function here may end in a jump.
+    which = 'const char *which(void) {{ return "{}"; }}\n'
+    ask = '#include <dlfcn.h>\nconst char *ask(void) { return ((const char *(*)(void))dlsym(RTLD_NEXT, "which"))(); }\n'
+    default = """
+    #include <dlfcn.h>
+    void *ask_default(const char *name) { void *volatile found = dlsym(RTLD_DEFAULT, name); return found; }
+    """
+    flags = (*SHARED, "-D_GNU_SOURCE")
+    hooked.compile_c(tmp_path / "libsecond.so", which.format("second"), *flags, prelude=False)
+    hooked.compile_c(tmp_path / "libfirst.so", which.format("first") + ask, *flags, "-L", tmp_path, prelude=False)
+    hooked.compile_c(
+        tmp_path / "liblocal.so",
+        default + "int only_here;",
+        *flags,
+        "-Wl,--no-as-needed",
+        hooked.runtime() / "sim" / "libcuda.so.1",
+        prelude=False,
+    )
+    source = f"""
+    const char *which(void), *ask(void);
+    int main(void) {{
+        assert(!strcmp(which(), "first") && !strcmp(ask(), "second"));
+        void *(*find)(const char *) = dlsym(dlopen("{tmp_path}/liblocal.so", RTLD_NOW), "ask_default");
+        assert(find("only_here") && !dlsym(RTLD_DEFAULT, "only_here"));
+        int (*init)(unsigned) = find("cuInit"); // in that library's scope only
+        assert(init && !dlsym(RTLD_DEFAULT, "cuInit"));
+        return init(0);
+    }}
+    """
+    links = ("-Wl,--no-as-needed", "-L", tmp_path, "-lfirst", "-lsecond", f"-Wl,-rpath,{tmp_path}")
+    assert hooked.traced(tmp_path, source, *links).names == {"cuInit": 1}
+
+
+def test_runpath_of_the_caller_counts(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    hooked.compile_c(inner / "libdeep.so", "int deep = 7;", *SHARED, prelude=False)
+    opener = (
+        '#include <dlfcn.h>\nvoid *open_deep(void) { void *volatile p = dlopen("libdeep.so", RTLD_NOW); return p; }'
+    )
+    hooked.compile_c(
+        tmp_path / "libopener.so", opener, *SHARED, "-Wl,--enable-new-dtags,-rpath,$ORIGIN/inner", prelude=False
+    )
+    source = """
+    void *open_deep(void);
+    int main(void) {
+        assert(!dlopen("libdeep.so", RTLD_NOW));
+        void *handle = open_deep();
+        assert(handle && *(int *)dlsym(handle, "deep") == 7);
+        return dlclose(handle);
+    }
+    """
+    links = ("-L", tmp_path, "-lopener", f"-Wl,-rpath,{tmp_path}")
+    program = hooked.compile_c(tmp_path / "client", source, *links)
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_symbols_need_no_newer_libc():
+    for file in ("gpt-hook", "libgpthook.so", "sim/libcuda.so.1"):
+        text = subprocess.run(["readelf", "--dyn-syms", "-W", hooked.runtime() / file], capture_output=True, text=True)
+        versions = {word.split("GLIBC_")[1].strip("()") for word in text.stdout.split() if "@GLIBC_" in word}
+        assert versions and max(tuple(map(int, v.split("."))) for v in versions) <= (2, 34), file
+
+
+def test_the_library_defines_nothing_but_what_it_stands_in_for():
+    text = subprocess.run(
+        ["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True
+    )
+    names = {line.split()[2] for line in text.stdout.splitlines()}
+    assert {name for name in names if not name.startswith("cu")} == {"dlsym", "dlclose", "vfork", "_exit", "_Exit"}

@@ -1,0 +1,125 @@
+"""The command line of gpt-hook."""
+
+import os
+import subprocess
+
+import pytest
+
+from gpt import __version__
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+
+def gpt_hook(*args, **more):
+    return subprocess.run(hooked.command(*args), capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        ((), 2, "arguments: none; see gpt-hook --help"),
+        (("walk",), 2, "walk: no such command; see gpt-hook --help"),
+        (("run",), 2, "run: no command; see gpt-hook --help"),
+        (("run", "--fast", "true"), 2, "--fast: no such option; see gpt-hook --help"),
+        (("run", "-o"), 2, "-o: needs a value"),
+        (("run", "-o", "a/", "true"), 2, "-o: no name of a file"),
+        (("run", "-o", "%x", "true"), 2, "%x: only %p, %h, %r and %% mean something in a file's name"),
+        (("run", "--device", "tpu", "true"), 2, "--device: 'tpu' is neither real nor sim"),
+        (("run", "--calls", "", "true"), 2, "--calls: names nothing; 'none' records no calls"),
+        (("run", "no-such-command"), 127, "no-such-command: command not found"),
+        (("run", "./no-such-command"), 127, "./no-such-command: No such file or directory"),
+        (("run", "-o", "no/such/t.mp", "true"), 1, "{}/no/such/: No such file or directory"),
+        (("run", "-o", "/dev/null", "true"), 1, "/dev/null: no regular file"),
+    ],
+)
+def test_errors(tmp_path, args, status, message):
+    done = gpt_hook(*args, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr == f"gpt-hook: error: {message.format(tmp_path)}\n"
+
+
+def test_help_and_version():
+    assert gpt_hook("--help").stdout.startswith("usage: gpt-hook run ")
+    assert gpt_hook("run", "--help").stdout == gpt_hook("-h").stdout
+    assert gpt_hook("--version").stdout == f"gpt-hook {__version__}\n"
+
+
+def test_check_says_what_is_here():
+    lines = dict(line.split(maxsplit=1) for line in gpt_hook("check").stdout.splitlines())
+    assert lines["runtime"] == str(hooked.runtime() / "libgpthook.so") and lines["driver"]
+    env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    done = gpt_hook("check", env=env)
+    assert done.returncode == 0 and "CUDA 13.0" in done.stdout and "0: GPT simulated device, sm_90" in done.stdout
+
+
+def test_an_existing_file_is_refused(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", 'int main(void) { begin(); launch(kernel("foo")); }')
+    path = tmp_path / "t.mp"
+    path.write_text("precious")
+    done = hooked.run(path, program)
+    assert done.returncode == 1 and done.stderr == f"gpt-hook: error: {path}: exists; -f overwrites it\n"
+    assert path.read_text() == "precious"
+    (tmp_path / "t.mp.1234").write_text("not ours")
+    assert hooked.run(path, program, options=["-f"]).returncode == 0
+    (tmp_path / "t.mp.99").write_bytes(path.read_bytes())
+    assert hooked.run(path, program, options=["-f"]).returncode == 0
+    # What another run's processes wrote goes with it, and nothing else.
+    assert Trace(path).functions == ["foo"] and not (tmp_path / "t.mp.99").exists()
+    assert (tmp_path / "t.mp.1234").read_text() == "not ours"
+
+
+def test_it_becomes_the_command(tmp_path):
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "sh", "-c", "echo $$; cat; exit 3")
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    out, _ = process.communicate("text")
+    assert (process.returncode, out) == (3, f"{process.pid}\ntext")
+
+
+def test_options_end_with_the_command(tmp_path):
+    done = hooked.run(tmp_path / "t.mp", "echo", "-f", "--calls")
+    assert done.stdout == "-f --calls\n"
+
+
+def test_preloaded_libraries_of_the_user_stay(tmp_path):
+    env = os.environ | {"LD_PRELOAD": "libm.so.6"}
+    done = hooked.run(tmp_path / "t.mp", "sh", "-c", "echo $LD_PRELOAD", env=env)
+    assert done.stdout == f"{hooked.runtime()}/libgpthook.so:libm.so.6\n"
+
+
+def test_relative_output_survives_chdir(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", 'int main(void) { begin(); launch(kernel("foo")); }')
+    line = hooked.command("run", "-o", "t.mp", "--device", "sim", "sh", "-c", f"cd / && {program}")
+    subprocess.run(line, cwd=tmp_path, check=True)
+    assert Trace(tmp_path / "t.mp").functions == ["foo"]
+
+
+def test_programs_that_cannot_be_watched(tmp_path):
+    (tmp_path / "static.c").write_text("int main(void) { return 0; }")
+    built = subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], capture_output=True)
+    if not built.returncode:
+        done = hooked.run(tmp_path / "t.mp", tmp_path / "static")
+        fact = "a statically linked program: it cannot be watched"
+        assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/static: {fact}\n")
+    head = bytearray((hooked.runtime() / "gpt-hook").read_bytes())
+    head[4] = 1  # ELFCLASS32
+    (tmp_path / "small").write_bytes(head)
+    (tmp_path / "small").chmod(0o755)
+    assert "a 32-bit program" in hooked.run(tmp_path / "t.mp", tmp_path / "small").stderr
+    (tmp_path / "script").write_text(f"#!{tmp_path}/small\n")
+    (tmp_path / "script").chmod(0o755)
+    assert hooked.run(tmp_path / "t.mp", tmp_path / "script").returncode == 4
+    if os.geteuid() == 0:
+        (tmp_path / "suid").write_bytes((hooked.runtime() / "gpt-hook").read_bytes())
+        os.chown(tmp_path / "suid", 65534, 65534)
+        (tmp_path / "suid").chmod(0o4755)
+        assert "a setuid program" in hooked.run(tmp_path / "t.mp", tmp_path / "suid").stderr
+
+
+def test_runtime_is_found_by_its_variable(tmp_path):
+    env = os.environ | {"GPT_RUNTIME": str(tmp_path)}
+    line = [str(hooked.runtime() / "gpt-hook"), "run", "true"]
+    done = subprocess.run(line, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert done.returncode == 4
+    assert (
+        done.stderr == f"gpt-hook: error: {tmp_path}/libgpthook.so: not found: run 'make runtime', or set GPT_RUNTIME\n"
+    )

@@ -1,0 +1,222 @@
+"""What a trace says of GPU code that was loaded, looked up and launched, and of arguments; and what it is for."""
+
+import hashlib
+import io
+import subprocess
+import sys
+
+import pytest
+
+from gpt import stream
+from tests import cuda
+from tests.demo.build import build
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+PTX = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n.visible .entry bar(){ret;}\n"
+
+
+def test_a_module_in_memory_has_its_digest(tmp_path):
+    trace = hooked.traced(tmp_path, 'int main(void) { begin(); launch(kernel("foo")); kernel("foo"); }')
+    first, second = trace.of("module")
+    assert (first["type"], first["size"]) == ("ptx", len(PTX)) and "data" not in first
+    if "path" not in first:
+        assert first["sha256"] == second["sha256"] == hashlib.sha256(PTX).hexdigest()
+    else:  # the text is a constant of the program
+        data = (tmp_path / "client").read_bytes()
+        assert data[first["offset"] :].startswith(PTX)
+    assert [f["module"] for f in trace.of("function")] == [first["id"], second["id"]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 65536])
+def test_digest(tmp_path, size):
+    source = f"""
+    int main(void) {{
+        begin();
+        size_t size = {size} + strlen(PTX);
+        char *copy = calloc(1, size + 1);
+        memset(copy, '\\n', size);
+        memcpy(copy, PTX, strlen(PTX));
+        void *module;
+        OK(cuModuleLoadData(&module, copy));
+    }}
+    """
+    (module,) = hooked.traced(tmp_path, source).of("module")
+    assert module["sha256"] == hashlib.sha256(PTX + b"\n" * size).hexdigest()
+
+
+def test_a_module_in_a_mapped_file_has_its_place(tmp_path):
+    (tmp_path / "code").write_bytes(bytes(4096 + 100) + PTX)
+    source = f"""
+    #include <fcntl.h>
+    #include <sys/mman.h>
+    int main(void) {{
+        begin();
+        char *file = mmap(0, 8192, PROT_READ, MAP_PRIVATE, open("{tmp_path}/code", O_RDONLY), 0);
+        void *module;
+        OK(cuModuleLoadData(&module, file + 4196));
+        int (*load)(void **, const char *) = dlsym(driver, "cuModuleLoad");
+        assert(!chdir("{tmp_path}"));
+        OK(load(&module, "copy.ptx"));
+    }}
+    """
+    (tmp_path / "copy.ptx").write_bytes(PTX)
+    mapped, named = hooked.traced(tmp_path, source).of("module")
+    assert (mapped["path"], mapped["offset"], mapped["size"]) == (f"{tmp_path}/code", 4196, len(PTX))
+    assert (named["path"], named["offset"], named["type"]) == (f"{tmp_path}/copy.ptx", 0, "ptx")
+
+
+def test_functions_are_recorded_once_a_module(tmp_path):
+    source = r"""
+    int main(void) {
+        begin();
+        void *module, *function, *other;
+        OK(cuModuleLoadData(&module, PTX));
+        for (int i = 0; i < 100; i++)
+            OK(cuModuleGetFunction(&function, module, "foo"));
+        assert(cuModuleGetFunction(&other, module, "not there") == 500);
+        int (*as_function)(void **, void *) = dlsym(driver, "cuKernelGetFunction");
+        OK(as_function(&other, function));
+        launch(function), launch(other);
+    }
+    """
+    trace = hooked.traced(tmp_path, source)
+    assert trace.functions == ["foo"] and trace.launches == {"foo": 2}
+
+
+def test_launches_are_counted_when_no_call_is_recorded(tmp_path):
+    source = 'int main(void) { begin(); void *f = kernel("foo"); for (int i = 0; i < 1000; i++) launch(f); }'
+    trace = hooked.traced(tmp_path, source, options=["--calls", "none"])
+    assert not trace.calls and trace.launches == {"foo": 1000} and trace.functions == ["foo"]
+
+
+@pytest.mark.parametrize("words", ["kernel,cuDriver*", "all,-cu[A-CEIM]*,-cuDeviceP*,-sync", "-all,cuDriver*,kernel"])
+def test_words_of_calls(tmp_path, words):
+    source = r"""
+    int main(void) {
+        begin();
+        int (*sync)(void *) = dlsym(driver, "cuStreamSynchronize"), version;
+        launch(kernel("foo")), sync(0), cuDriverGetVersion(&version);
+    }
+    """
+    trace = hooked.traced(tmp_path, source, options=["--calls", words])
+    assert trace.names == {"cuLaunchKernel": 1, "cuDriverGetVersion": 1}
+
+
+ARGUMENTS = r"""
+#define D(name) ((int (*)())dlsym(driver, #name))
+int main(void) {
+    begin();
+    uint64_t memory, pitch, wide;
+    char host[4096] = "x";
+    void *event, *stream;
+    OK(D(cuMemAlloc_v2)(&memory, (size_t)4096));
+    OK(D(cuMemcpyHtoD_v2)(memory, host, (size_t)1000));
+    OK(D(cuStreamCreate)(&stream, 0));
+    OK(D(cuMemcpyDtoHAsync_v2)(host, memory, (size_t)2000, stream));
+    OK(D(cuMemcpyDtoD_v2)(memory, memory + 2048, (size_t)3));
+    OK(D(cuMemsetD32_v2)(memory, 7, (size_t)10));
+    OK(D(cuMemAllocPitch_v2)(&wide, &pitch, (size_t)100, (size_t)10, 4));
+    struct { size_t x, y; uint32_t type; void *host; uint64_t device; void *array; size_t pitch; } copy[2] = {
+        {0, 0, 1, host, 0, 0, 100}, {0, 0, 2, 0, wide, 0, pitch}};
+    struct { char parts[112]; size_t width, height; } two;
+    memcpy(two.parts, copy, 112), two.width = 100, two.height = 10;
+    OK(D(cuMemcpy2D_v2)(&two));
+    OK(D(cuEventCreate)(&event, 0));
+    OK(D(cuEventRecord)(event, stream));
+    OK(D(cuStreamSynchronize)(stream));
+    struct { uint32_t grid[3], block[3], shared; void *stream; void *attributes; uint32_t count; } config = {
+        {9, 8, 7}, {6, 5, 4}, 77, stream, 0, 0};
+    struct { uint32_t id, pad, value[16]; } cluster[2] = {{4, 0, {3, 2, 1}}, {2, 0, {1}}};
+    config.attributes = cluster, config.count = 2;
+    OK(D(cuLaunchKernelEx)(&config, kernel("bar"), (void *)0, (void *)0));
+    assert(D(cuMemcpyHtoD_v2)(memory, host, (size_t)100000) == 1);
+    OK(D(cuMemFree_v2)(memory));
+    printf("%lu %lu %lu %lu %lu\n", memory, (long)host, wide, (long)stream, (long)event);
+}
+"""
+
+
+def test_arguments(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", ARGUMENTS)
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    memory, host, wide, stream_, event = map(int, done.stdout.split())
+    calls = [
+        c for c in Trace(tmp_path / "t.mp").calls if c["name"].startswith(("cuMem", "cuEvent", "cuStream", "cuLaunch"))
+    ]
+    keys = ("name", "type", "op", "result", "to", "from", "bytes", "stream", "object", "shared", "cooperative")
+    found = [{k: c[k] for k in keys if k in c} for c in calls]
+    assert found[0] == {
+        "name": "cuMemAlloc",
+        "type": "memory",
+        "op": "alloc",
+        "result": 0,
+        "to": memory,
+        "from": 0,
+        "bytes": 4096,
+        "stream": 0,
+    }
+    assert found[1] | {"to": memory, "from": host, "bytes": 1000, "op": "HtoD", "type": "memcpy"} == found[1]
+    assert found[2] | {"object": stream_, "type": "stream", "op": "create"} == found[2]
+    assert found[3] | {"to": host, "from": memory, "bytes": 2000, "op": "DtoH", "stream": stream_} == found[3]
+    assert found[4] | {"to": memory, "from": memory + 2048, "bytes": 3, "op": "DtoD"} == found[4]
+    assert found[5] | {"to": memory, "bytes": 40, "type": "memset"} == found[5]
+    assert found[6] | {"to": wide, "bytes": 5120, "op": "alloc"} == found[6]
+    assert found[7] | {"to": wide, "from": host, "bytes": 1000, "type": "memcpy"} == found[7]
+    assert found[9] | {"object": event, "stream": stream_, "type": "event", "op": "record"} == found[9]
+    assert found[10] | {"stream": stream_, "type": "sync", "op": "stream"} == found[10]
+    launch = calls[11]
+    assert [launch[f"{w}_{c}"] for w in ("grid", "block", "cluster") for c in "xyz"] == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert found[11] | {"shared": 77, "cooperative": 1, "stream": stream_, "type": "kernel"} == found[11]
+    assert found[12] | {"result": 1, "bytes": 100000} == found[12]
+    assert found[13] | {"to": memory, "type": "memory", "op": "free"} == found[13]
+
+
+def test_libraries_also_those_that_were_closed(tmp_path):
+    build(tmp_path / "demo")
+    source = f"""
+    int main(void) {{
+        begin();
+        void *handle = dlopen("{tmp_path}/demo/libdemo.so", RTLD_NOW);
+        assert(handle && !dlclose(handle));
+    }}
+    """
+    libraries = {r["path"]: r for r in hooked.traced(tmp_path, source).of("library")}
+    demo = libraries[f"{tmp_path}/demo/libdemo.so"]
+    assert demo["gpu"] > 1000 and demo["size"] == (tmp_path / "demo" / "libdemo.so").stat().st_size
+    assert {path for path, record in libraries.items() if "gpu" in record} == {demo["path"]}
+    notes = subprocess.run(["readelf", "-n", demo["path"]], capture_output=True, text=True).stdout
+    assert demo.get("build_id", "none") in notes or "Build ID" not in notes
+
+
+def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
+    folder = tmp_path / "demo"
+    library = build(folder)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    monkeypatch.setenv("GPT_SIM_ARCH", "9.0")
+    done = hooked.run(tmp_path / "t.mp", folder / "main", "fill")
+    assert "wrong" in done.stderr or "item 0" in done.stderr, done  # kernels do not run yet
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.functions == ["_Z14setScalarItemsPffi"] and trace.launches == {"_Z14setScalarItemsPffi": 1}
+    (module,) = trace.of("module")
+    assert (module["path"], module["type"]) == (str(library), "fatbin")
+    assert library.read_bytes()[module["offset"] :][:4] == b"\x50\xed\x55\xba"
+    (device,) = trace.of("device")
+    assert (device["arch"], device["runs"]) == ("sm_90", "ptx")
+
+    stage = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
+    script = " | ".join(
+        (
+            f"{stage % 'extract'} {library}",
+            f"{stage % 'locate'} --used {tmp_path}/t.mp",
+            f"{stage % 'patch'} -o {tmp_path}/slim --mode compact",
+        )
+    )
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT)
+    assert result.returncode == 0, result.stderr
+    left = subprocess.run(
+        [cuda.tool("cuobjdump"), "-lelf", "-lptx", tmp_path / "slim" / "libdemo.so"], capture_output=True, text=True
+    ).stdout
+    assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
+    assert "patched" in {r["kind"] for r in stream.read_records(io.BytesIO(result.stdout), "patch")}

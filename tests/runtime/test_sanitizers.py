@@ -1,0 +1,50 @@
+"""The library built with sanitizers, under clients that use most of it."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.test_modules import ARGUMENTS
+from tests.runtime.test_trace import FORK, THREADS, VFORK
+
+CLIENTS = {
+    "threads": (THREADS.replace("5000", "500"), ["-DROUNDS=3", "-DAT_ONCE=6"]),
+    "fork": (FORK, []),
+    "vfork": (VFORK, []),
+    "arguments": (ARGUMENTS, []),
+}
+
+
+def build(folder, sanitizer):
+    """The library built with it, and the runtime of the sanitizer."""
+    name = {"address": "asan", "thread": "tsan", "undefined": "ubsan"}[sanitizer]
+    found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=False)
+    if not found.stdout.startswith("/"):
+        pytest.skip(f"no lib{name}")
+    source = hooked.ROOT / "runtime"
+    files = [f for f in (source / "hook").glob("*.[cS]") if f.name != "launcher.c"]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-fvisibility=hidden", "-fPIC", "-shared", f"-I{source}"]
+    flags += [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    line = ["gcc", *flags, *files, "-o", folder / "libgpthook.so"]
+    subprocess.run(line, check=True)
+    return f"{found.stdout.strip()} {folder}/libgpthook.so"
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
+def test_sanitizer_finds_nothing(tmp_path, sanitizer):
+    preload = build(tmp_path, sanitizer)
+    for name, (source, flags) in CLIENTS.items():
+        program = hooked.compile_c(tmp_path / name, source, *flags)
+        env = os.environ | {
+            "ASAN_OPTIONS": "detect_leaks=0",  # what the clients do not free is not the point
+            "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),
+            "LD_PRELOAD": preload,
+            "GPT_HOOK_OUTPUT": f"{tmp_path}/{name}.mp",
+        }
+        done = subprocess.run([program, "x"], env=env, capture_output=True, text=True, timeout=100, check=False)
+        if "unexpected memory mapping" in done.stderr:
+            pytest.skip("the kernel's address space randomization is too much for the sanitizer")
+        assert (done.returncode, done.stderr) == (0, ""), name
+        assert hooked.Trace(tmp_path / f"{name}.mp").records[-1]["kind"] == "end"
