@@ -1,0 +1,118 @@
+"""What must hold of every library that was patched, whatever the mode. Nothing here uses gpt/."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from tests.formats import oracle
+
+FATBINS = (".nv_fatbin", "__nv_relfatbin")
+# Calls a library as its users would: prints its answer, a name, and the sum of each region's bytes.
+CALL = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.name_of.restype = ctypes.c_char_p
+library.region_sum.restype = ctypes.c_ulonglong
+for region in range(int(sys.argv[2])):
+    print(f"{library.region_sum(region):x}")
+print(library.answer(), library.name_of(2).decode())
+"""
+
+
+def check_patched(original: Path, patched: Path, kept: list[str], folder: Path) -> None:
+    """Holds all that can be told from the files. `kept` are the names that cuobjdump gives the original's elements."""
+    assert oracle.warnings(patched) <= oracle.warnings(original)
+    assert patched.stat().st_mode == original.stat().st_mode
+    check_elements(original, patched, kept, folder)
+    check_host(original, patched)
+
+
+def check_elements(original: Path, patched: Path, kept: list[str], folder: Path) -> None:
+    before = oracle.extracted(original, folder / "before")
+    after = oracle.extracted(patched, folder / "after")
+    assert [after[name] for name in oracle.listed(patched)] == [before[name] for name in kept]
+    assert len(after) == len(kept)
+
+
+def check_host(original: Path, patched: Path) -> None:
+    """Sections of the host are as they were but for wrappers' words, addends that move them, symbols of regions."""
+    with open(original, "rb") as a, open(patched, "rb") as b:
+        before, after = ELFFile(a), ELFFile(b)
+        assert before.num_sections() == after.num_sections()
+        fatbins = {i for i, section in enumerate(before.iter_sections()) if section.name in FATBINS}
+        wrappers = before.get_section_by_name(".nvFatBinSegment")
+        for old, new in zip(before.iter_sections(), after.iter_sections(), strict=True):
+            fields = ("sh_type", "sh_flags", "sh_addr", "sh_link", "sh_info", "sh_entsize")
+            assert (old.name, *(old[f] for f in fields)) == (new.name, *(new[f] for f in fields))
+            if old["sh_flags"] & 2 and new["sh_size"] and new["sh_type"] != "SHT_NOBITS" and after.num_segments():
+                offsets = list(after.address_offsets(new["sh_addr"], new["sh_size"]))
+                assert offsets == [new["sh_offset"]], f"{new.name} is mapped elsewhere"
+            if old.name in FATBINS:
+                continue
+            assert old["sh_size"] == new["sh_size"]
+            if old["sh_type"] == "SHT_NOBITS":
+                continue
+            left, right = old.data(), new.data()
+            for at in [at for at in range(0, len(left), 8) if left[at : at + 8] != right[at : at + 8]]:
+                assert _may_change(old, at, fatbins, wrappers), f"{old.name} changed at {at:#x}"
+        assert before.header["e_entry"] == after.header["e_entry"]
+        _check_segments(before, after, patched.stat().st_size)
+
+
+def _check_segments(before: ELFFile, after: ELFFile, size: int) -> None:
+    """What a loader asks of program headers, and that they still lead to the same bytes at the same addresses."""
+    old, new = ([s for s in file.iter_segments() if s["p_type"] == "PT_LOAD"] for file in (before, after))
+    for segment in new:
+        assert segment["p_offset"] + segment["p_filesz"] <= size
+        assert (segment["p_offset"] - segment["p_vaddr"]) % max(segment["p_align"], 4096) == 0
+        assert segment["p_filesz"] <= segment["p_memsz"]
+    for left, right in pairwise(new):
+        assert left["p_vaddr"] + left["p_memsz"] <= right["p_vaddr"]
+    assert new == sorted(new, key=lambda s: s["p_vaddr"])
+    for edge in (lambda s: (s["p_vaddr"], s["p_flags"]), lambda s: (s["p_vaddr"] + s["p_memsz"], s["p_flags"])):
+        assert {edge(s) for s in old} <= {edge(s) for s in new}  # split, but not shortened
+    if old:
+        assert old[0]["p_align"] == new[0]["p_align"]  # by which the whole is placed
+    rest = [[s for s in f.iter_segments() if s["p_type"] not in ("PT_LOAD", "PT_PHDR")] for f in (before, after)]
+    for left, right in zip(*rest, strict=True):
+        fields = ("p_type", "p_flags", "p_vaddr", "p_filesz", "p_memsz", "p_align")
+        assert [left[field] for field in fields] == [right[field] for field in fields]
+        assert left["p_filesz"] == 0 or left.data() == right.data()
+    for table in (s for s in after.iter_segments() if s["p_type"] == "PT_PHDR"):
+        assert table["p_offset"] == after.header["e_phoff"]
+        assert table["p_filesz"] == after.header["e_phnum"] * 56
+        assert list(after.address_offsets(table["p_vaddr"], table["p_filesz"])) == [table["p_offset"]]
+
+
+def _may_change(section, at, fatbins, wrappers):
+    number, word = divmod(at, 24)
+    if section.name == ".nvFatBinSegment":
+        return word == 8
+    if section["sh_type"] == "SHT_RELA":
+        low = wrappers["sh_addr"]
+        return word == 16 and low <= section.get_relocation(number)["r_offset"] < low + wrappers["sh_size"]
+    if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"):
+        return word == 8 and section.get_symbol(number)["st_shndx"] in fatbins
+    return False
+
+
+def region_sum(region: bytes) -> int:
+    """What `region_sum` of a sample's host code gives for a region of these bytes."""
+    total = 0
+    for byte in region[16:]:
+        total = total * 31 + byte & 0xFFFFFFFF
+    return 0xBA55ED50 << 32 | total
+
+
+def call(path: Path, regions: int) -> list[str]:
+    """What a library or program prints: a sum for each region, then its answer."""
+    program = path.suffix != ".so"
+    command = [path, *"x" * regions] if program else [sys.executable, "-c", CALL, path, str(regions)]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr}"
+    return done.stdout.splitlines()

@@ -1,0 +1,257 @@
+"""Where libraries go: whole or not at all, originals kept, names defended."""
+
+import io
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt import records, stream
+from tests.debloat import checks
+from tests.stages.tools import extract, located, patch, run
+
+USED = "_Z3onePf\n"
+BACKUP = ".gpt-orig"
+
+
+@pytest.fixture
+def library(sample, tmp_path):
+    """A copy to play with, in a folder of its own."""
+    (tmp_path / "lib").mkdir()
+    return Path(shutil.copy(sample("balance"), tmp_path / "lib" / "libbalance.so"))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def parsed(data):
+    return list(stream.read_records(io.BytesIO(data), "stream"))
+
+
+def failure(done, words, status=1):
+    """The run failed with one line that says so."""
+    assert done.status == status, done.err
+    (line,) = done.err.splitlines()
+    assert line.startswith("gpt-patch: error: ")
+    assert words in line
+    assert not done.kind("patched")
+
+
+@pytest.mark.parametrize("mode", ["fill", "hole", "compact"])
+def test_in_place_and_back(library, mode):
+    os.chmod(library, 0o640)
+    before, inode = library.read_bytes(), library.stat().st_ino
+    record = patch(located(library, USED), "--in-place", "--mode", mode)
+    assert record["output"] == str(library)
+    backup = library.with_name(library.name + BACKUP)
+    assert sorted(path.name for path in library.parent.iterdir()) == [library.name, backup.name]
+    assert (backup.read_bytes(), backup.stat().st_ino) == (before, inode)
+    assert stat.S_IMODE(library.stat().st_mode) == 0o640
+    checks.check_host(backup, library)
+    done = run("gpt-patch", "--restore", library)
+    assert (done.status, done.out) == (0, b"")
+    assert contents(library.parent) == {library.name: before}
+    done = run("gpt-patch", "--restore", library)
+    assert (done.status, done.err.count("\n")) == (4, 1)
+
+
+def test_a_second_time_keeps_the_first_original(library):
+    before = library.read_bytes()
+    patch(located(library, USED, "--keep", "many"), "--in-place")
+    between = library.read_bytes()
+    patch(located(library, USED), "--in-place")
+    assert len(library.read_bytes()) < len(between) < len(before)
+    assert library.with_name(library.name + BACKUP).read_bytes() == before
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert library.read_bytes() == before
+
+
+def test_the_original_of_another_version_is_no_backup(library, sample):
+    other = library.with_name(library.name + BACKUP)
+    shutil.copy(sample("pie"), other)
+    before = library.read_bytes()
+    failure(run("gpt-patch", "--in-place", data=located(library, USED)), "is the original of another version")
+    assert contents(library.parent) == {library.name: before, other.name: sample("pie").read_bytes()}
+
+
+def test_a_link_stays_a_link(library, tmp_path):
+    link = tmp_path / "link.so"
+    link.symlink_to("lib/libbalance.so")
+    before = library.read_bytes()
+    patch(located(link, USED), "--in-place")
+    assert os.readlink(link) == "lib/libbalance.so"
+    assert library.stat().st_size < len(before)
+    assert library.with_name(library.name + BACKUP).read_bytes() == before
+    assert run("gpt-patch", "--restore", link).status == 0
+    assert os.readlink(link) == "lib/libbalance.so"
+    assert library.read_bytes() == before
+    record = patch(located(link, USED), "-o", tmp_path / "out")  # elsewhere the name of the link counts
+    assert record["output"] == str(tmp_path / "out" / "link.so")
+    assert not (tmp_path / "out" / "link.so").is_symlink()
+
+
+def test_a_hard_link_elsewhere_keeps_the_original(library, tmp_path):
+    os.link(library, tmp_path / "other.so")
+    before = library.read_bytes()
+    patch(located(library, USED), "--in-place")
+    assert (tmp_path / "other.so").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["longer", "a byte", "gone", "a folder"])
+def test_a_file_that_changed_is_refused(library, change, tmp_path):
+    made = located(library, USED)
+    data = library.read_bytes()
+    library.unlink()
+    if change == "longer":
+        library.write_bytes(data + b"\0")
+    elif change == "a byte":
+        library.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif change == "a folder":
+        library.mkdir()
+    words, status = {"gone": ("No such file", 4), "a folder": ("directory", 4)}.get(change, ("has changed since", 1))
+    failure(run("gpt-patch", "-o", tmp_path / "out", data=made), words, status)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_a_digest_the_build_id_counts(library, tmp_path):
+    made = [{k: v for k, v in r.items() if k != "sha256"} for r in parsed(located(library, USED))]
+    assert patch(b"".join(map(stream.pack, made)), "-o", tmp_path / "out")["mode"] == "compact"
+    made = [{**r, "build_id": "00"} if r["kind"] == "library" else r for r in made]
+    failure(run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, made))), "another build id")
+
+
+@pytest.mark.parametrize("options", [["-o", "out"], ["--in-place"]])
+def test_dry_run_writes_nothing(library, options, tmp_path):
+    made = located(library, USED)
+    before = sorted(tmp_path.rglob("*"))
+    done = run("gpt-patch", "-n", *options, data=made, cwd=tmp_path)
+    assert done.status == 0, done.err
+    (dry,) = done.kind("patched")
+    assert sorted(tmp_path.rglob("*")) == before
+    done = run("gpt-patch", *options, data=made, cwd=tmp_path)
+    (wet,) = done.kind("patched")
+    assert {**dry, "disk_after": 0} == {**wet, "disk_after": 0}
+
+
+def test_the_same_directory_is_refused(library, tmp_path):
+    made, before = located(library, USED), library.read_bytes()
+    (tmp_path / "link").symlink_to("lib")
+    for folder in (library.parent, tmp_path / "link"):
+        failure(run("gpt-patch", "-o", folder, data=made), "would overwrite the library itself: use --in-place")
+    assert contents(library.parent) == {library.name: before}
+
+
+def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = shutil.copy(sample("zstd"), tmp_path / "other" / library.name)
+    found = extract(library, other)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=found.out)
+    assert done.status == 1
+    assert f"'{library}' of this stream has taken the name" in done.err
+    assert [record["library"] for record in done.kind("patched")] == [str(library)]
+    assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no span: a copy
+    done = run("gpt-patch", "--in-place", data=extract(library, library).out)
+    assert done.status == 1
+
+
+def test_an_existing_output_is_replaced(library, tmp_path):
+    (tmp_path / "out").mkdir()
+    old = tmp_path / "out" / library.name
+    old.write_bytes(b"old")
+    with open(old, "rb") as file:  # whoever has it open goes on reading the old one
+        patch(located(library, USED), "-o", tmp_path / "out")
+        assert file.read() == b"old"
+    assert old.stat().st_size > 3
+
+
+def test_a_stream_that_ends_early_patches_nothing(library, tmp_path):
+    cut = [record for record in parsed(located(library, USED)) if record["kind"] != "library_end"]
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, cut)))
+    failure(done, "the stream ends before the library does: not patched", 3)
+    torn = located(library, USED)[:-30]
+    assert run("gpt-patch", "-o", tmp_path / "out", data=torn).status == 3
+    assert not any(path.suffix == ".part" for path in (tmp_path / "out").iterdir())
+
+
+USAGE = ["", "-o a --in-place", "--restore", "--in-place --restore", "--mode x -o a", "--fill 256 -o a"]
+
+
+@pytest.mark.parametrize("options", USAGE)
+def test_usage(options, tmp_path):
+    done = run("gpt-patch", *options.split(), cwd=tmp_path)
+    assert done.status == 2, done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
+    module = records.make("module", id=1, type="fatbin", data=sample("fatbin").read_bytes())
+    made = [stream.header("t", []), module, records.make("end", records=1, status=0)]
+    found = extract(data=b"".join(map(stream.pack, made)))
+    failure(run("gpt-patch", "-o", tmp_path / "out", data=found.out, cwd=tmp_path), "module:1: No such file", 4)
+
+
+# Trouble while writing
+
+
+def test_a_full_disk(library, tmp_path):
+    """A limit on file sizes stands for it: no room for the output."""
+    made = located(library, USED)
+    (tmp_path / "stream").write_bytes(made)
+    before = sorted(tmp_path.rglob("*"))
+    for options in (f"-o {tmp_path}/out", "--in-place"):
+        command = f"ulimit -f 8; gpt-patch {options} --mode fill {tmp_path}/stream > /dev/null"
+        done = run("bash", "-c", command)
+        assert done.status == 1
+        assert done.err.count("\n") == 1
+        assert "File too large" in done.err
+        assert sorted(path for path in tmp_path.rglob("*") if path.name != "out") == before
+
+
+def test_a_full_file_system(library, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root mounts file systems")
+    try:
+        failure(run("gpt-patch", "-o", disk, "--mode", "fill", data=located(library, USED)), "No space left on device")
+        assert list(disk.iterdir()) == []
+        assert patch(located(library, USED), "-o", disk)["mode"] == "compact"  # this one has room
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_cannot_be_written(library, tmp_path):
+    (tmp_path / "file").touch()
+    done = run("gpt-patch", "-o", tmp_path / "file", data=located(library, USED))
+    assert (done.status, done.err.count("\n")) == (1, 1)
+    made = located(library, USED)
+    done = run("gpt-patch", "-o", "/proc/self", data=made)
+    assert done.status in (1, 4)
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_signal_in_the_middle(sample, number, tmp_path):
+    """The part that is written is removed (but by SIGKILL, which nobody hears), and the old output is as it was."""
+    library = sample("large")
+    (tmp_path / library.name).write_bytes(b"old")
+    with subprocess.Popen(["gpt-patch", "-o", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        process.stdin.write(extract(library).out)
+        process.stdin.close()
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob(".*.part")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(number)
+        assert process.wait(30) == -number
+    left = {path.name for path in tmp_path.iterdir()} - {library.name}
+    assert left == ({f".{library.name}.{process.pid}.part"} if number == signal.SIGKILL else set())
+    assert (tmp_path / library.name).read_bytes() == b"old"

@@ -1,0 +1,349 @@
+"""The files that the tests of formats, debloat and stages read and rewrite, each built once a session.
+
+`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it where it is asked
+for. Host code is real: what a patched library still does is seen by loading and calling it.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests import cuda
+from tests.formats import forge
+
+ONE = """
+__constant__ float table[4] = {1, 2, 3, 4};
+__device__ __noinline__ float help(float x) { return x * table[1]; }
+__global__ void one(float *x) { x[threadIdx.x] = help(x[threadIdx.x]); }
+__global__ void two(float *x) { x[threadIdx.x] += table[0]; }
+"""
+MANY = """
+template <int N> __global__ void many(float *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int k = 0; k < N; ++k) if (i < n) x[i] = x[i] / (k + 2.0f) + sinf(x[i]);
+}
+""" + "".join(f"template __global__ void many<{n}>(float *, int);\n" for n in range(1, 9))
+VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
+CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
+CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
+
+ARCHS = {  # what each source is compiled for
+    ONE: ("sm_75", "sm_80", "sm_90", "compute_90"),
+    MANY: ("sm_75", "sm_90", "compute_90"),
+    VARIABLES: ("sm_75", "sm_90"),
+}
+CODECS: tuple[cuda.Codec, ...] = ("none", "lz4", "zstd", "balance")
+
+# The host's side: what a program would do with the wrappers, and data with relocations of its own.
+HOST = """
+#include <stdint.h>
+#include <stdio.h>
+struct wrapper { uint32_t magic, version; const unsigned char *data; const void *more; };
+extern const struct wrapper fatbin_wrappers[] __attribute__((visibility("hidden")));
+static const char *const names[] = {"zero", "one", "two"};
+static int zeros[1000], filled[] = {40, 2};
+const char *name_of(int i) { return names[i]; }
+int answer(void) { return filled[0] + filled[1] + zeros[999]; }
+unsigned long long region_sum(int i) { // its magic number in the upper half
+    uint32_t magic = *(const uint32_t *)fatbin_wrappers[i].data, sum = 0;
+    uint64_t size = *(const uint64_t *)(fatbin_wrappers[i].data + 8);
+    for (uint64_t at = 16; at < 16 + size; at++)
+        sum = sum * 31 + fatbin_wrappers[i].data[at];
+    return (unsigned long long)magic << 32 | sum;
+}
+"""
+MAIN = """
+int main(int argc, char **argv) {
+    (void)argv;
+    for (int i = 0; i < argc - 1; i++) printf("%llx\\n", region_sum(i));
+    printf("%d %s\\n", answer(), name_of(2));
+    return 0;
+}
+"""
+
+
+Builder = Callable[[Path], Path]
+SAMPLES: dict[str, Builder] = {}
+
+
+def sample(build: Builder) -> Builder:
+    SAMPLES[build.__name__] = build
+    return build
+
+
+@cache
+def image(source: str, arch: str, *options: str) -> bytes:
+    """A cubin or PTX. Every worker compiles what it needs: a tenth of a second each."""
+    return cuda.nvrtc_compile(source, arch, options)
+
+
+def region(source: str, codec: cuda.Codec = "balance", archs: Iterable[str] = ()) -> bytes:
+    elements = [(a, "cubin" if a.startswith("sm_") else "ptx", image(source, a)) for a in archs or ARCHS[source]]
+    return cuda.fatbin(elements, codec)
+
+
+@cache
+def three_regions(codec: cuda.Codec = "balance") -> tuple[bytes, bytes, bytes]:
+    return region(ONE, codec), region(MANY, codec), region(VARIABLES, codec)
+
+
+def link(
+    out: Path,
+    regions: Sequence[bytes],
+    *flags: str,
+    program: bool = False,
+    bare: Sequence[int] = (),
+    assembly: str = "",
+    code: str = "",
+) -> Path:
+    """Links regions, each with a wrapper but for those whose number is in `bare`, into a library or program.
+
+    `assembly` is added to what holds them (their labels are region0, region1, ...), `code` to the C source.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        text = cuda.HEAD
+        for number, data in enumerate(regions):
+            path = Path(folder, f"{number}.fatbin")
+            path.write_bytes(data)
+            label = f"region{number}"
+            text += cuda.REGION.format(section=".nv_fatbin", label=label, path=path)
+            if number not in bare:
+                text += cuda.WRAPPER.format(version=1, label=label, more="0")
+        (Path(folder) / "regions.s").write_text(text + assembly)
+        (Path(folder) / "host.c").write_text(HOST + (MAIN if program else "") + code)
+        kind = () if program else ("-shared", "-fPIC")
+        files = [Path(folder, "host.c"), Path(folder, "regions.s")]
+        cuda.c_compiler(*kind, *files, "-Wl,-z,noexecstack", "-o", out, *flags)
+    return out
+
+
+def linker_takes(flag: str) -> bool:
+    """Whether the linker knows an option (it only warns of a -z that it does not know)."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "x.c").write_text("int x;")
+        command = ["cc", "-shared", "-fPIC", "-o", f"{folder}/x.so", f"{folder}/x.c", flag]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode == 0 and "ignored" not in done.stderr
+
+
+@sample
+def none(folder: Path) -> Path:
+    return link(folder / "libnone.so", three_regions("none"))
+
+
+@sample
+def lz4(folder: Path) -> Path:
+    return link(folder / "liblz4.so", three_regions("lz4"))
+
+
+@sample
+def zstd(folder: Path) -> Path:
+    return link(folder / "libzstd.so", three_regions("zstd"))
+
+
+@sample
+def balance(folder: Path) -> Path:
+    return link(folder / "libbalance.so", three_regions())
+
+
+@sample
+def suffix(folder: Path) -> Path:
+    """A tie: sm_90 and sm_90a in a region."""
+    return link(folder / "libsuffix.so", [region(ONE, archs=("sm_75", "sm_90", "sm_90a")), region(MANY)])
+
+
+@sample
+def relocatable(folder: Path) -> Path:
+    """What nvcc -rdc=true makes of two sources: relocatable code of each, and linked code."""
+    parts, linked = [], []
+    for arch in ("sm_75", "sm_90"):
+        paths = []
+        for number, source in enumerate((CALLER, CALLEE)):
+            path = folder / f"{number}.{arch}.cubin"
+            path.write_bytes(image(source, arch, "-rdc=true"))
+            paths.append(path)
+        parts.append([path.read_bytes() for path in paths])
+        out = folder / f"linked.{arch}.cubin"
+        cuda.run("nvlink", f"-arch={arch}", *paths, "-o", out)
+        linked.append((arch, "cubin", out.read_bytes()))
+    regions = [
+        cuda.fatbin([("sm_75", "cubin", a), ("sm_90", "cubin", b)], "balance", ["-c"])
+        for a, b in zip(*parts, strict=True)
+    ]
+    return cuda.shared_library(folder / "librelocatable.so", [cuda.fatbin(linked, "balance", ["-link"])], regions)
+
+
+@sample
+def relr(folder: Path) -> Path:
+    """Pointers moved by packed relocations."""
+    return link(folder / "librelr.so", three_regions(), "-Wl,-z,pack-relative-relocs")
+
+
+@sample
+def aligned(folder: Path) -> Path:
+    """Segments aligned to 2 MiB."""
+    return link(folder / "libaligned.so", three_regions(), "-Wl,-z,max-page-size=0x200000")
+
+
+@sample
+def pie(folder: Path) -> Path:
+    return link(folder / "pie", three_regions(), "-fPIE", "-pie", program=True)
+
+
+@sample
+def fixed(folder: Path) -> Path:
+    return link(folder / "fixed", three_regions(), "-fno-pie", "-no-pie", program=True)
+
+
+@sample
+def unwrapped(folder: Path) -> Path:
+    """A region without wrapper that nothing refers to, as nvcc leaves for a source without kernels."""
+    return link(folder / "libunwrapped.so", three_regions(), bare=[2])
+
+
+@sample
+def referenced(folder: Path) -> Path:
+    """A region without wrapper whose address code takes."""
+    hidden = 'extern const char region2[] __attribute__((visibility("hidden")));'
+    code = f"{hidden}\nconst void *region(void) {{ return region2; }}"
+    return link(folder / "libreferenced.so", three_regions(), bare=[2], assembly="\n.globl region2\n", code=code)
+
+
+@sample
+def inside(folder: Path) -> Path:
+    """A symbol in the middle of a region."""
+    return link(folder / "libinside.so", three_regions(), assembly="\n.globl middle\n.set middle, region1 + 64\n")
+
+
+@sample
+def symbols(folder: Path) -> Path:
+    """An exported symbol at the start of each region."""
+    globals_ = "".join(f"\n.globl region{n}\n" for n in range(3))
+    return link(folder / "libsymbols.so", three_regions(), assembly=globals_)
+
+
+@sample
+def small(folder: Path) -> Path:
+    """Less than a page of GPU code."""
+    return link(folder / "libsmall.so", [region(ONE, "zstd", ["sm_75"])])
+
+
+@sample
+def scattered(folder: Path) -> Path:
+    """A region and a bare cubin in .rodata, beside the usual section."""
+    (folder / "odd.fatbin").write_bytes(region(ONE))
+    (folder / "odd.cubin").write_bytes(image(MANY, "sm_90"))
+    assembly = f"""
+        .section .rodata
+        .balign 8
+        .incbin "{folder / "odd.fatbin"}"
+        .balign 16
+        .8byte 0x1122334455667788
+        .incbin "{folder / "odd.cubin"}"
+    """
+    return link(folder / "libscattered.so", [region(VARIABLES)], assembly=assembly)
+
+
+@sample
+def arm(folder: Path) -> Path:
+    """A library that says it is for aarch64: headers and relocations are rewritten, its code is not."""
+    path = link(folder / "libarm.so", three_regions(), "-Wl,-z,max-page-size=0x10000")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<H", data, 18, 183)
+    (shoff,) = struct.unpack_from("<Q", data, 40)
+    (shnum,) = struct.unpack_from("<H", data, 60)
+    types = {8: 1027, 6: 1025, 7: 1026, 1: 257}
+    for section in range(shnum):
+        _, type_, _, _, offset, size = struct.unpack_from("<IIQQQQ", data, shoff + 64 * section)
+        if type_ == 4:
+            for at in range(offset, offset + size, 24):
+                struct.pack_into("<I", data, at + 8, types[struct.unpack_from("<I", data, at + 8)[0]])
+    path.write_bytes(data)
+    return path
+
+
+@sample
+def plain(folder: Path) -> Path:
+    """A library without GPU code."""
+    (folder / "plain.c").write_text("int answer(void) { return 42; }")
+    cuda.c_compiler("-shared", "-fPIC", folder / "plain.c", "-o", folder / "libplain.so")
+    return folder / "libplain.so"
+
+
+def _object(folder: Path, name: str, data: bytes) -> Path:
+    (folder / f"{name}.fatbin").write_bytes(data)
+    text = cuda.HEAD + cuda.REGION.format(section=".nv_fatbin", label="region", path=folder / f"{name}.fatbin")
+    (folder / f"{name}.s").write_text(text + cuda.WRAPPER.format(version=1, label="region", more="0"))
+    cuda.c_compiler("-c", folder / f"{name}.s", "-o", folder / f"{name}.o")
+    return folder / f"{name}.o"
+
+
+@sample
+def object_(folder: Path) -> Path:
+    return _object(folder, "one", region(ONE))
+
+
+@sample
+def archive(folder: Path) -> Path:
+    """Two members with GPU code and one without; one name is too long for its header."""
+    long = "a_name_that_is_much_longer_than_sixteen"
+    members = [_object(folder, "one", region(ONE)), _object(folder, long, region(MANY, "zstd"))]
+    (folder / "none.c").write_text("int nothing;")
+    cuda.c_compiler("-c", folder / "none.c", "-o", folder / "none.o")
+    out = folder / "libarchive.a"
+    subprocess.run(["ar", "rcs", out, members[0], folder / "none.o", members[1]], check=True)
+    return out
+
+
+@sample
+def fatbin(folder: Path) -> Path:
+    path = folder / "raw.fatbin"
+    path.write_bytes(region(ONE) + region(MANY, "zstd"))
+    return path
+
+
+@sample
+def cubin(folder: Path) -> Path:
+    path = folder / "one.cubin"
+    path.write_bytes(image(ONE, "sm_90"))
+    return path
+
+
+@sample
+def ptx(folder: Path) -> Path:
+    path = folder / "one.ptx"
+    path.write_bytes(image(ONE, "compute_90"))
+    return path
+
+
+@sample
+def large(folder: Path) -> Path:
+    """160 MB that take a while to be written."""
+    path = folder / "large.fatbin"
+    body = forge.element(b"", size=80 << 20, kind=9) + bytes(range(256)) * (80 << 12)
+    path.write_bytes(forge.region(body * 2))
+    return path
+
+
+@sample
+def nvcc(folder: Path) -> Path:
+    """The folder of what nvcc makes of two sources: objects, libraries and an archive. Needs `have_cxx()`."""
+    sources = {
+        "kernels.cu": "__global__ void f(int *x) { *x = 1; }\nvoid g(int *x) { f<<<1, 1>>>(x); }",
+        "nothing.cu": "int nothing() { return 0; }",
+    }
+    for name, text in sources.items():
+        (folder / name).write_text(text)
+    codes = ["-gencode=arch=compute_75,code=sm_75", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
+    options = ["-Xcompiler", "-fPIC", *codes]
+    cuda.nvcc(*options, "-c", *sources, cwd=folder)
+    cuda.nvcc(*options, "-rdc=true", "-c", "kernels.cu", "-o", "rdc.o", cwd=folder)
+    cuda.nvcc(*options, "-shared", "kernels.o", "nothing.o", "-o", "libplain.so", cwd=folder)
+    cuda.nvcc(*options, "-rdc=true", "-shared", *sources, "-o", "librdc.so", cwd=folder)
+    subprocess.run(["ar", "rcs", "libboth.a", "kernels.o", "rdc.o", "nothing.o"], cwd=folder, check=True)
+    return folder

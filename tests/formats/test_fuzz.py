@@ -1,0 +1,170 @@
+"""Whatever the bytes, nothing but GptError comes out of gpt.formats, and little memory goes in."""
+
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpt.errors import GptError
+from gpt.formats import cubin, ptxtext
+from gpt.formats.contents import Reader
+from gpt.formats.image import find_image
+from gpt.formats.source import Source
+from tests.formats import forge
+from tests.formats.mutate import mutants
+from tests.formats.samples import ONE, image, region
+
+fuzz = settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+
+
+def read(data, scan=True):
+    """All that gpt-extract does with a file; the number of its elements, or None where it is refused."""
+    try:
+        found = find_image(Source("file", data))
+        if found is None:
+            return None
+        with Reader(1) as reader:
+            opened = list(reader.open(found.source, found.iter_elements(scan), lambda element: True))
+        for item in opened:
+            if item.placed.element.type == "cubin":
+                cubin.find_ptx(item.data)
+        return len(opened)
+    except GptError as error:
+        assert error.fact
+        assert error.status in (1, 3)
+        return None
+
+
+@pytest.mark.parametrize("name", ["zstd", "lz4", "relocatable", "object_", "archive", "fatbin", "cubin", "scattered"])
+def test_mutants_of_real_files(sample, name):
+    data = sample(name).read_bytes()
+    complete = read(data)
+    survived = sum(read(mutant) == complete for mutant in mutants(data, name, 250))
+    assert survived  # a change of a name or of padding does no harm
+
+
+@fuzz
+@given(st.binary(max_size=500), st.sampled_from([b"", b"!<arch>\n", b"\x7fELF\2\1\1", b"\x50\xed\x55\xba\1\0\x10\0"]))
+def test_bytes(data, start):
+    read(start + data)
+
+
+u16, u32, u64 = (st.one_of(st.integers(0, 200), st.integers(0, (1 << bits) - 1)) for bits in (16, 32, 64))
+
+
+@st.composite
+def elements(draw):
+    payload = draw(st.binary(max_size=80))
+    fields = draw(
+        st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from([0, 1, 2, 8, 9]),
+                "flags": st.sampled_from([0x11, 0x2011, 0x8011, 0xA011, 0x100011, 0x200011]),
+                "packed": st.one_of(st.just(len(payload)), u32),
+                "unpacked": st.one_of(st.integers(0, 1000), u64),
+                "header": st.one_of(st.just(64), u32),
+                "size": st.one_of(st.none(), u64),
+                "arch": st.one_of(st.just(90), u32),
+            }
+        )
+    )
+    return forge.element(payload, **fields)
+
+
+@fuzz
+@given(
+    st.lists(st.one_of(elements(), st.binary(max_size=20), st.just(bytes(8))), max_size=6), st.one_of(st.none(), u64)
+)
+def test_fatbins(parts, size):
+    read(forge.region(b"".join(parts), size))
+
+
+@fuzz
+@given(
+    st.sampled_from([62, 183, 190]),
+    st.fixed_dictionaries({}, optional={"shoff": u64, "shnum": u16, "shstrndx": u16, "phoff": u64, "phnum": u16}),
+    st.lists(st.tuples(u32, st.sampled_from([0, 1, 2, 3, 4, 7, 8]), u64, u64, u32), max_size=6),
+    st.binary(max_size=300),
+)
+def test_elf_tables(machine, fields, sections, rest):
+    table = b"".join(forge.section(n, t, offset=o, size=s, link=k) for n, t, o, s, k in sections)
+    fields = {"shoff": 64, "shnum": len(sections), "shstrndx": 1, **fields}
+    read(forge.elf_header(machine=machine, **fields) + table + rest)
+
+
+@fuzz
+@given(st.integers(0, 20), st.binary(max_size=100), u32, st.integers(0, 600), st.binary(min_size=8, max_size=8))
+def test_cubins(symbols, names, name, at, change):
+    data = bytearray(forge.cubin(symbols, names, name=name))
+    at = min(at, len(data) - 8)
+    data[at : at + 8] = change
+    read(bytes(data))
+
+
+@fuzz
+@given(st.lists(st.sampled_from([
+    b".version 8.0\n", b".target sm_90\n", b".entry ", b".func ", b"(", b")", b"name", b" ", b"\n", b"//", b"/*", b"*/",
+    b".visible ", b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0",
+]), max_size=60))  # fmt: skip
+def test_ptx(parts):
+    text = b".version 8.0\n" + b"".join(parts)
+    read(text)
+    contents = ptxtext.parse_ptx(text)
+    assert all(isinstance(symbol["name"], str) for symbol in contents.kernels + contents.functions)
+
+
+def test_comments_hide_what_they_hold():
+    text = b"""
+        // .version 1.0
+        .version 8.0 .target sm_90a
+        /* .entry no() /* */ .visible .entry yes(.param .u64 p) { ret; } // .entry neither()
+        .func (.param .b32 r) helper(.param .b32 x); .extern .func other();
+        .entry
+            third() { /* .global .b32 not; */ }
+            .visible .global .align 4 .b32 variable;
+        .entry fourth /* unfinished
+    """
+    assert ptxtext.is_ptx(text)
+    contents = ptxtext.parse_ptx(text)
+    assert [symbol["name"] for symbol in contents.kernels] == ["yes", "third", "fourth"]
+    assert [symbol["name"] for symbol in contents.functions] == ["helper", "other"]
+    assert contents.variables == 1
+    assert ptxtext.find_target(b".version 8.0\n.target sm_90a, texmode_independent\n") == "sm_90a"
+
+
+def test_dead_elements_are_stepped_over():
+    data = bytearray(region(ONE))
+    (size,) = struct.unpack_from("<Q", data, 16 + 8)
+    from gpt.formats.fatbin import dead_header
+
+    data[16:80] = dead_header(bytes(data[16:80]))
+    data[80 : 80 + size] = b"\1" * size
+    assert read(bytes(data)) == read(region(ONE)) - 1
+
+
+def test_sections_that_overlap_are_refused(sample):
+    """Two fatbin sections over the same bytes would give each element twice."""
+    data = bytearray(sample("relocatable").read_bytes())
+    tables = find_image(Source("x", bytes(data))).elf
+    linked, parts = (tables.named(name)[0] for name in (".nv_fatbin", "__nv_relfatbin"))
+    struct.pack_into("<QQ", data, tables.shoff + 64 * parts.index + 24, linked.offset, linked.size)
+    with pytest.raises(GptError, match="overlap"):
+        list(find_image(Source("x", bytes(data))).iter_elements())
+
+
+def test_names_of_kernels_need_not_be_utf8():
+    data = forge.cubin(1, b"\0\xff\xfe\0")
+    assert cubin.parse_cubin(data).kernels == [{"name": "\udcff\udcfe", "size": 16}]
+
+
+def test_find_ptx_in_a_cubin_of_triton():
+    text = b".version 8.0\n.target sm_90\n.visible .entry k()\n{\nret;\n}\n"
+    names = b"\0.nv_debug_ptx_txt\0"
+    body = text.replace(b"\n", b"\0")
+    offset = 64 + 3 * 64
+    head = forge.elf_header(shoff=64, shnum=3, shstrndx=1, machine=190)
+    tables = forge.section(0, 0) + forge.section(0, 3, offset=offset, size=len(names))
+    tables += forge.section(1, 1, offset=offset + len(names), size=len(body))
+    assert cubin.find_ptx(head + tables + names + body) == text
+    assert cubin.find_ptx(image(ONE, "sm_90")) is None

@@ -1,0 +1,99 @@
+"""Running the executables as a user does, and reading what they write."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt import stream
+
+MIB = 1 << 20
+
+# Starts the command from a small process: what a child has resident is counted from its parent's on.
+LAUNCH = """
+import os, sys
+pid = os.fork()
+if not pid:
+    os.execvp(sys.argv[2], sys.argv[2:])
+_, status, usage = os.wait4(pid, 0)
+os.write(int(sys.argv[1]), str(usage.ru_maxrss).encode())
+code = os.waitstatus_to_exitcode(status)
+os._exit(code if code >= 0 else 128 - code)
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a process ended. `memory` is the most that it had resident, in bytes."""
+
+    status: int
+    out: bytes
+    err: str
+    memory: int
+    seconds: float
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return list(stream.read_records(io.BytesIO(self.out), "<output>"))
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+def run(*command: str | Path, data: bytes = b"", cwd: Path | None = None, timeout: float = 60) -> Run:
+    """Runs a command with `data` as its standard input."""
+    with (
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        tempfile.TemporaryFile() as memory,
+    ):
+        stdin.write(data)
+        stdin.seek(0)
+        begin = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-ISc", LAUNCH, str(memory.fileno()), *map(str, command)],
+            stdin=stdin, stdout=out, stderr=err, cwd=cwd, pass_fds=[memory.fileno()], start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        seconds = time.monotonic() - begin
+        for file in (out, err, memory):
+            file.seek(0)
+        return Run(status, out.read(), err.read().decode(errors="replace"), int(memory.read()) * 1024, seconds)
+
+
+def extract(*args: str | Path, data: bytes = b"", cwd: Path | None = None) -> Run:
+    return run("gpt-extract", *args, data=data, cwd=cwd)
+
+
+def located(libraries: Path | list[Path], used: str, *options: str, arch: str = "sm_90") -> bytes:
+    """extract | locate with the kernel names of `used`; both must succeed."""
+    found = extract(*libraries) if isinstance(libraries, list) else extract(libraries)
+    assert found.status == 0, found.err
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
+        names.write(used)
+        names.flush()
+        done = run("gpt-locate", "--used", names.name, "--arch", arch, *options, data=found.out)
+    assert done.status == 0, done.err
+    return done.out
+
+
+def patch(stream: bytes, *options: str | Path) -> dict[str, Any]:
+    """gpt-patch on what `located` gave for one library: its `patched` record."""
+    done = run("gpt-patch", *options, data=stream)
+    assert done.status == 0, done.err
+    (record,) = done.kind("patched")
+    return record
