@@ -44,7 +44,7 @@ def check_host(original: Path, patched: Path) -> None:
     with open(original, "rb") as a, open(patched, "rb") as b:
         before, after = ELFFile(a), ELFFile(b)
         assert before.num_sections() == after.num_sections()
-        fatbins = {i for i, section in enumerate(before.iter_sections()) if section.name in FATBINS}
+        fatbins = [section for section in before.iter_sections() if section.name in FATBINS]
         wrappers = before.get_section_by_name(".nvFatBinSegment")
         for old, new in zip(before.iter_sections(), after.iter_sections(), strict=True):
             fields = ("sh_type", "sh_flags", "sh_addr", "sh_link", "sh_info", "sh_entsize")
@@ -58,6 +58,8 @@ def check_host(original: Path, patched: Path) -> None:
             if old["sh_type"] == "SHT_NOBITS":
                 continue
             left, right = old.data(), new.data()
+            if left == right:
+                continue
             for at in [at for at in range(0, len(left), 8) if left[at : at + 8] != right[at : at + 8]]:
                 assert _may_change(old, at, fatbins, wrappers), f"{old.name} changed at {at:#x}"
         assert before.header["e_entry"] == after.header["e_entry"]
@@ -97,7 +99,8 @@ def _may_change(section, at, fatbins, wrappers):
         low = wrappers["sh_addr"]
         return word == 16 and low <= section.get_relocation(number)["r_offset"] < low + wrappers["sh_size"]
     if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"):
-        return word == 8 and section.get_symbol(number)["st_shndx"] in fatbins
+        value = section.get_symbol(number)["st_value"]  # its st_shndx is wrong in some public libraries
+        return word == 8 and any(s["sh_addr"] <= value < s["sh_addr"] + s["sh_size"] for s in fatbins)
     return False
 
 

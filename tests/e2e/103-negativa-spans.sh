@@ -1,0 +1,32 @@
+#!/bin/sh
+# Negativa-ML's files go in and come out: its trace.json says what is used, its spans/LIB.json what is cut out, and
+# a library that is cut by given spans is the one that is cut by those that were found.
+set -eu
+command -v jq >/dev/null || { echo "no jq"; exit 77; }
+
+python3 -m tests.demo.build .
+echo '{"detected_kernels": ["_Z12matrixMulGPUPKfS0_Pfi"]}' >trace.json
+gpt-extract libdemo.so >code.mp
+gpt-locate --used trace.json --arch sm_90 --spans-json spans code.mp >found.mp
+
+jq -e --arg path "$PWD/libdemo.so" '.so_path == $path and (.spans | length == 5)' spans/libdemo.so.json
+jq -e '.spans | all(.start < .end) and . == sort_by(.start)' spans/libdemo.so.json
+
+gpt-locate --spans-json spans code.mp >given.mp
+gpt-patch -o found --mode fill found.mp >/dev/null
+gpt-patch -o given --mode fill given.mp >/dev/null
+cmp found/libdemo.so given/libdemo.so
+
+# What Negativa-ML does with such a file: overwrite the spans. Outside of them only headers differ.
+jq -r '.spans[] | "\(.start) \(.end - .start)"' spans/libdemo.so.json | while read -r start size; do
+    tail -c +$((start + 1)) found/libdemo.so | head -c "$size" | tr -d '\001' | wc -c | grep -qx '[ ]*0'
+done
+
+# Spans by hand, of a library that is not there, and nonsense.
+jq '.spans |= .[:1]' spans/libdemo.so.json >one && mv one spans/libdemo.so.json
+gpt-locate --spans-json spans code.mp | gpt-patch -o one >/dev/null
+test "$(gpt-extract one/libdemo.so --json | jq -s 'map(select(.kind == "element")) | length')" -eq 5
+rm spans/libdemo.so.json
+status=0
+gpt-locate --spans-json spans code.mp >/dev/null 2>error || status=$?
+test $status -eq 4 && grep -q "libdemo.so.json is absent" error

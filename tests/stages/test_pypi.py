@@ -1,0 +1,176 @@
+"""Real libraries from PyPI: slimmed to a few kernels, checked by NVIDIA's and GNU's tools, loaded.
+
+Downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB); skipped where that fails. With GPT_TEST_LARGE=1 nccl and
+torch too (850 MB).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.debloat import checks
+from tests.formats import oracle
+from tests.stages.tools import MIB, extract, located, patch
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt-tests"
+PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_2_24", "_2_27", "_2_28")]
+
+
+class Package(NamedTuple):
+    """A pinned wheel, the library in it, the device that it is slimmed for, a function that needs no GPU."""
+
+    wheel: str
+    library: str
+    arch: str
+    call: str | None = None
+
+
+PACKAGES = {
+    "curand": Package("nvidia-curand==10.4.5.25", "nvidia/cu13/lib/libcurand.so.10", "sm_90", "curandGetVersion"),
+    "bitsandbytes": Package("bitsandbytes==0.50.2", "bitsandbytes/libbitsandbytes_cuda128.so", "sm_90"),
+    "xgboost": Package("xgboost==3.4.1", "xgboost/lib/libxgboost.so", "sm_75", "XGBoostVersion"),
+}
+LARGE = {
+    "nccl": Package("nvidia-nccl-cu12==2.27.5", "nvidia/nccl/lib/libnccl.so.2", "sm_90", "ncclGetVersion"),
+    "torch": Package("torch==2.11.0", "torch/lib/libtorch_cuda.so", "sm_90"),
+}
+LOAD = """
+import ctypes, sys
+try:
+    library = ctypes.CDLL(sys.argv[1])
+except OSError as error:
+    print(str(error).replace(sys.argv[1], "LIBRARY"))
+else:
+    words = (ctypes.c_int * 4)()
+    status = getattr(library, sys.argv[2])(words, words, words) if sys.argv[2] else "loaded"
+    print(status if sys.argv[2] == "ncclGetVersion" else "", list(words))
+"""
+
+
+def fetch(package: Package) -> Path:
+    """The library, from the cache or from PyPI."""
+    folder = CACHE / package.wheel
+    library = folder / Path(package.library).name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", *PLATFORMS]
+            patience = ["--retries=1", "--timeout=15", "--disable-pip-version-check", "-qq"]
+            pip = [sys.executable, "-m", "pip", "download", *options, *patience, "-d", folder, package.wheel]
+            done = subprocess.run(pip, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no {package.wheel}: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
+            (wheel,) = folder.glob("*.whl")
+            with zipfile.ZipFile(wheel) as file, open(folder / "part", "wb") as part:
+                part.write(file.read(package.library))
+            (folder / "part").rename(library)
+            wheel.unlink()
+    return library
+
+
+def loaded(library: Path, package: Package) -> str:
+    """What loading a library gives: an answer, or the loader's complaint about others that it needs."""
+    command = [sys.executable, "-c", LOAD, library, package.call or ""]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *LARGE])
+def test_slimmed_to_three_kernels(name, tmp_path):
+    if name in LARGE and not os.environ.get("GPT_TEST_LARGE"):
+        pytest.skip("large: set GPT_TEST_LARGE=1")
+    package = {**PACKAGES, **LARGE}[name]
+    library = fetch(package)
+    found = extract(library)
+    assert found.status == 0, found.err
+    assert found.memory < 300 * MIB
+    elements = found.kind("element")
+    names = oracle.listed(library)
+    assert len(names) == len(elements)
+
+    # Three kernels, of the first, the middle and the last element for the device.
+    of_arch = [e for e in elements if e["arch"] == package.arch and e["type"] == "cubin" and e["kernels"]]
+    used = sorted({of_arch[n]["kernels"][0]["name"] for n in (0, len(of_arch) // 2, -1)})
+    stream = located(library, "\n".join(used), arch=package.arch)
+    record = patch(stream, "-o", tmp_path / "slim")
+    assert record["mode"] == "compact", record
+    gone = record["gpu_before"] - record["gpu_after"]
+    assert record["gpu_after"] < record["gpu_before"] / 2
+    assert record["size_before"] - record["size_after"] > gone * 0.95
+    patched = tmp_path / "slim" / library.name
+
+    # What cuobjdump lists is what has no span, in its order, byte for byte.
+    spans = {span["start"] for span in spans_of(stream)}
+    elements.sort(key=lambda element: element["section"] == "__nv_relfatbin")  # it takes these last
+    cubins, rest = sorted_names(names)
+    kept = []
+    for element in elements:
+        its_name = (cubins if element["type"] == "cubin" else rest).pop(0)
+        if element["offset"] + element["header_size"] not in spans:
+            kept.append((element, its_name))
+    assert kept
+    for element, _ in kept:
+        has = {kernel["name"] for kernel in element["kernels"]} & set(used)
+        assert has or (not element["kernels"] and (element["variables"] or element["functions"]))
+    for kernel in used:
+        assert any(kernel in {k["name"] for k in element["kernels"]} for element, _ in kept)
+    assert oracle.warnings(patched) <= oracle.warnings(library)
+    compare(library, patched, [its_name for _, its_name in kept], tmp_path)
+    checks.check_host(library, patched)
+    assert patched.stat().st_mode == library.stat().st_mode
+    assert loaded(patched, package) == loaded(library, package)
+
+    again = patch(located(patched, "\n".join(used), arch=package.arch), "-o", tmp_path / "again")
+    assert again["mode"] == "copy"
+    assert (tmp_path / "again" / library.name).read_bytes() == patched.read_bytes()
+
+
+def spans_of(data):
+    import io
+
+    from gpt import stream
+
+    return [record for record in stream.read_records(io.BytesIO(data), "located") if record["kind"] == "span"]
+
+
+def sorted_names(names):
+    """cuobjdump numbers cubins and PTX apart."""
+    return [n for n in names if n.endswith(".cubin")], [n for n in names if not n.endswith(".cubin")]
+
+
+def compare(library: Path, patched: Path, kept: list[str], folder: Path) -> None:
+    """The elements that cuobjdump finds in the patched library are those of these names in the original."""
+    after = oracle.extracted(patched, folder / "after")
+    listed = oracle.listed(patched)
+    assert len(listed) == len(after) == len(kept)
+    for old, new in zip(kept, listed, strict=True):
+        before = oracle.extracted(library, folder / "before", old)
+        assert before == {old: before[old]}
+        assert before[old] == after[new]
+        (folder / "before" / old).unlink()
+
+
+@pytest.mark.parametrize("mode", ["fill", "hole"])
+def test_other_modes(mode, tmp_path):
+    package = PACKAGES["bitsandbytes"]
+    library = fetch(package)
+    stream = located(library, "nothing", arch=package.arch)
+    record = patch(stream, "-o", tmp_path / "slim", "--mode", mode)
+    assert (record["mode"], record["size_after"]) == (mode, record["size_before"])
+    patched = tmp_path / "slim" / library.name
+    assert oracle.warnings(patched) <= oracle.warnings(library)
+    checks.check_host(library, patched)
+    assert loaded(patched, package) == loaded(library, package)
+    assert len(oracle.listed(patched)) == len(extract(patched).kind("element")) < len(oracle.listed(library))
+    if mode == "hole":
+        assert record["disk_after"] < record["disk_before"] / 2
