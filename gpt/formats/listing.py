@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from gpt import records
 from gpt.formats.contents import Opened, Reader
 from gpt.formats.fatbin import Element
-from gpt.formats.image import Image, Placed
+from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
 from gpt.formats.source import Source
 
 MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
+
+_RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
 
 Records = Iterator[dict[str, Any]]
 
@@ -45,12 +47,15 @@ class Listing:
         """The records of a file; none where it holds no GPU code. Raises MalformedError."""
         source = image.source
         found = image.iter_elements(self.scan)
+        names: dict[int, str] = {}
+        if self.save:
+            all_ = list(found)
+            found, names = iter(all_), self._name_all(source, all_)
         first = next(found, None)
         if first is None and not image.has_fatbins:
             return
-        names: dict[int, str] = {}
         digest = self.reader.digest(source)
-        selected = self._select(source, chain([first] if first else [], found), names)
+        selected = self._select(chain([first] if first else [], found))
         opened = self.reader.open(source, selected, self._wants_data)
         ahead = next(opened, None)  # unpacking begins beside the digest
         yield records.make(
@@ -70,15 +75,27 @@ class Listing:
                 yield from self._ptx(source, item) if self.ptx else self._element(source, item)
         yield records.make("library_end", path=source.name)
 
-    def _select(self, source: Source, found: Iterable[Placed], names: dict[int, str]) -> Iterator[Placed]:
-        """The elements that are wanted by what their headers say. All are numbered and named, as by cuobjdump."""
+    def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
+        """The name of each element's file, by its index, as cuobjdump gives it.
+
+        That numbers each type apart: in a member of an archive linked code before relocatable, wherever the
+        linker has put it; here what lies elsewhere comes last. A file that is a single element has no number.
+        """
         stem = Path(source.name).stem or "module"
-        for placed in found:
-            arch, type_ = placed.element.arch, placed.element.type
-            number = self.numbers[stem, type_] = self.numbers[stem, type_] + 1
-            if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
+        names: dict[int, str] = {}
+        for _, member in groupby(found, key=lambda placed: placed.member):
+            for placed in sorted(member, key=lambda placed: _RANKS.get(placed.section, len(_RANKS))):
+                arch, type_ = placed.element.arch, placed.element.type
+                number = self.numbers[stem, type_] = self.numbers[stem, type_] + 1
                 alone = placed.element.header_size == 0 and placed.element.size == source.size and number == 1
                 names[placed.index] = f"{stem}{'' if alone else f'.{number}'}.{arch}.{type_.replace(':', '')}"
+        return names
+
+    def _select(self, found: Iterable[Placed]) -> Iterator[Placed]:
+        """The elements that are wanted by what their headers say."""
+        for placed in found:
+            arch, type_ = placed.element.arch, placed.element.type
+            if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
                 yield placed
 
     def _wants_data(self, element: Element) -> bool:

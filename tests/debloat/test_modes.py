@@ -93,11 +93,12 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
 
 
 @pytest.mark.parametrize("used", ["caller", "nothing"])
-def test_relocatable_code(sample, used, tmp_path):
+@pytest.mark.parametrize("name", ["relocatable", "relocatable_first"])
+def test_relocatable_code(sample, name, used, tmp_path):
     """nvlink has put all of it into the linked cubin, which serves the device: only that can be needed."""
-    library = sample("relocatable")
+    library = sample(name)
     for mode, (patched, _) in slim(library, tmp_path, used=used).items():
-        kept = ["librelocatable.2.sm_90.cubin"] if used == "caller" else []
+        kept = [f"{library.stem}.2.sm_90.cubin"] if used == "caller" else []
         checks.check_patched(library, patched, kept, tmp_path / f"x{mode}")
 
 

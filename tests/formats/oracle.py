@@ -25,13 +25,13 @@ def listed(path: Path) -> list[str]:
     return _LISTED.findall(_cuobjdump("-lelf", "-lptx", path.resolve()))
 
 
-def extracted(path: Path, folder: Path, name: str | None = None) -> dict[str, bytes]:
-    """Cubins and PTX files by name, as cuobjdump extracts them into `folder`, an empty one: all, or of one name."""
+def extracted(path: Path, folder: Path, part: str = "all") -> dict[str, bytes]:
+    """Cubins and PTX files by name, as cuobjdump extracts them into `folder`, an empty one.
+
+    All, or those with `part` in their name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if name is None:
-        _cuobjdump("-xelf", "all", "-xptx", "all", path.resolve(), cwd=folder)
-    else:
-        _cuobjdump("-xelf" if name.endswith(".cubin") else "-xptx", name, path.resolve(), cwd=folder)
+    _cuobjdump("-xelf", part, "-xptx", part, path.resolve(), cwd=folder)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 

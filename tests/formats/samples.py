@@ -160,6 +160,18 @@ def suffix(folder: Path) -> Path:
 @sample
 def relocatable(folder: Path) -> Path:
     """What nvcc -rdc=true makes of two sources: relocatable code of each, and linked code."""
+    return _relocatable(folder / "librelocatable.so")
+
+
+@sample
+def relocatable_first(folder: Path) -> Path:
+    """The same with the relocatable code before the linked, as in most libraries."""
+    (folder / "first.s").write_text('.section __nv_relfatbin, "a"')
+    return _relocatable(folder / "libfirst.so", folder / "first.s")
+
+
+def _relocatable(out: Path, *sources: Path) -> Path:
+    folder = out.parent
     parts, linked = [], []
     for arch in ("sm_75", "sm_90"):
         paths = []
@@ -175,7 +187,7 @@ def relocatable(folder: Path) -> Path:
         cuda.fatbin([("sm_75", "cubin", a), ("sm_90", "cubin", b)], "balance", ["-c"])
         for a, b in zip(*parts, strict=True)
     ]
-    return cuda.shared_library(folder / "librelocatable.so", [cuda.fatbin(linked, "balance", ["-link"])], regions)
+    return cuda.shared_library(out, [cuda.fatbin(linked, "balance", ["-link"])], regions, sources=sources)
 
 
 @sample
