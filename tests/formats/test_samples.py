@@ -9,8 +9,8 @@ from tests.formats.samples import ARCHS, CODECS, MANY, ONE, VARIABLES, image
 from tests.stages.tools import extract
 
 WITH_FATBINS = [
-    *CODECS, "suffix", "relocatable", "relocatable_first", "relr", "aligned", "pie", "fixed", "unwrapped", "arm", "small",
-    "object_", "archive", "fatbin", "cubin",
+    *CODECS, "suffix", "relocatable", "relocatable_first", "relr", "aligned", "pie", "fixed", "unwrapped", "arm",
+    "small", "object_", "archive", "fatbin", "cubin",
 ]  # fmt: skip
 
 
