@@ -94,7 +94,8 @@ def slim(library: Path, names: Path, folder: Path, mode: str) -> dict[str, Any]:
     done = subprocess.run(bash, capture_output=True, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
     if done.returncode:
         raise SystemExit(f"bench: error: {line}: {done.stderr.decode()}")
-    return next(r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "patched")
+    record = next(r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "patched")
+    return {key: value for key, value in record.items() if key not in ("library", "output")}  # paths of this machine
 
 
 def machine() -> dict[str, Any]:
