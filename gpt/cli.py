@@ -28,7 +28,8 @@ from gpt.errors import GptError, MissingError, UsageError
 STDIN, STDOUT = "<stdin>", "<stdout>"
 FLUSH_BYTES = 1 << 18
 
-Handler = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+Output = dict[str, Any] | stream.Packed
+Handler = Callable[[dict[str, Any]], Iterable[Output]]
 
 
 def _show_version(context: typer.Context, value: bool) -> None:
@@ -68,6 +69,7 @@ def run(tool: str, command: Callable[..., int]) -> int:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
     _occupy_closed()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, _terminate)
@@ -205,8 +207,16 @@ class Stage:
 
     # Output
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Writes a record; `end` is recounted here."""
+    def write(self, record: Output) -> None:
+        """Writes a record, or several that are packed; `end` is recounted here, a `sync` flushed."""
+        if isinstance(record, stream.Packed):
+            if self.table or self.json:
+                for one in record:
+                    self.write(one)
+            else:
+                self._count += record.count
+                self._append(record.data)
+            return
         match record["kind"]:
             case "header":
                 self._count = 0
@@ -222,9 +232,14 @@ class Stage:
 
             lines = list(jsonl.lines(record))
             self._count += len(lines) - 1  # a `calls` record becomes several
-            self._buffer += "".join(line + "\n" for line in lines).encode()
+            self._append("".join(line + "\n" for line in lines).encode())
         else:
-            self._buffer += stream.pack(record)
+            self._append(stream.pack(record))
+        if record["kind"] == "sync":
+            self.flush()
+
+    def _append(self, data: bytes | bytearray) -> None:
+        self._buffer += data
         if len(self._buffer) >= FLUSH_BYTES:
             self.flush()
 
@@ -240,14 +255,12 @@ class Stage:
             error.filename = STDOUT
             raise
 
-    def source(self, produce: Iterable[dict[str, Any]], argv: Sequence[str]) -> int:
+    def source(self, produce: Iterable[Output], argv: Sequence[str]) -> int:
         """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""
         self.write(stream.header(self.tool, list(argv)))
         try:
             for record in produce:
                 self.write(record)
-                if record["kind"] == "sync":
-                    self.flush()
         except GptError as error:
             self.write(self.error(error))
         self.write(records.make("end", records=0, status=self.status))
@@ -265,7 +278,6 @@ class Stage:
                     self.write({**record, "via": [*record["via"], self.tool]})
                 case "sync":
                     self.write(record)
-                    self.flush()
                 case _:
                     for out in handle(record):
                         self.write(out)

@@ -33,6 +33,21 @@ class Record(dict[str, Any]):
     raw: bytes
 
 
+class Packed:
+    """Several records as they go into a stream: bytes and their number. Iterating gives the records."""
+
+    def __init__(self, produce: Iterable[dict[str, Any]]) -> None:
+        self.data = bytearray()
+        self.count = 0
+        for record in produce:
+            self.data += pack(record)
+            self.count += 1
+
+    def __iter__(self) -> Iterator[Record]:
+        blocks = (bytes(self.data[start : start + BLOCK]) for start in range(0, len(self.data), BLOCK))
+        return (record for record, _ in _split(blocks, "records"))
+
+
 def pack(record: dict[str, Any]) -> bytes:
     """The bytes of a record: its own if it was read and not changed, else canonical msgpack."""
     if isinstance(record, Record):

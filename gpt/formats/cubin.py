@@ -6,97 +6,81 @@ is STT_FUNC, whose st_other has bit 0x10 (STO_CUDA_ENTRY) and whose section is n
 some public cubins link wrongly. A function without the bit is a device function. From sm_100 on a second
 symbol table of type 0x70000085 describes Mercury code and is left alone.
 
-Symbols and names are read as numpy arrays: a large library has half a million of them.
+A large library has 600,000 symbols: the loop over them is what reading names costs.
 """
 
 from __future__ import annotations
 
 import struct
 
-import numpy as np
-
 from gpt.errors import MalformedError
-from gpt.formats.elf import MACHINES, SHT_SYMTAB, machine_of
+from gpt.formats.elf import MACHINES, SHDR_SIZE, SHT_SYMTAB, machine_of
 from gpt.formats.symbols import SPACE, Contents, Symbol
 
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 
-SECTION = np.dtype(
-    [
-        ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"),
-        ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8"),
-    ]
-)  # fmt: skip
 FUNCTION = 256  # bytes of a cubin for each function, at least; 1,951 are the least ever seen
-SYMBOL = 24  # bytes: three words, of which the first is name | info << 32 | other << 40 | shndx << 48
+SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, addr, offset, size, link, info, align, entsize
+SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, shndx, value, size
 
 Data = bytes | bytearray | memoryview
 
 
-def parse_sections(data: Data) -> np.ndarray:
-    """The section headers of a cubin, as an array of SECTION. Raises MalformedError."""
-    if machine_of(bytes(data[:20])) is None or MACHINES.get(machine_of(bytes(data[:20])) or 0) != "cuda":
+def section_headers(data: Data) -> memoryview:
+    """The table of section headers of a cubin, each a SECTION. Raises MalformedError."""
+    if MACHINES.get(machine_of(bytes(data[:20])) or 0) != "cuda":
         raise MalformedError("no cubin")
     if len(data) < 64:
         raise MalformedError("cubin shorter than its header")
     (shoff,) = struct.unpack_from("<Q", data, 40)
     shentsize, shnum = struct.unpack_from("<HH", data, 58)
     if shoff == 0:
-        return np.zeros(0, SECTION)
-    if shoff + 64 > len(data):
+        return memoryview(b"")
+    if shoff + SHDR_SIZE > len(data):
         raise MalformedError("cubin: section headers beyond its end")
     if shnum == 0:
-        shnum = int(np.frombuffer(data, SECTION, 1, shoff)["size"][0])
-    if shentsize != SECTION.itemsize or shoff + shnum * SECTION.itemsize > len(data):
+        shnum = SECTION.unpack_from(data, shoff)[5]
+    if shentsize != SHDR_SIZE or shoff + shnum * SHDR_SIZE > len(data):
         raise MalformedError("cubin: section headers beyond its end")
-    return np.frombuffer(data, SECTION, shnum, shoff)
+    return memoryview(data)[shoff : shoff + shnum * SHDR_SIZE]
 
 
 def parse_cubin(data: Data) -> Contents:
     """Kernels, device functions and the number of variables of a cubin, in symbol table order."""
-    sections = parse_sections(data)
-    tables = np.flatnonzero(sections["type"] == SHT_SYMTAB)
-    if not len(tables):
+    headers = section_headers(data)
+    types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()
+    if SHT_SYMTAB not in types:
         return Contents([], [], 0)
-    table = sections[tables[0]]
-    if table["link"] >= len(sections):
+    *_, offset, size, link, _, _, _ = SECTION.unpack_from(headers, types.index(SHT_SYMTAB) * SHDR_SIZE)
+    if link >= len(types):
         raise MalformedError("cubin: symbol table without names")
-    names = bytes(_bytes_of(data, sections[table["link"]]))
-    words = np.frombuffer(_bytes_of(data, table), "<u8", int(table["size"]) // SYMBOL * 3).reshape(-1, 3)
-    head = words[:, 0]
-    kind = head >> np.uint64(32) & np.uint64(15)
-    defined = head >> np.uint64(48) != 0
-    function = (kind == STT_FUNC) & defined
-    entry = function & (head >> np.uint64(40) & np.uint64(STO_CUDA_ENTRY) != 0)
-    count = int(np.count_nonzero(function))
-    room = SPACE + len(data) - FUNCTION * count
-    if room < 0:
-        raise MalformedError(f"cubin: {count} functions in {len(data)} bytes")
-    return Contents(
-        _symbols(words[entry], names, room),
-        _symbols(words[function & ~entry], names, room),
-        int(np.count_nonzero((kind == STT_OBJECT) & defined)),
-    )
+    *_, names_offset, names_size, _, _, _, _ = SECTION.unpack_from(headers, link * SHDR_SIZE)
+    names = bytes(_part(data, names_offset, names_size))
+    kernels: list[Symbol] = []
+    functions: list[Symbol] = []
+    variables = 0
+    room = SPACE + len(data)  # for names and functions: hostile ones share their bytes
+    for name, info, other, shndx, _, code in SYMBOL.iter_unpack(_part(data, offset, size - size % SYMBOL.size)):
+        if not shndx:
+            continue
+        if info & 15 == STT_FUNC:
+            end = names.find(0, name)
+            room -= FUNCTION + end - name
+            if end < 0:
+                raise MalformedError("cubin: symbol without a name")
+            if room < 0:
+                raise MalformedError(f"cubin: more functions and names than {len(data)} bytes can hold")
+            symbol: Symbol = {"name": names[name:end].decode("utf-8", "surrogateescape"), "size": code}
+            (kernels if other & STO_CUDA_ENTRY else functions).append(symbol)
+        elif info & 15 == STT_OBJECT:
+            variables += 1
+    return Contents(kernels, functions, variables)
 
 
-def _bytes_of(data: Data, section: np.void) -> memoryview:
-    start, size = int(section["offset"]), int(section["size"])
-    if start + size > len(data):
+def _part(data: Data, offset: int, size: int) -> memoryview:
+    if offset + size > len(data):
         raise MalformedError("cubin: section beyond its end")
-    return memoryview(data)[start : start + size]
-
-
-def _symbols(words: np.ndarray, names: bytes, room: int) -> list[Symbol]:
-    """The functions with their names, which take `room` bytes at most: hostile ones share their bytes."""
-    starts, sizes = (words[:, 0] & np.uint64(0xFFFFFFFF)).tolist(), words[:, 2].tolist()
-    symbols: list[Symbol] = []
-    for start, size in zip(starts, sizes, strict=True):
-        end = names.find(0, start)
-        room -= end - start
-        if end < 0 or room < 0:
-            raise MalformedError("cubin: symbol without a name" if end < 0 else "cubin: names overlap")
-        symbols.append({"name": names[start:end].decode("utf-8", "surrogateescape"), "size": size})
-    return symbols
+    return memoryview(data)[offset : offset + size]
 
 
 def size_of_image(head: bytes) -> int:
@@ -109,13 +93,13 @@ def size_of_image(head: bytes) -> int:
 
 def find_ptx(data: Data) -> bytes | None:
     """The PTX text in a cubin's `.nv_debug_ptx_txt` (lines ended by NUL), if it holds one."""
-    sections = parse_sections(data)
+    headers = section_headers(data)
     (shstrndx,) = struct.unpack_from("<H", data, 62)
-    if shstrndx >= len(sections):
+    if shstrndx * SHDR_SIZE >= len(headers):
         return None
-    names = bytes(_bytes_of(data, sections[shstrndx]))
-    wanted = b".nv_debug_ptx_txt\0"
-    for section in sections:
-        if names.startswith(wanted, int(section["name"])):
-            return bytes(_bytes_of(data, section)).rstrip(b"\0").replace(b"\0", b"\n") + b"\n"
+    *_, offset, size, _, _, _, _ = SECTION.unpack_from(headers, shstrndx * SHDR_SIZE)
+    names = bytes(_part(data, offset, size))
+    for name, _, _, _, offset, size, *_ in SECTION.iter_unpack(headers):
+        if names.startswith(b".nv_debug_ptx_txt\0", name):
+            return bytes(_part(data, offset, size)).rstrip(b"\0").replace(b"\0", b"\n") + b"\n"
     return None

@@ -13,7 +13,7 @@ Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR. Kind 0 is wh
 leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed size is not 0
 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
 before anything is unpacked, and one that lies is found out. The limits below bound what a hostile file costs:
-a thread that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
+a process that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
 
 Facts from 22,551 elements of 31 public libraries; cuobjdump 13.5 agrees on every byte.
 """
@@ -55,7 +55,7 @@ class Region:
         return self.offset + self.size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Element:
     """An element's header. A bare cubin or PTX file is an element without header (`header_size` 0)."""
 
@@ -166,7 +166,7 @@ def dead_header(head: bytes) -> bytes:
 class Unpacker:
     """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
 
-    Not for several threads at once. Raises MalformedError where the data is corrupt or its size a lie.
+    Raises MalformedError where the data is corrupt or its size a lie.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan reads in vain, beside the s
 MIN_WASTE = 4096  # what it costs to try a magic number, or read a header, in such bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """An element with the section and archive member that hold it. Offsets are offsets in the file."""
 

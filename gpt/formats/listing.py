@@ -7,21 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import chain, groupby
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.formats.contents import Opened, Reader
+from gpt.formats.contents import Opened, Opener, iter_batches
+from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
 from gpt.formats.source import Source
+from gpt.stream import Packed
+from gpt.workers import run_all
 
 MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
 
 _RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
 
 Records = Iterator[dict[str, Any]]
+Output = dict[str, Any] | Packed
 
 
 @dataclass
@@ -31,7 +36,7 @@ class Listing:
     `numbers` counts the elements of a type over all files of a name, as they are numbered in saved files.
     """
 
-    reader: Reader
+    jobs: int
     warn: Callable[[str, str], dict[str, Any]]
     scan: bool = False
     archs: set[str] = field(default_factory=set)
@@ -41,39 +46,46 @@ class Listing:
     ptx: bool = False
     save: Path | None = None
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
-    modules: int = 0  # ptx records so far
+    modules: int = 0  # elements of the files before
 
-    def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Records:
+    def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
         """The records of a file; none where it holds no GPU code. Raises MalformedError."""
         source = image.source
-        found = image.iter_elements(self.scan)
-        names: dict[int, str] = {}
-        if self.save:
-            all_ = list(found)
-            found, names = iter(all_), self._name_all(source, all_)
-        first = next(found, None)
-        if first is None and not image.has_fatbins:
+        found = list(image.iter_elements(self.scan))
+        if not found and not image.has_fatbins:
             return
-        digest = self.reader.digest(source)
-        selected = self._select(chain([first] if first else [], found))
-        opened = self.reader.open(source, selected, self._wants_data)
-        ahead = next(opened, None)  # unpacking begins beside the digest
+        names = self._name_all(source, found) if self.save else {}
+        opener = Opener(source)
+        batches = list(iter_batches(self._select(found)))
+        tasks: list[Callable[[], Any]] = [source.sha256]
+        tasks += [partial(self._pack, opener, batch, names) for batch in batches]
+        results = run_all(tasks, self.jobs if len(batches) > 1 else 1)
         yield records.make(
             "library",
             path=source.name,
             type=image.type,
             size=source.size,
             build_id=image.build_id,
-            sha256=digest.result(),
+            sha256=next(results),
             machine=image.machine,
         )
-        for item in chain([ahead] if ahead else [], opened):
-            progress(item.placed.element.offset, source.size)
-            if self._has_kernel(item):
-                if self.save:
-                    _write(self.save / names[item.placed.index], item)
-                yield from self._ptx(source, item) if self.ptx else self._element(source, item)
+        for batch in batches:
+            progress(batch[0].element.offset, source.size)
+            yield next(results)
         yield records.make("library_end", path=source.name)
+        self.modules += len(found)
+
+    def _pack(self, opener: Opener, batch: list[Placed], names: dict[int, str]) -> Packed:
+        """The records of a batch; what is to be saved is written."""
+        return Packed(record for placed in batch for record in self._open(opener, placed, names))
+
+    def _open(self, opener: Opener, placed: Placed, names: dict[int, str]) -> Records:
+        item = opener.open(placed, self._wants_data(placed.element))
+        if not self._has_kernel(item):
+            return
+        if self.save:
+            _write(self.save / names[placed.index], item)
+        yield from self._ptx(opener.source, item) if self.ptx else self._element(opener.source, item)
 
     def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
         """The name of each element's file, by its index, as cuobjdump gives it.
@@ -133,8 +145,6 @@ class Listing:
         )
 
     def _ptx(self, source: Source, item: Opened) -> Records:
-        from gpt.formats.cubin import find_ptx
-
         element, text = item.placed.element, item.data
         if text is not None and element.type == "cubin":
             text = find_ptx(text)
@@ -142,13 +152,12 @@ class Listing:
             return
         yield records.make(
             "ptx",
-            id=self.modules,
+            id=self.modules + item.placed.index,
             module=f"{source.name}#{item.placed.index}",
             arch=element.arch,
             kernels=[symbol["name"] for symbol in item.contents.kernels],
             data=text,
         )
-        self.modules += 1
 
 
 def _write(path: Path, item: Opened) -> None:

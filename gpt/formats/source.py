@@ -9,11 +9,11 @@ import os
 from gpt.errors import MalformedError, TruncatedError, at
 
 BLOCK = 4 << 20
-DIGEST_BLOCK = 16 << 20  # large: each return from hashing waits for the interpreter's lock
+DIGEST_BLOCK = 1 << 20  # fits a cache
 
 
 class Source:
-    """`size` bytes called `name`, read with `pread` so that threads share one descriptor.
+    """`size` bytes called `name`, read with `pread` so that several share one descriptor.
 
     A part (`sub`) keeps the name and base of the whole, so that messages give offsets in the file.
     """

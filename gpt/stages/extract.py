@@ -23,7 +23,7 @@ TYPES = {"cubin", "ptx", "ltoir"}
 JOBS = len(os.sched_getaffinity(0))
 STREAM = b"\x80"  # a msgpack map begins with this byte or a higher one, no file of ours does
 
-Records = Iterator[dict[str, Any]]
+Records = Iterator[cli.Output]
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def extract(
     ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Threads.", show_default="one a core")
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one a core")
     ] = JOBS,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
@@ -52,7 +52,6 @@ def extract(
     version: cli.Version = False,
 ) -> int:
     """List the GPU code in libraries, programs, objects, archives, wheels, fatbins, cubins and PTX."""
-    from gpt.formats.contents import Reader
     from gpt.formats.listing import Listing
 
     types = set(filter(None, type_.split(",")))
@@ -61,19 +60,18 @@ def extract(
     if save:
         save.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json, from_json=from_json)
-    with Reader(jobs) as reader:
-        archs = set(filter(None, arch.split(",")))
-        listing = Listing(reader, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
-        work = Extraction(stage, listing)
-        if files and (from_json or is_stream(files[0])):
-            return stage.filter(work.read_module, files)
-        if files:
-            return stage.source(work.read_files(files, recursive), sys.argv)
-        if os.isatty(0):
-            raise UsageError("name a file, or pipe one in", cli.STDIN)
-        if from_json or stage.stdin.peek(1)[:1] >= STREAM:
-            return stage.filter(work.read_module)
-        return stage.source(work.read_pipe(), sys.argv)
+    archs = set(filter(None, arch.split(",")))
+    listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
+    work = Extraction(stage, listing)
+    if files and (from_json or is_stream(files[0])):
+        return stage.filter(work.read_module, files)
+    if files:
+        return stage.source(work.read_files(files, recursive), sys.argv)
+    if os.isatty(0):
+        raise UsageError("name a file, or pipe one in", cli.STDIN)
+    if from_json or stage.stdin.peek(1)[:1] >= STREAM:
+        return stage.filter(work.read_module)
+    return stage.source(work.read_pipe(), sys.argv)
 
 
 class Extraction:

@@ -75,6 +75,29 @@ def measure(*command: str | Path) -> dict[str, float]:
     return {"seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024.0}
 
 
+def peak(*command: str | Path) -> int:
+    """The most that a command and its children had resident at once, in bytes, looked at every 5 ms.
+
+    Pages that they share count for each, so it is an upper bound.
+    """
+    most = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            most = max(most, _resident(process.pid))
+            time.sleep(0.005)
+    return most
+
+
+def _resident(pid: int) -> int:
+    """Resident bytes of a process and what descends from it; one that has ended has none."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in children)
+
+
 def median(runs: list[dict[str, float]], key: str) -> float:
     """The median of one figure over the runs."""
     return statistics.median(run[key] for run in runs)
@@ -159,6 +182,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         for name, command in contenders.items():
             if name != "cuobjdump -lelf" or number < 3:  # slow, and far away
                 raw.setdefault(name, []).append(measure(*command))
+    for _ in range(runs):  # apart: what it writes keeps the kernel busy for a while
         start = time.perf_counter()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         slim(library, names, folder / "out", "compact")
@@ -166,6 +190,8 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         raw.setdefault("pipeline", []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
         (folder / "out" / library.name).unlink()
+    for run in raw["gpt-extract"]:
+        run["rss"] = peak(BIN / "gpt-extract", library)  # of all its processes, and not of the largest
     for tool in TOOLS:
         raw[f"{tool} --help"] = [measure(BIN / tool, "--help") for _ in range(20)]
     extract, unpack, cuobjdump = (raw[name] for name in contenders)

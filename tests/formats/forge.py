@@ -46,13 +46,14 @@ def element(
     )
 
 
-def zstd(data: bytes, claimed: int | None = None) -> bytes:
+def zstd(data: bytes, claimed: int | None = None, *, kind: int = 2) -> bytes:
     """An element with `data` packed by zstd, its header claiming another unpacked size."""
     import zstandard
 
     packed = zstandard.compress(data)
     padded = packed + bytes(-len(packed) % 8)
-    return element(padded, flags=0x8011, packed=len(packed), unpacked=len(data) if claimed is None else claimed)
+    size = len(data) if claimed is None else claimed
+    return element(padded, kind=kind, flags=0x8011, packed=len(packed), unpacked=size)
 
 
 def lz4(data: bytes, claimed: int | None = None) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError
 from gpt.formats import cubin, ptxtext
-from gpt.formats.contents import Reader
+from gpt.formats.contents import Opener
 from gpt.formats.image import find_image
 from gpt.formats.source import Source
 from tests.formats import forge
@@ -24,8 +24,8 @@ def read(data, scan=True):
         found = find_image(Source("file", data))
         if found is None:
             return None
-        with Reader(1) as reader:
-            opened = list(reader.open(found.source, found.iter_elements(scan), lambda element: True))
+        opener = Opener(found.source)
+        opened = [opener.open(placed, keep=True) for placed in found.iter_elements(scan)]
         for item in opened:
             if item.placed.element.type == "cubin":
                 cubin.find_ptx(item.data)

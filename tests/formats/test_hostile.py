@@ -97,13 +97,30 @@ FILES = {
         lambda: b".version 8.0\n.target sm_90\n" + b"".join(b".entry a%d " % n for n in range(1_000_000)),
         [], 3, "more functions than its text can define", 0,
     ),
+    "packed comments": (
+        lambda: forge.region(forge.zstd(b".version 8.0\n.target sm_90\n" + b"// c\n" * 20_000_000, kind=1)),
+        ["-j1"], 0, "", UNPACKED,
+    ),
+    "packed variables": (
+        lambda: forge.region(forge.zstd(b".version 8.0\n.target sm_90\n" + b".global .b32 x;\n" * 3_000_000, kind=1)),
+        ["-j1"], 0, "", UNPACKED,
+    ),
     "PTX for an odd target": (lambda: b".version 8.0\n.target sm_" + b"9" * 60_000, [], 0, "", 0),
     "names that overlap": (
-        lambda: forge.cubin(5_000, b"\0" + b"a" * 2_000_000 + b"\0"), [], 3, "cubin: names overlap", 0,
+        lambda: forge.cubin(5_000, b"\0" + b"a" * 2_000_000 + b"\0"), [], 3, "more functions and names than", 0,
     ),
-    "more symbols than bytes": (lambda: forge.cubin(200_000), [], 3, "cubin: 200000 functions in", 0),
+    "more symbols than bytes": (lambda: forge.cubin(200_000), [], 3, "more functions and names than", 0),
     "packed symbols": (
-        lambda: forge.region(forge.zstd(forge.cubin(8_000_000)) * 20), ["-j1"], 3, "functions in", 2 * UNPACKED,
+        lambda: forge.region(forge.zstd(forge.cubin(8_000_000)) * 20), ["-j1"], 3, "more functions and names", 2 * UNPACKED,
+    ),
+    "symbols beyond the end": (
+        lambda: forge.cubin(9)[:-104] + struct.pack("<Q", 1 << 40) + forge.cubin(9)[-96:], [], 3, "beyond its end", 0,
+    ),
+    "symbols that overflow": (
+        lambda: forge.cubin(9)[:-104] + struct.pack("<Q", HUGE) + forge.cubin(9)[-96:], [], 3, "beyond its end", 0,
+    ),
+    "symbols linked nowhere": (
+        lambda: forge.cubin(9)[:-88] + struct.pack("<I", 77) + forge.cubin(9)[-84:], [], 3, "table without names", 0,
     ),
     "symbols without names": (lambda: forge.cubin(200, b"abc"), [], 3, "cubin: symbol without a name", 0),
     "symbol names elsewhere": (lambda: forge.cubin(200, name=1 << 31), [], 3, "cubin: symbol without a name", 0),

@@ -91,10 +91,11 @@ def test_slimmed_to_three_kernels(name, tmp_path):
         pytest.skip("large: set GPT_TEST_LARGE=1")
     package = {**PACKAGES, **LARGE}[name]
     library = fetch(package)
-    found = extract(library)
+    found = extract("-j2", library)
     assert found.status == 0, found.err
-    assert found.memory < 300 * MIB
     elements = found.kind("element")
+    largest = max(element["size"] for element in elements)  # nccl has one of 128 MiB
+    assert found.memory < 300 * MIB + 2 * largest
     names = oracle.listed(library)
     assert len(names) == len(elements)
 
