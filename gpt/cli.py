@@ -34,7 +34,7 @@ Handler = Callable[[dict[str, Any]], Iterable[Output]]
 
 def _show_version(context: typer.Context, value: bool) -> None:
     if value:
-        typer.echo(f"{context.info_name} {gpt.__version__}")
+        typer.echo(f"{context.find_root().info_name} {gpt.__version__}")
         raise typer.Exit
 
 
@@ -64,10 +64,21 @@ class Terminated(BaseException):
         self.number = number
 
 
-def run(tool: str, command: Callable[..., int]) -> int:
-    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]]) -> int:
+    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
+
+    With several commands the first word says which.
+    """
+    settings = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
+    )
+    if isinstance(command, dict):
+        app.callback()(_no_command)
+        for name, one in command.items():
+            app.command(name)(one)
+    else:
+        app.command(context_settings=settings)(command)
     _occupy_closed()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -81,6 +92,10 @@ def run(tool: str, command: Callable[..., int]) -> int:
         return _die(signal.SIGPIPE)
     except Exception as error:
         return _report(tool, error)
+
+
+def _no_command(version: Version = False) -> None:
+    pass
 
 
 def _occupy_closed() -> None:
@@ -237,6 +252,10 @@ class Stage:
             self._append(stream.pack(record))
         if record["kind"] == "sync":
             self.flush()
+
+    def write_text(self, lines: str) -> None:
+        """Writes lines of a form that is not the stream's."""
+        self._append(lines.encode(errors="replace"))
 
     def _append(self, data: bytes | bytearray) -> None:
         self._buffer += data

@@ -7,11 +7,14 @@ architecture, tallies by reason, patched libraries, and a count of the rest.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from gpt.tracetables import TraceTables
 
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
@@ -43,6 +46,7 @@ class LibraryTables:
         self._tallies: dict[str, list[dict[str, Any]]] = {}
         self._patched: list[dict[str, Any]] = []
         self._modules: list[dict[str, Any]] = []
+        self._trace: TraceTables | None = None
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -63,6 +67,12 @@ class LibraryTables:
                 self._patched.append(record)
             case "ptx":
                 self._modules.append(record)
+            case "process" | "timing" | "transfer" | "launched":
+                if self._trace is None:
+                    from gpt.tracetables import TraceTables
+
+                    self._trace = TraceTables()
+                self._trace.add(record)
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -82,6 +92,8 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._modules:
             console.print(_module_table(self._modules))
+        for table in self._trace.iter_tables() if self._trace else ():
+            console.print(table)
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
