@@ -100,8 +100,9 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) ## measure against cuobjdump on real libraries
+bench: $(READY) ## measure against cuobjdump on real libraries, and on a trace of ten million calls
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
+	@$(VENV)/bin/python -m tests.bench.analyze
 
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh

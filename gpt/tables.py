@@ -92,7 +92,7 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._modules:
             console.print(_module_table(self._modules))
-        for table in self._trace.iter_tables() if self._trace else ():
+        for table in self._trace.iter_tables(console.width) if self._trace else ():
             console.print(table)
 
     def _title(self, library: str) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -16,18 +16,20 @@ from gpt.tables import human, percent
 
 KINDS = ("process", "timing", "transfer", "launched")
 KERNELS = 30  # shown
-MAX_NAME = 200  # characters of a command line or kernel that are shown, or fewer
+MIN_NAME, MAX_NAME = 12, 400  # columns of a name, and characters of it that are looked at
+GAP = 2  # columns between columns
+TIMES = ("total", "mean", "p50", "p99", "slowest")
 UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 Row = dict[str, Any]
 
 
 def human_time(ns: int) -> str:
-    """A duration with three digits: `12 ns`, `3.14 ms`, `86400 s`."""
+    """A duration with three digits: `12ns`, `3.14ms`, `86400s`."""
     unit, scale = next((u for u in UNITS if ns < 999.5 * u[1]), UNITS[-1])
     value = ns / scale
     digits = 0 if unit == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
+    return f"{value:.{digits}f}{unit}"
 
 
 class TraceTables:
@@ -46,67 +48,74 @@ class TraceTables:
         rows.pop(key, None)  # the order is that of the last answer too
         rows[key] = record
 
-    def iter_tables(self) -> Iterator[RenderableType]:
-        """What to print, if anything came."""
+    def iter_tables(self, width: int) -> Iterator[RenderableType]:
+        """What to print on a terminal of `width` columns, if anything came."""
         for kind, make in zip(KINDS, (_processes, _timings, _transfers, _kernels), strict=True):
             if rows := list(self._rows[kind].values()):
-                yield from make(rows)
+                yield from make(rows, width)
                 yield ""
 
 
-def _table(*columns: str, left: int = 1) -> Table:
+def _table(
+    columns: Sequence[str], rows: list[list[str]], width: int, bold: Callable[[int], bool] | None = None
+) -> Table:
+    """A table whose first column is cut to leave room for the others, which are numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        if index < left:
-            table.add_column(column, no_wrap=True, overflow="ellipsis")
-        else:
-            table.add_column(column, justify="right", no_wrap=True)
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    left = max(MIN_NAME, width - sum(w + GAP for w in widths[1:]))
+    table.add_column(columns[0], no_wrap=True, overflow="ellipsis", max_width=left)
+    for column, least in zip(columns[1:], widths[1:], strict=True):
+        table.add_column(column, justify="right", no_wrap=True, min_width=least)
+    for number, cells in enumerate(rows):
+        table.add_row(*map(Text, cells), style="bold" if bold and bold(number) else "")
     return table
 
 
-def _printable(text: str) -> Text:
-    return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_NAME]))
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_NAME])
 
 
-def _processes(rows: list[Row]) -> Iterator[RenderableType]:
-    table = _table("process", "pid", "threads", "calls", "time", "exit")
+def _processes(rows: list[Row], width: int) -> Iterator[RenderableType]:
+    found = []
     for row in rows:
         status = str(row["status"]) if "status" in row else "no end"
         cells = (str(row["pid"]), f"{row['threads']:,}", f"{row['calls']:,}", human_time(row["duration"]), status)
-        table.add_row(_printable(shlex.join(row["argv"])), *cells)
-    yield table
+        found.append([_printable(shlex.join(row["argv"])), *cells])
+    yield _table(("process", "pid", "threads", "calls", "time", "exit"), found, width)
 
 
-def _timings(rows: list[Row]) -> Iterator[RenderableType]:
-    table = _table("type, function", "calls", "failed", "total", "mean", "p50", "p99", "slowest")
+def _timings(rows: list[Row], width: int) -> Iterator[RenderableType]:
+    found = []
+    failed = any(row["failed"] for row in rows)
     for row in rows:
-        name = Text("  ") + _printable(row["name"]) if "name" in row else _printable(row["type"])
-        times = (human_time(row[key]) for key in ("total", "mean", "p50", "p99", "slowest"))
-        failed = f"{row['failed']:,}" if row["failed"] else ""
-        table.add_row(name, f"{row['calls']:,}", failed, *times, style="" if "name" in row else "bold")
-    yield table
+        name = "  " + _printable(row["name"]) if "name" in row else _printable(row["type"])
+        counts = [f"{row['calls']:,}", *([f"{row['failed']:,}"] if failed else [])]
+        found.append([name, *counts, *(human_time(row[key]) for key in TIMES)])
+    columns = ("type, function", "calls", *(("failed",) if failed else ()), *TIMES)
+    yield _table(columns, found, width, bold=lambda number: "name" not in rows[number])
     if lost := sum(row["open"] for row in rows if "name" not in row):
         yield f"{lost:,} calls did not return; the times are those of the others"
 
 
-def _transfers(rows: list[Row]) -> Iterator[RenderableType]:
-    table = _table("copies", "calls", "bytes", "a call", "time in calls")
+def _transfers(rows: list[Row], width: int) -> Iterator[RenderableType]:
+    found = []
     for row in rows:
         size = human(row["bytes"] // max(1, row["calls"]))
-        table.add_row(_printable(row["op"]), f"{row['calls']:,}", human(row["bytes"]), size, human_time(row["total"]))
-    yield table
+        cells = (f"{row['calls']:,}", human(row["bytes"]), size, human_time(row["total"]))
+        found.append([_printable(row["op"]), *cells])
+    yield _table(("copies", "calls", "bytes", "a call", "time in calls"), found, width)
 
 
-def _kernels(rows: list[Row]) -> Iterator[RenderableType]:
+def _kernels(rows: list[Row], width: int) -> Iterator[RenderableType]:
     timed = any("gpu_total" in row for row in rows)
     launches, time = (sum(row.get(key, 0) for row in rows) for key in ("launches", "gpu_total"))
-    table = _table("kernel", "launches", "share", *(("GPU time", "share", "mean") if timed else ()))
+    found = []
     for row, name in zip(rows[:KERNELS], demangle([row["name"] for row in rows[:KERNELS]]), strict=True):
         cells = [f"{row['launches']:,}", percent(row["launches"], launches)]
-        if "gpu_total" in row:
-            total, mean = row["gpu_total"], row["gpu_total"] // max(1, row["gpu_launches"])
-            cells += [human_time(total), percent(total, time), human_time(mean)]
-        table.add_row(_printable(name), *cells)
-    yield table
+        if timed:
+            total, known = row.get("gpu_total", 0), row.get("gpu_launches", 0)
+            cells += [human_time(total), percent(total, time), human_time(total // known)] if known else ["-"] * 3
+        found.append([_printable(name), *cells])
+    yield _table(("kernel", "launches", "share", *(("GPU time", "share", "mean") if timed else ())), found, width)
     if more := rows[KERNELS:]:
         yield f"and {len(more):,} more kernels, launched {sum(row['launches'] for row in more):,} times"

@@ -49,6 +49,8 @@ class Durations:
         if not self.count:
             return 0.0
         rank = max(1, int(np.ceil(part * self.count)))
+        if rank == self.count:
+            return self.largest
         found = int(np.searchsorted(np.cumsum(self._bins), rank))
         edges = (np.array([found, found + 1], np.uint64) + np.uint64(_ONE)) << _SHIFT
         return min(float(edges.view(np.float64).mean()), self.largest)
