@@ -193,11 +193,16 @@ bool hook_close(struct gpt_buffer *buffer) {
     return true;
 }
 
-bool hook_pad(struct thread *thread, size_t size) {
-    if (thread->used + size > CHUNK_SIZE - CHUNK_HEAD - CHUNK_TAIL)
-        return false;
-    thread->used += (uint32_t)size;
-    return true;
+unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size) {
+    struct gpt_buffer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
+    gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
+    size_t pad = -(uintptr_t)head.at & 7;
+    if (head.full || pad + size > (size_t)(head.end - head.at))
+        return NULL;
+    memmove(start + pad, start, (size_t)(head.at - start));
+    memset(start, 0, pad); // between records
+    buffer->at = head.at + pad + size;
+    return head.at + pad;
 }
 
 // Threads
