@@ -164,6 +164,11 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "rows of zero bytes are padding"),
     },
+    "counts": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "rows of zero bytes are padding"),
+    },
     "calls": {
         "thread": ("u64", "thread id"),
         "fields": ("[field]", "layout of a row"),

@@ -195,6 +195,12 @@ static uint64_t stack_words(const struct frame *frame) {
     return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
+static uint64_t counted_key(const struct frame *frame) {
+    if (frame->slot->flags & SLOT_QUERY)
+        return (uint64_t)frame->slot;
+    return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     struct thread *thread = hook_this_thread();
@@ -207,7 +213,7 @@ uint64_t hook_enter(struct frame *frame) {
         hook_announce(slot);
 
     if (slot->flags & SLOT_COUNTED)
-        frame->counter = hook_counter(thread, frame->args[!!(slot->flags & SLOT_SECOND)]);
+        frame->counter = hook_counter(thread, counted_key(frame));
     struct batch *batch = &thread->batches[slot->layout];
     if (!(slot->flags & SLOT_RECORDED) ||
         (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
@@ -226,7 +232,7 @@ uint64_t hook_enter(struct frame *frame) {
             read_memory((struct row_memory *)row, frame, slot);
             break;
         case LAYOUT_LAUNCH:
-            ((struct row_launch *)row)->function = frame->counter ? frame->counter->function : 0;
+            ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
             read_launch((struct row_launch *)row, frame, slot);
             break;
         }
@@ -253,16 +259,16 @@ static void read_results(struct row *row, const struct frame *frame, const struc
         break;
     case LAYOUT_LAUNCH:
         if (frame->counter)
-            ((struct row_launch *)row)->function = frame->counter->function;
+            ((struct row_launch *)row)->function = frame->counter->id;
         break;
     }
 }
 
 // A function that nobody looked up by name has one all the same.
-static void count_launch(struct frame *frame, struct thread *thread) {
-    uint64_t handle = frame->args[!!(frame->slot->flags & SLOT_SECOND)];
-    if (UNLIKELY(!frame->counter) && hook_ask_function(handle))
-        frame->counter = hook_counter(thread, handle);
+static void count(struct frame *frame, struct thread *thread) {
+    uint64_t key = counted_key(frame);
+    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
+        frame->counter = hook_counter(thread, key);
     if (frame->counter)
         hook_count(frame->counter, frame->start);
 }
@@ -279,8 +285,8 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    if (done && thread && slot->flags & SLOT_COUNTED)
-        count_launch(frame, thread);
+    if (slot->flags & SLOT_COUNTED && thread && (done || slot->flags & SLOT_QUERY))
+        count(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {

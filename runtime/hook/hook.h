@@ -2,7 +2,7 @@
 //
 //   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
 //   calls.c        those two: a row of the trace for each call
-//   launches.c     how often each kernel was launched
+//   counts.c       how often each kernel was launched, and each query made that is not recorded
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
@@ -20,8 +20,11 @@
 #define SLOT_FLAGS 8
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
-#define SLOT_COUNTED 4  // a launch, which is counted whether it is watched or not
-#define SLOT_SECOND 8   // and its function is the second argument
+#define SLOT_COUNTED                                                                                         \
+    4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
+#define SLOT_SECOND 8 // a launch whose function is the second argument
+#define SLOT_QUERY 16
+#define SLOT_SCALAR 32 // no argument and no result is in a vector register
 
 #define FRAME_SIZE 240
 #define FRAME_ARGS 0
@@ -124,9 +127,9 @@ struct frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;          // arguments from the seventh on
-    struct launches *counter; // of the function that is launched
-    struct thread *thread;    // that recorded the call
+    uint64_t *stack;       // arguments from the seventh on
+    struct count *counter; // of the function that is launched, or of the query
+    struct thread *thread; // that recorded the call
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
@@ -151,7 +154,7 @@ void hook_leave(struct frame *frame);
 #define MAP_ENTRIES (1u << 18)
 #define MAX_LIBRARIES 4096
 #define MAX_SEGMENTS 4
-#define MAX_LAUNCH_CHUNKS 64
+#define MAX_COUNT_CHUNKS 64
 #define PATH_BYTES (512u << 10)
 
 struct map { // open addressing; keys are never 0 and never removed
@@ -182,11 +185,11 @@ struct live {
     struct tail *tail;
     uint64_t device, inode; // of the file
     char path[4096];
-    struct thread *pool; // of threads that are gone
-    unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
-    _Atomic uint32_t launch_rows; // that are given out
-    _Atomic uint32_t renamed;     // how often a handle came to stand for another function
-    _Atomic uint64_t devices;     // bits of those that have a record
+    struct thread *pool;                                // of threads that are gone
+    unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
+    _Atomic uint32_t count_rows[2];                     // that are given out
+    _Atomic uint32_t renamed; // how often a handle came to stand for another function
+    _Atomic uint64_t devices; // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
     uint32_t paths_used;
@@ -201,16 +204,16 @@ struct batch { // rows of one layout inside the chunk
     uint32_t rows; // of the batch after it
 };
 
-// How often a thread launched a function, and when first: a row of a `launches` record, in a chunk that stays
-// mapped. Only the thread writes it.
-struct launches {
+// How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
+// record, in a chunk that stays mapped. Only the thread writes it.
+struct count {
     _Atomic uint64_t count, first;
-    uint32_t function, pad;
+    uint32_t id, pad; // of the function, of the api
 };
 
-struct counter { // of a thread's table: open addressing
-    uint64_t handle;
-    struct launches *row; // NULL: the handle stands for another function now
+struct counter {       // of a thread's table: open addressing
+    uint64_t key;      // the function's handle, the address of the query's slot
+    struct count *row; // NULL: the handle stands for another function now
 };
 
 struct thread {
@@ -276,10 +279,9 @@ static inline uint64_t hook_now(void) {
     return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
 }
 
-// launches.c
-struct launches *hook_counter(struct thread *thread,
-                              uint64_t handle); // NULL for a function that is not known
-void hook_count(struct launches *counter, uint64_t now);
+// counts.c
+struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
+void hook_count(struct count *row, uint64_t now);
 
 // decode.c
 struct known {

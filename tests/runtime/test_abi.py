@@ -24,7 +24,7 @@ def include() -> Path:
 
 
 def declared() -> dict[str, int]:
-    """Every function that cuda.h declares in any mode, with the words of its arguments that lie on the stack."""
+    """Every function that cuda.h declares in any mode, with the words of its arguments that lie on the stack; 32 for vectors."""
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
         for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
@@ -32,6 +32,9 @@ def declared() -> dict[str, int]:
             text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
             for name, parameters in re.findall(r"CUresult\s+(cu\w+)\(([^;]*?)\);", text):
                 registers = words = 0
+                if re.search(r"\b(float|double)\s+\w+\s*(,|$)", parameters):
+                    found[name] = 32
+                    continue
                 for parameter in parameters.split(","):
                     type_ = parameter.split()[0]
                     if type_ in BY_VALUE and "*" not in parameter:
