@@ -24,7 +24,7 @@ def include() -> Path:
 
 
 def declared() -> dict[str, int]:
-    """Every function that cuda.h declares in any mode, with the words of its arguments that lie on the stack; 32 for vectors."""
+    """Every function that cuda.h declares in any mode, with the words of its arguments on the stack; STACK_WORDS for vectors."""
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
         for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
@@ -33,7 +33,7 @@ def declared() -> dict[str, int]:
             for name, parameters in re.findall(r"CUresult\s+(cu\w+)\(([^;]*?)\);", text):
                 registers = words = 0
                 if re.search(r"\b(float|double)\s+\w+\s*(,|$)", parameters):
-                    found[name] = 32
+                    found[name] = STACK_WORDS
                     continue
                 for parameter in parameters.split(","):
                     type_ = parameter.split()[0]
@@ -52,7 +52,7 @@ def test_every_function_of_cuda_h_is_known():
     real = declared()
     assert len(real) > 600
     assert listed == real and list(listed) == sorted(listed)  # it is searched by halves
-    assert max(real.values()) < STACK_WORDS
+    assert max(real.values()) <= STACK_WORDS
     count = re.search(r"#define HOOK_NAMES (\d+)", (ROOT / "runtime" / "hook" / "hook.h").read_text())
     assert count and int(count[1]) == len(listed)
 
