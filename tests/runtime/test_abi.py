@@ -24,7 +24,10 @@ def include() -> Path:
 
 
 def declared() -> dict[str, int]:
-    """Every function that cuda.h declares in any mode, with the words of its arguments on the stack; STACK_WORDS for vectors."""
+    """Every function that cuda.h declares in any mode, with the words of its arguments on the stack.
+
+    STACK_WORDS stands for one with arguments in vector registers.
+    """
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
         for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
