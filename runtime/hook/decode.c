@@ -144,7 +144,42 @@ static const struct {
 };
 _Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts the lines of names.h");
 
-static const char *calls = "all"; // which are recorded: words with commas between them
+static const char *calls = "all,-query"; // which are recorded: words with commas between them
+
+// Functions that tell what the driver knows already. PyTorch asks some of them 15 times a launch.
+static const char *const queries[] = {
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetFlags",
+    "cuCtxGetLimit",
+    "cuCtxGetApiVersion",
+    "cuCtxGetStreamPriorityRange",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDevicePrimaryCtxGetState",
+    "cuDriverGetVersion",
+    "cuFuncGetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuKernelGetAttribute",
+    "cuPointerGetAttribute",
+    "cuPointerGetAttributes",
+    "cuStreamGetCaptureInfo",
+    "cuStreamGetCtx",
+    "cuStreamGetFlags",
+    "cuStreamGetId",
+    "cuStreamGetPriority",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+};
+
+static bool is_query(const char *name) {
+    for (size_t i = 0; i < sizeof(queries) / sizeof(*queries); i++)
+        if (!strcmp(queries[i], name))
+            return true;
+    return false;
+}
 
 void hook_decode_setup(void) {
     const char *wanted = getenv("GPT_HOOK_CALLS");
@@ -174,7 +209,8 @@ static bool is_recorded(const char *name, const char *type) {
         size_t size = strcspn(at, ",");
         snprintf(text, sizeof(text), "%.*s", (int)size, at);
         const char *word = text + (*text == '-');
-        if (!strcmp(word, "all") || !strcmp(word, type) || !fnmatch(word, name, 0))
+        if (!strcmp(word, "all") || !strcmp(word, type) || (!strcmp(word, "query") && is_query(name)) ||
+            !fnmatch(word, name, 0))
             recorded = word == text;
         at += size;
     }
@@ -227,8 +263,14 @@ void hook_describe(struct slot *slot, const char *symbol) {
         slot->on_return = known->on_return;
     slot->id = (uint32_t)(slot - hook_slots) + 1;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
-    if (slot->on_return || slot->layout == LAYOUT_LAUNCH)
+    if (slot->on_return)
         flags |= SLOT_WATCHED;
+    else if (is_query(name) && !flags && strcmp(calls, "none"))
+        flags |= SLOT_COUNTED | SLOT_QUERY;
+    if (slot->layout == LAYOUT_LAUNCH)
+        flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
+    if (slot->words < STACK_WORDS)
+        flags |= SLOT_SCALAR;
     slot->flags = flags;
 }
 

@@ -32,7 +32,8 @@ static const char HELP[] =
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
+    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      (all,-query)\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 
@@ -262,7 +263,7 @@ static int run(int argc, char **argv) {
         {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
         {"help", no_argument, NULL, 'h'},         {0},
     };
-    const char *output = "trace.mp", *calls = "all", *device = "real";
+    const char *output = "trace.mp", *calls = "all,-query", *device = "real";
     bool force = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
