@@ -90,20 +90,31 @@ def _timings(rows: list[Row], width: int) -> Iterator[RenderableType]:
     for row in rows:
         name = "  " + _printable(row["name"]) if "name" in row else _printable(row["type"])
         counts = [f"{row['calls']:,}", *([f"{row['failed']:,}"] if failed else [])]
-        found.append([name, *counts, *(human_time(row[key]) for key in TIMES)])
+        found.append([name, *counts, *_times(row)])
     columns = ("type, function", "calls", *(("failed",) if failed else ()), *TIMES)
     yield _table(columns, found, width, bold=lambda number: "name" not in rows[number])
+    if counted := sum(row["counted"] for row in rows if "name" not in row):
+        yield f"{counted:,} calls were only counted; the times are those of the others"
     if lost := sum(row["open"] for row in rows if "name" not in row):
         yield f"{lost:,} calls did not return; the times are those of the others"
 
 
+def _times(row: Row) -> list[str]:
+    timed = row["calls"] > row["counted"] + row["open"]
+    return [human_time(row[key]) if timed else "-" for key in TIMES]
+
+
 def _transfers(rows: list[Row], width: int) -> Iterator[RenderableType]:
     found = []
+    timed = any("gpu_total" in row for row in rows)
     for row in rows:
         size = human(row["bytes"] // max(1, row["calls"]))
-        cells = (f"{row['calls']:,}", human(row["bytes"]), size, human_time(row["total"]))
+        cells = [f"{row['calls']:,}", human(row["bytes"]), size, human_time(row["total"])]
+        if timed:
+            cells.append(human_time(row["gpu_total"]) if "gpu_total" in row else "-")
         found.append([_printable(row["op"]), *cells])
-    yield _table(("copies", "calls", "bytes", "a call", "time in calls"), found, width)
+    columns = ("copies", "calls", "bytes", "a call", "time in calls", *(("GPU time",) if timed else ()))
+    yield _table(columns, found, width)
 
 
 def _kernels(rows: list[Row], width: int) -> Iterator[RenderableType]:

@@ -16,7 +16,7 @@ from gpt import cli, records
 
 if TYPE_CHECKING:
     from gpt.analyze.base import Answer
-    from gpt.trace.functions import Function, Totals
+    from gpt.trace.functions import Function, Kernel, Totals
 
 MAX = (1 << 64) - 1
 
@@ -91,20 +91,20 @@ class Summary:
             totals.merge(self._segment.totals())
         yield from _iter_timings(totals)
         yield from _iter_transfers(totals)
-        for name, kernel in sorted(totals.kernels.items(), key=lambda item: (-item[1].time, -item[1].launches, item)):
-            known = kernel.executions or None
-            yield records.make(
-                "launched",
-                name=name,
-                launches=kernel.launches,
-                gpu_launches=known,
-                gpu_total=known and _whole(kernel.time),
-            )
+        for name, kernel in sorted(totals.kernels.items(), key=_order_of_kernel):
+            known = kernel.gpu.count or None
+            time = known and _whole(kernel.gpu.time)
+            yield records.make("launched", name=name, launches=kernel.launches, gpu_launches=known, gpu_total=time)
 
 
 def _whole(value: float) -> int:
     """A number for a record; what malformed rows add up to may not fit."""
     return min(MAX, round(value))
+
+
+def _order_of_kernel(item: tuple[str, Kernel]) -> tuple[float, int, str]:
+    name, kernel = item
+    return -kernel.gpu.time, -kernel.launches, name
 
 
 def _iter_timings(totals: Totals) -> Answer:
@@ -122,9 +122,10 @@ def _timing(function: Function, **names: str) -> dict[str, Any]:
     return records.make(
         "timing",
         **names,
-        calls=function.calls,
-        failed=function.failed,
+        calls=function.calls + function.counted,
+        counted=function.counted,
         open=function.calls - took.count,
+        failed=function.failed,
         total=_whole(took.total),
         mean=_whole(took.total / took.count) if took.count else 0,
         p50=_whole(took.percentile(0.5)),
@@ -138,9 +139,12 @@ def _timing(function: Function, **names: str) -> dict[str, Any]:
 
 def _iter_transfers(totals: Totals) -> Answer:
     """Bytes by direction, most first."""
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
-            found.setdefault(api.op, Counter()).update(function.moved)
+            sums = found.setdefault(api.op, Counter())
+            sums.update(function.moved)
+            if function.gpu.count:
+                sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.time)
     for op in sorted(found, key=lambda op: (-found[op]["bytes"], op)):
         yield records.make("transfer", op=op, **{key: _whole(value) for key, value in found[op].items()})

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gpt import records
 from gpt.errors import MalformedError
 from gpt.trace.clock import Clock
+from gpt.trace.ioctls import Ioctls
 from gpt.trace.rows import CALL, Collector, Rows, Threads
 
 WINDOW = 1 << 16
@@ -34,6 +35,7 @@ class Segment:
         self.header = header
         self.clock = Clock(header)
         self.collector = Collector()
+        self.ioctls = Ioctls()
         self.apis: dict[int, str] = {}  # the part of a line that says what was called
         self.kernels: dict[int, str] = {}  # names as JSON
         self.memory: dict[int, bool] = {}  # whether it is about memory itself, and copies none
@@ -41,7 +43,11 @@ class Segment:
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; of kinds that tell nothing of calls it takes no notice."""
         kind = record["kind"]
-        if kind in ("calls", "call"):
+        if kind == "ioctl":
+            record = self.ioctls.as_call(record)
+            name = _quoted(self.ioctls.names[record["api"]])
+            self.apis[record["api"]] = f'"type":"kernel","op":"ioctl","name":{name}'
+        if kind in ("calls", "call", "ioctl"):
             self.collector.add(record)
             return
         if kind in ("api", "function") and (fault := records.check(record)):
@@ -134,7 +140,7 @@ class Events:
     """The calls of all segments that were added."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115: lives as long as this
+        self._file = tempfile.TemporaryFile()  # lives as long as this
         self._batches: list[_Batch] = []
 
     def put_aside(self, segment: Segment) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from gpt import records
 from gpt.errors import MalformedError
-from gpt.trace import rows as packed
+from gpt.trace import rows
 from gpt.trace.clock import Clock
 from gpt.trace.durations import Durations
-from gpt.trace.rows import Rows, Threads, iter_groups, take
+from gpt.trace.ioctls import Ioctls
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
@@ -48,40 +48,56 @@ class Slowest(NamedTuple):
     thread: int
 
 
-class Function:
-    """The calls of one function."""
+class OnGpu:
+    """What of it ran on the GPU, as far as that is known."""
 
     def __init__(self) -> None:
-        self.calls = self.failed = 0
+        self.count = 0
+        self.time = 0.0  # ns
+
+    def merge(self, other: OnGpu) -> None:
+        """Takes in what another one has."""
+        self.count += other.count
+        self.time += other.time
+
+
+class Function:
+    """The calls of one function: `calls` were recorded, `counted` only counted."""
+
+    def __init__(self) -> None:
+        self.calls = self.counted = self.failed = 0
         self.durations = Durations()  # of those that returned
         self.slowest: Slowest | None = None
+        self.gpu = OnGpu()
         self.moved = Counter[str]()  # calls with a number of bytes that succeeded: `calls`, `bytes`, `total` ns
 
-    def add(self, rows: Rows, threads: Threads, clock: Clock, pid: int) -> None:
+    def add(self, calls: rows.Rows, threads: rows.Threads, clock: Clock, pid: int) -> None:
         """Takes calls in."""
-        done = rows["duration"] != 0
-        self.calls += len(rows)
+        done = calls["duration"] != 0
+        self.calls += len(calls)
         if not done.all():
-            rows, threads = rows[done], threads[done]
-        if not len(rows):
+            calls, threads = calls[done], threads[done]
+        if not len(calls):
             return
-        durations = clock.durations(rows["duration"])
+        durations = clock.durations(calls["duration"])
         self.durations.add(durations)
         at = int(durations.argmax())
         if self.slowest is None or durations[at] > self.slowest.duration:
-            start = clock.realtime(int(clock.times(rows["start"][at : at + 1])[0]))
+            start = clock.realtime(int(clock.times(calls["start"][at : at + 1])[0]))
             self.slowest = Slowest(float(durations[at]), start, pid, int(threads[at]))
-        results = rows["result"]
+        results = calls["result"]
         if results.any():
             self.failed += int(np.isin(results, NOT_FAILED, invert=True).sum())
-        if "bytes" in (rows.dtype.names or ()):
+        if "bytes" in (calls.dtype.names or ()):
             good = results == 0
-            total, size = durations[good].sum(), rows["bytes"][good].sum(dtype=np.float64)
+            total, size = durations[good].sum(), calls["bytes"][good].sum(dtype=np.float64)
             self.moved.update(calls=int(good.sum()), bytes=int(size), total=int(total))
 
     def merge(self, other: Function) -> None:
         """Takes in what another one has."""
         self.calls += other.calls
+        self.counted += other.counted
+        self.gpu.merge(other.gpu)
         self.failed += other.failed
         self.durations.merge(other.durations)
         if other.slowest and (self.slowest is None or other.slowest > self.slowest):
@@ -90,17 +106,16 @@ class Function:
 
 
 class Kernel:
-    """The launches of one kernel, and those of them whose time on the GPU is known."""
+    """The launches of one kernel."""
 
     def __init__(self) -> None:
-        self.launches = self.executions = 0
-        self.time = 0.0  # ns on the GPU
+        self.launches = 0
+        self.gpu = OnGpu()
 
     def merge(self, other: Kernel) -> None:
         """Takes in what another one has."""
         self.launches += other.launches
-        self.executions += other.executions
-        self.time += other.time
+        self.gpu.merge(other.gpu)
 
 
 class Totals:
@@ -128,7 +143,7 @@ class Totals:
 class Segment:
     """The calls of one process, while its records come: ids are good here only, and may come before their names."""
 
-    kinds = frozenset(("api", "calls", "call", "clock", "launches", "executions"))
+    kinds = frozenset(("api", "calls", "call", "clock", "counts", "launches", "gpu_times", "ioctl"))
 
     def __init__(self, header: dict[str, Any]) -> None:
         if fault := records.check(header):
@@ -138,19 +153,28 @@ class Segment:
         self.calls = 0
         self.threads: set[int] = set()
         self.last = self.clock.monotonic  # when the last call that is known of ended
-        self._collector = packed.Collector()
+        self._collector = rows.Collector()
+        self._gpu_times = rows.Collector("gpu_times", rows.GPU_TIMES, rows.GPU_TIMES)
         self._apis: dict[int, Api] = {}
+        self._ioctls = Ioctls()
         self._names: dict[int, str] = {}  # of kernels
         self._functions: dict[int, Function] = {}
         self._kernels: dict[int, Kernel] = {}
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; of kinds that tell nothing of calls and kernels it takes no notice."""
-        match record["kind"]:
-            case "calls" | "call":
+        kind = record["kind"]
+        if kind == "ioctl":
+            record = self._ioctls.as_call(record)
+        match kind:
+            case "calls" | "call" | "ioctl":
                 self._collector.add(record)
                 self.threads.add(record["thread"])
                 if self._collector.full:
+                    self._drain()
+            case "gpu_times":
+                self._gpu_times.add(record)
+                if self._gpu_times.full:
                     self._drain()
             case "api" | "function" if fault := records.check(record):
                 raise MalformedError(fault)
@@ -161,40 +185,51 @@ class Segment:
             case "clock":
                 self.clock.add(record)
             case "launches":
-                for row in packed.read_rows(record, packed.COUNTS):
-                    if row["count"]:
-                        _new(self._kernels, int(row["function"]), Kernel).launches += int(row["count"])
-            case "executions":
-                rows = packed.read_rows(record, packed.EXECUTIONS)
-                self._add_executions(rows[(rows["duration"] != 0) & (rows["function"] != 0)])
+                for row in rows.read_counts(record, rows.LAUNCHES):
+                    _new(self._kernels, int(row["function"]), Kernel).launches += int(row["count"])
+            case "counts":
+                for row in rows.read_counts(record, rows.COUNTS):
+                    self._function(int(row["api"])).counted += int(row["count"])
+                    self.calls += int(row["count"])
 
-    def _add_executions(self, rows: Rows) -> None:
-        for function, order in iter_groups(rows["function"]):
-            kernel, of_it = _new(self._kernels, function, Kernel), take(rows, order)
-            kernel.executions += len(of_it)
-            kernel.time += float(self.clock.durations(of_it["duration"]).sum())
+    def _function(self, api: int) -> Function:
+        function = self._functions.get(api)
+        if function is None:
+            if len(self._functions) >= MAX_FUNCTIONS:
+                raise MalformedError(f"calls: of over {MAX_FUNCTIONS} functions")
+            function = self._functions[api] = Function()
+        return function
 
     def _drain(self) -> None:
-        """Takes in the calls that were collected."""
-        for threads, rows in self._collector.take():
-            self.calls += len(rows)
-            last = int(self.clock.times(rows["start"] + rows["duration"]).max())
-            self.last = max(self.last, last)
-            for api, order in iter_groups(rows["api"]):
-                function = self._functions.get(api)
-                if function is None:
-                    if len(self._functions) >= MAX_FUNCTIONS:
-                        raise MalformedError(f"calls: of over {MAX_FUNCTIONS} functions")
-                    function = self._functions[api] = Function()
-                function.add(take(rows, order), threads[order], self.clock, self.header["pid"])
+        """Takes in the rows that were collected."""
+        for threads, found in self._collector.take():
+            self.last = max(self.last, int(self.clock.times(found["start"] + found["duration"]).max()))
+            for api, order in rows.iter_groups(found["api"]):
+                self._function(api).add(rows.take(found, order), threads[order], self.clock, self.header["pid"])
+                self.calls += len(order) if api not in self._ioctls.names else 0
+        for _, found in self._gpu_times.take():
+            took = self.clock.durations(found["duration"])
+            for field, make in (("function", self._kernel_on_gpu), ("api", self._function_on_gpu)):
+                for id_, order in rows.iter_groups(found[field]):
+                    on_gpu = make(id_)
+                    on_gpu.count += len(order)
+                    on_gpu.time += float(took[order].sum())
+
+    def _kernel_on_gpu(self, id_: int) -> OnGpu:
+        return _new(self._kernels, id_, Kernel).gpu if id_ else OnGpu()  # 0: no kernel
+
+    def _function_on_gpu(self, id_: int) -> OnGpu:
+        return self._function(id_).gpu
 
     def totals(self) -> Totals:
         """What is known by now, by name."""
         self._drain()
         found = Totals()
         for id_, function in self._functions.items():
-            api = self._apis.get(id_, Api("other", "unknown", f"#{id_}"))
-            _new(found.functions, api, Function).merge(function)
+            api = self._apis.get(id_)
+            if id_ in self._ioctls.names:
+                api = Api("ioctl", "ioctl", self._ioctls.names[id_])
+            _new(found.functions, api or Api("other", "unknown", f"#{id_}"), Function).merge(function)
         for id_, kernel in self._kernels.items():
             _new(found.kernels, self._names.get(id_, f"#{id_}"), Kernel).merge(kernel)
         return found

@@ -35,8 +35,9 @@ ARGUMENTS = {  # and what some have
     "grid_x": "u32", "grid_y": "u32", "grid_z": "u32", "block_x": "u16", "block_y": "u16", "block_z": "u16",
     "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8",
 }  # fmt: skip
-COUNTS = {"count": "u64", "function": "u32"}  # what rows of `launches` have
-EXECUTIONS = {"start": "u64", "duration": "u64", "function": "u32"}  # and of `executions`
+LAUNCHES = {"count": "u64", "function": "u32"}  # what rows of `launches` have
+COUNTS = {"count": "u64", "api": "u32"}  # and of `counts`
+GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # and of `gpu_times`
 
 
 def parse_layout(fields: list[dict[str, Any]], stride: int, known: dict[str, str]) -> np.dtype[np.void]:
@@ -76,14 +77,16 @@ class Layout:
             raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {self.dtype.itemsize}")
 
 
-def read_rows(record: dict[str, Any], known: dict[str, str]) -> Rows:
-    """The rows of a record that has `fields`, `stride` and `rows`. Raises MalformedError where one of `known` lacks."""
+def read_counts(record: dict[str, Any], needed: dict[str, str]) -> Rows:
+    """The rows of `launches` or `counts` that count something. Raises MalformedError where one of `needed` lacks."""
     if fault := records.check(record):
         raise MalformedError(fault)
-    layout = Layout(parse_layout(record["fields"], record["stride"], known))
-    layout.require(record["kind"], known)
+    layout = Layout(parse_layout(record["fields"], record["stride"], needed))
+    layout.require(record["kind"], needed)
     layout.check_size(record["kind"], record["rows"])
-    return np.frombuffer(record["rows"], layout.dtype)
+    rows = np.frombuffer(record["rows"], layout.dtype)
+    used: Rows = rows[rows["count"] != 0]
+    return used
 
 
 def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
@@ -104,9 +107,13 @@ def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
 
 
 class Collector:
-    """Takes in `calls` and `call` records and gives back arrays of rows."""
+    """Takes in `calls` and `call` records, or those of another kind, and gives back arrays of rows.
 
-    def __init__(self) -> None:
+    `needed` are fields that must be there, of those `known`; where the first of them is 0 a row is not used.
+    """
+
+    def __init__(self, kind: str = "calls", known: dict[str, str] = CALL | ARGUMENTS, needed: Iterable[str] = CALL):
+        self._kind, self._known, self._needed = kind, known, tuple(needed)
         self._layouts: dict[tuple[int, bytes], Layout] = {}
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
         self._size = 0
@@ -135,28 +142,28 @@ class Collector:
             pass  # `check` names it
         if layout is None or type(rows) is not bytes or type(stride) is not int:
             if (fault := records.check(record)) or key is None:
-                raise MalformedError(fault or "calls.fields nested too deep")
+                raise MalformedError(fault or f"{self._kind}.fields nested too deep")
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = Layout(parse_layout(record["fields"], record["stride"], CALL | ARGUMENTS))
-            layout.require("calls", CALL)
-        layout.check_size("calls", record["rows"])
+            layout = self._layouts[key] = Layout(parse_layout(record["fields"], record["stride"], self._known))
+            layout.require(self._kind, self._needed)
+        layout.check_size(self._kind, record["rows"])
         return layout, record["rows"]
 
     def _pack_call(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
         """The row that a line of JSON was."""
-        names = tuple(name for name in CALL | ARGUMENTS if name in record)
+        names = tuple(name for name in self._known if name in record)
         key = (-1, repr(names).encode())
         layout = self._layouts.get(key)
         if layout is None:
-            layout = Layout(np.dtype([(name, TYPES[(CALL | ARGUMENTS)[name]]) for name in names]))
-            layout.require("call", CALL)
+            layout = Layout(np.dtype([(name, TYPES[self._known[name]]) for name in names]))
+            layout.require("call", self._needed)
             self._layouts[key] = layout
         values = tuple(record[name] for name in names)
         for name, value in zip(names, values, strict=True):
             limits = np.iinfo(layout.dtype[name])
             if type(value) is not int or not limits.min <= value <= limits.max:
-                raise MalformedError(f"call.{name} is no {(CALL | ARGUMENTS)[name]}")
+                raise MalformedError(f"call.{name} is no {self._known[name]}")
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:
@@ -167,6 +174,6 @@ class Collector:
             threads = np.repeat(np.array([thread for thread, _ in found], np.uint64), sizes)
             rows = np.frombuffer(b"".join([data for _, data in found]), layout.dtype)
             found.clear()
-            used = rows["start"] != 0
+            used = rows[self._needed[0]] != 0
             if used.any():
                 yield (threads, rows) if used.all() else (threads[used], rows[used])
