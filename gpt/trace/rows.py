@@ -45,6 +45,8 @@ def parse_layout(fields: list[dict[str, Any]], stride: int, known: dict[str, str
 
     Raises MalformedError where a field does not fit its row, or one that is known has another type.
     """
+    if stride > records.MAX_RECORD:
+        raise MalformedError(f"rows of {stride} bytes are too large")
     names, formats, offsets = [], [], []
     for field in fields:
         name, code = field["name"], TYPES.get(field["type"])

@@ -18,7 +18,8 @@ LAUNCH = CALL | {
     "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8", "pad": "u16",
 }  # fmt: skip
 COUNTS = {"count": "u64", "first": "u64", "function": "u32", "pad": "u32"}
-EXECUTIONS = {"start": "u64", "duration": "u64", "function": "u32", "pad": "u32"}
+QUERIES = {"count": "u64", "first": "u64", "api": "u32", "pad": "u32"}
+GPU_TIMES = {"begin": "u64", "duration": "u64", "call": "u64", "stream": "u64", "api": "u32", "function": "u32"}
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i"}
 
 TYPES = {  # name -> type, op
@@ -60,8 +61,10 @@ def launches(counts: dict[int, int]) -> dict:
     return records.make("launches", **rows([(n, 5, id_, 0) for id_, n in counts.items()], COUNTS))
 
 
-def executions(values: Iterable[tuple[int, int, int]]) -> dict:
-    return records.make("executions", **rows([(*row, 0) for row in values], EXECUTIONS))
+def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
+    """Of (begin, duration, api, function)."""
+    packed = [(begin, duration, begin, 0, api_, function) for begin, duration, api_, function in values]
+    return records.make("gpu_times", thread=1, **rows(packed, GPU_TIMES))
 
 
 def launch(start: int, duration: int, api_: int, function: int, stream_: int = 0) -> tuple:
