@@ -175,6 +175,12 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
+    "gpu_times": {
+        "thread": ("u64", "id of the thread that made the calls"),
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+    },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),
         "data": ("bin", "whole records; zero bytes between them are padding"),
