@@ -13,9 +13,11 @@ from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.clock import Clock
 from gpt.trace.durations import Durations
+from gpt.trace.graphs import Graphs
 from gpt.trace.ioctls import Ioctls
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
+GRAPH_LAUNCH = ("graph", "launch")  # type and op
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
@@ -143,7 +145,7 @@ class Totals:
 class Segment:
     """The calls of one process, while its records come: ids are good here only, and may come before their names."""
 
-    kinds = frozenset(("api", "calls", "call", "clock", "counts", "launches", "gpu_times", "ioctl"))
+    kinds = frozenset(("api", "calls", "call", "clock", "counts", "launches", "gpu_times", "graph", "ioctl"))
 
     def __init__(self, header: dict[str, Any]) -> None:
         if fault := records.check(header):
@@ -157,6 +159,7 @@ class Segment:
         self._gpu_times = rows.Collector("gpu_times", rows.GPU_TIMES, rows.GPU_TIMES)
         self._apis: dict[int, Api] = {}
         self._ioctls = Ioctls()
+        self._graphs = Graphs()
         self._names: dict[int, str] = {}  # of kernels
         self._functions: dict[int, Function] = {}
         self._kernels: dict[int, Kernel] = {}
@@ -184,6 +187,8 @@ class Segment:
                 self._names[record["id"]] = record["name"]
             case "clock":
                 self.clock.add(record)
+            case "graph":
+                self._graphs.add_graph(record)
             case "launches":
                 for row in rows.read_counts(record, rows.LAUNCHES):
                     _new(self._kernels, int(row["function"]), Kernel).launches += int(row["count"])
@@ -205,7 +210,10 @@ class Segment:
         for threads, found in self._collector.take():
             self.last = max(self.last, int(self.clock.times(found["start"] + found["duration"]).max()))
             for api, order in rows.iter_groups(found["api"]):
-                self._function(api).add(rows.take(found, order), threads[order], self.clock, self.header["pid"])
+                calls = rows.take(found, order)
+                self._function(api).add(calls, threads[order], self.clock, self.header["pid"])
+                if "object" in (found.dtype.names or ()) and self._apis.get(api, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
+                    self._graphs.add_calls(api, calls)  # whose name may come yet
                 self.calls += len(order) if api not in self._ioctls.names else 0
         for _, found in self._gpu_times.take():
             took = self.clock.durations(found["duration"])
@@ -232,4 +240,7 @@ class Segment:
             _new(found.functions, api or Api("other", "unknown", f"#{id_}"), Function).merge(function)
         for id_, kernel in self._kernels.items():
             _new(found.kernels, self._names.get(id_, f"#{id_}"), Kernel).merge(kernel)
+        launch_graphs = {id_ for id_, api in self._apis.items() if api[:2] == GRAPH_LAUNCH}
+        for id_, launches in self._graphs.count_launches(launch_graphs).items():
+            _new(found.kernels, self._names.get(id_, f"#{id_}"), Kernel).launches += launches
         return found

@@ -116,6 +116,7 @@ class Collector:
 
     def __init__(self, kind: str = "calls", known: dict[str, str] = CALL | ARGUMENTS, needed: Iterable[str] = CALL):
         self._kind, self._known, self._needed = kind, known, tuple(needed)
+        self._threads = "thread" in records.KINDS[kind]
         self._layouts: dict[tuple[int, bytes], Layout] = {}
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
         self._size = 0
@@ -128,7 +129,7 @@ class Collector:
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in. Raises MalformedError where it is nonsense."""
         layout, rows = self._pack_call(record) if record["kind"] == "call" else self._find_layout(record)
-        thread = record.get("thread")
+        thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:
             raise MalformedError(f"{record['kind']}.thread is no u64")
         self._parts.setdefault(layout, []).append((thread, rows))
@@ -169,7 +170,10 @@ class Collector:
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:
-        """All that was collected: rows that were written, with the thread of each. A thread's rows are in order."""
+        """All that was collected: rows that were written, with the thread of each, 0 where records name none.
+
+        A thread's rows of one layout are in order.
+        """
         parts, self._parts, self._size = self._parts, {}, 0
         for layout, found in parts.items():
             sizes = [len(data) // layout.dtype.itemsize for _, data in found]

@@ -51,6 +51,12 @@ static const struct gpt_field LAUNCH[] = {
     ITEM("cooperative", "u8", offsetof(struct row_launch, cooperative)),
 };
 
+static const struct gpt_field GPU[] = {
+    FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
+    FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
+    FIELD(row_gpu, thread, "u32"),
+};
+
 #define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
 static const struct {
     const struct gpt_field *items;
@@ -60,6 +66,7 @@ static const struct {
     [LAYOUT_OBJECT] = {FIELDS(OBJECT), sizeof(struct row_object)},
     [LAYOUT_MEMORY] = {FIELDS(MEMORY), sizeof(struct row_memory)},
     [LAYOUT_LAUNCH] = {FIELDS(LAUNCH), sizeof(struct row_launch)},
+    [LAYOUT_GPU] = {FIELDS(GPU), sizeof(struct row_gpu)},
 };
 
 #define MAX_ROWS 512
@@ -82,7 +89,9 @@ static bool new_batch(struct thread *thread, enum layout layout) {
         if (fit < 16)
             continue; // in the next chunk
         count = fit < count ? (uint32_t)fit : count;
-        if (gpt_pack_calls(&buffer, &calls))
+        struct gpt_gpu_times times = {.fields = {layouts[layout].items, layouts[layout].count},
+                                      .stride = calls.stride};
+        if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
             rows = hook_grow_rows(&buffer, start, count * layouts[layout].stride);
     }
     if (rows && hook_close(&buffer)) {
@@ -93,6 +102,15 @@ static bool new_batch(struct thread *thread, enum layout layout) {
     }
     errno = error;
     return rows;
+}
+
+struct row_gpu *hook_new_gpu_row(struct thread *thread) {
+    struct batch *batch = &thread->batches[LAYOUT_GPU];
+    if (batch->next == batch->end && !new_batch(thread, LAYOUT_GPU))
+        return NULL;
+    struct row_gpu *row = (struct row_gpu *)batch->next;
+    batch->next += sizeof(*row);
+    return row;
 }
 
 // Arguments
@@ -207,6 +225,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;
+    frame->timed = NULL;
     if (UNLIKELY(!thread))
         return stack_words(frame);
     if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
@@ -214,6 +233,8 @@ uint64_t hook_enter(struct frame *frame) {
 
     if (slot->flags & SLOT_COUNTED)
         frame->counter = hook_counter(thread, counted_key(frame));
+    if (UNLIKELY(slot->flags & SLOT_TIMED))
+        hook_gpu_begin(frame);
     struct batch *batch = &thread->batches[slot->layout];
     if (!(slot->flags & SLOT_RECORDED) ||
         (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
@@ -296,6 +317,10 @@ void hook_leave(struct frame *frame) {
         uint64_t duration = now - frame->start;
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
+    if (UNLIKELY(frame->timed) && thread)
+        hook_gpu_end(frame, done);
+    if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
+        hook_gpu_read(thread);
     if (done && slot->on_return) {
         int error = errno;
         slot->on_return(frame);

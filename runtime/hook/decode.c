@@ -73,9 +73,10 @@ static const struct known table[] = {
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
     {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1))},
-    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0))},
+    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0)),
+     .on_return = hook_on_instantiate},
     {"cuGraphExecDestroy", "graph", "destroy", OBJECT(IN(0))},
 
     {"cuStreamSynchronize", "sync", "stream", OBJECT(0, IN(0))},
@@ -118,6 +119,9 @@ static const struct known table[] = {
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_primary_context},
     {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
+    {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .on_return = hook_on_context_gone},
+    {"cuDevicePrimaryCtxRelease", "context", "release", .on_return = hook_on_context_gone},
+    {"cuDevicePrimaryCtxReset", "context", "reset", .on_return = hook_on_context_gone},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
 };
@@ -185,6 +189,7 @@ void hook_decode_setup(void) {
     const char *wanted = getenv("GPT_HOOK_CALLS");
     if (wanted && *wanted)
         calls = wanted;
+    hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
     for (unsigned i = 0; i < HOOK_NAMES; i++)
         hook_describe(&hook_slots[i], names[i].symbol);
 }
@@ -245,6 +250,16 @@ bool hook_is_old(const char *name) {
     return known && known->v2;
 }
 
+// What is put into a stream and runs there; and what waits for that.
+static uint32_t gpu_flags(const struct slot *slot, const char *name) {
+    const char *type = hook_type(slot);
+    bool copy = !strcmp(type, "memcpy") || !strcmp(type, "memset");
+    if ((slot->layout == LAYOUT_LAUNCH || (copy && slot->layout == LAYOUT_MEMORY) ||
+         !strcmp(name, "cuGraphLaunch")))
+        return SLOT_WATCHED | SLOT_TIMED | (copy && !strstr(name, "Async") ? SLOT_SYNC : 0);
+    return !strcmp(type, "sync") ? SLOT_WATCHED | SLOT_SYNC : 0;
+}
+
 void hook_describe(struct slot *slot, const char *symbol) {
     char name[NAME_BYTES];
     const struct slot *named = hook_named_slot(symbol);
@@ -271,6 +286,8 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
     if (slot->words < STACK_WORDS)
         flags |= SLOT_SCALAR;
+    if (hook_gpu_time)
+        flags |= gpu_flags(slot, name);
     slot->flags = flags;
 }
 

@@ -6,6 +6,8 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   graphs.c       the kernels of a graph
+//   gputime.c      when what was launched ran on the GPU
 //   libs.c         the shared libraries of the process, the devices
 //   trace.c        the file: chunks, one writing thread each
 
@@ -25,8 +27,10 @@
 #define SLOT_SECOND 8 // a launch whose function is the second argument
 #define SLOT_QUERY 16
 #define SLOT_SCALAR 32 // no argument and no result is in a vector register
+#define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128  // when it returns, what was timed has probably ended
 
-#define FRAME_SIZE 240
+#define FRAME_SIZE 256
 #define FRAME_ARGS 0
 #define FRAME_RAX 48
 #define FRAME_RDX 56
@@ -51,7 +55,7 @@
 #define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
 
 // Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
-enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUTS };
+enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
     _Atomic uint64_t start;    // 0: not used; stored last
@@ -77,6 +81,12 @@ struct row_launch {
     uint16_t block[3];
     uint8_t cluster[3], cooperative;
     uint16_t pad;
+};
+
+struct row_gpu {            // of a `gpu_times` record
+    _Atomic uint64_t begin; // 0: not used; stored last
+    uint64_t duration, call, stream;
+    uint32_t api, function, thread, pad;
 };
 
 // Where a row's value is found. An argument, what an argument points to once the call returned well, or
@@ -127,9 +137,11 @@ struct frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;       // arguments from the seventh on
-    struct count *counter; // of the function that is launched, or of the query
-    struct thread *thread; // that recorded the call
+    uint64_t *stack;         // arguments from the seventh on
+    struct count *counter;   // of the function that is launched, or of the query
+    struct thread *thread;   // that recorded the call
+    struct operation *timed; // what the call puts into a stream
+    uint64_t pad;
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
@@ -184,6 +196,8 @@ struct live {
     _Atomic uint32_t modules, functions, pool_lock;
     struct tail *tail;
     uint64_t device, inode; // of the file
+    struct timeline *_Atomic timelines;
+    _Atomic uint32_t contexts_gone;
     char path[4096];
     struct thread *pool;                                // of threads that are gone
     unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
@@ -225,7 +239,8 @@ struct thread {
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
     uint32_t renamed;                      // live->renamed when they were right
-    struct thread *next;                   // in the pool
+    struct timeline *timelines;
+    struct thread *next; // in the pool
 };
 
 extern TLS struct thread *hook_thread;
@@ -282,6 +297,17 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+
+// graphs.c
+extern handler hook_on_instantiate;
+
+// gputime.c
+extern bool hook_gpu_time;
+void hook_gpu_begin(struct frame *frame);
+void hook_gpu_end(struct frame *frame, bool done);
+void hook_gpu_read(struct thread *thread);
+extern handler hook_on_context_gone;
+struct row_gpu *hook_new_gpu_row(struct thread *thread); // calls.c
 
 // decode.c
 struct known {

@@ -34,6 +34,7 @@ static const char HELP[] =
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
     "                      (all,-query)\n"
+    "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 
@@ -259,12 +260,16 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"output", required_argument, NULL, 'o'},
+        {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},
+        {"device", required_argument, NULL, 'd'},
+        {"gpu-time", no_argument, NULL, 'g'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
     const char *output = "trace.mp", *calls = "all,-query", *device = "real";
-    bool force = false;
+    bool force = false, gpu_time = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -278,6 +283,9 @@ static int run(int argc, char **argv) {
             break;
         case 'd':
             device = optarg;
+            break;
+        case 'g':
+            gpu_time = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -309,6 +317,10 @@ static int run(int argc, char **argv) {
 
     setenv("GPT_HOOK_OUTPUT", output, 1);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    if (gpu_time)
+        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+    else
+        unsetenv("GPT_HOOK_GPU_TIME");
     prepend("LD_PRELOAD", library, true);
     if (simulated) {
         *strrchr(driver, '/') = '\0';

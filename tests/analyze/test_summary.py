@@ -147,6 +147,41 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
     assert (row["op"], row["gpu_calls"], row["gpu_total"]) == ("HtoD", 1, 33)
 
 
+def test_kernels_that_graphs_launched():
+    def graph(exec_, at, **launches):
+        ids = [int(name[1:]) for name in launches]
+        return records.make("graph", exec=exec_, at=at, nodes=9, functions=ids, launches=list(launches.values()))
+
+    calls = [
+        (60, 5, 0, 7),
+        (110, 5, 0, 7),
+        (160, 5, 0, 7),
+        (170, 5, 1, 7),
+        (180, 0, 0, 7),
+        (90, 5, 0, 8),
+        (20, 5, 0, 7),
+    ]
+    launches = [(start, took, 9, result, handle, 0) for start, took, result, handle in calls]
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
+    found = summed(
+        forge.trace(
+            forge.calls(launches, forge.OBJECT),  # before the name of the function, as another thread's chunk may be
+            forge.api(9, "cuGraphLaunch"),
+            graph(7, 100, f1=3),  # the handle was given twice; what was launched before 50 is unknown
+            graph(7, 50, f1=1, f2=10),
+            graph(8, 50, f2=100),
+            *kernel,
+            forge.launches({1: 1000}),
+        )
+    )
+    assert {r["name"]: r["launches"] for r in found["launched"]} == {"a": 1000 + 1 + 2 * 3, "b": 10 + 100}
+
+
+def test_a_graph_that_makes_no_sense():
+    wrong = records.make("graph", exec=1, at=1, nodes=1, functions=[1, 2], launches=[1])
+    summed(forge.trace(wrong), status=3, warnings=1)
+
+
 def test_calls_that_were_only_counted():
     counts = records.make("counts", **forge.rows([(30, 5, 1, 0), (4, 5, 1, 0)], forge.QUERIES))
     found = summed(forge.trace(*APIS, counts, forge.calls([(5, 8, 1, 0)])))

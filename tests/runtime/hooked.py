@@ -103,7 +103,8 @@ def rows(record: dict) -> list[dict]:
         }
     )
     found = np.frombuffer(record["rows"], layout)
-    found = found[found["start" if "start" in layout.names else "count"] != 0]
+    used = next(name for name in ("start", "begin", "count") if name in layout.names)
+    found = found[found[used] != 0]
     return [dict(zip(layout.names, row, strict=True)) for row in found.tolist()]
 
 

@@ -19,7 +19,8 @@ LAUNCH = CALL | {
 }  # fmt: skip
 COUNTS = {"count": "u64", "first": "u64", "function": "u32", "pad": "u32"}
 QUERIES = {"count": "u64", "first": "u64", "api": "u32", "pad": "u32"}
-GPU_TIMES = {"begin": "u64", "duration": "u64", "call": "u64", "stream": "u64", "api": "u32", "function": "u32"}
+GPU_TIMES = {"begin": "u64", "duration": "u64", "call": "u64", "stream": "u64", "api": "u32", "function": "u32",
+             "thread": "u32", "pad": "u32"}  # fmt: skip
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i"}
 
 TYPES = {  # name -> type, op
@@ -30,6 +31,7 @@ TYPES = {  # name -> type, op
     "cuLaunchKernel": ("kernel", "launch"),
     "cuStreamSynchronize": ("sync", "stream"),
     "cuStreamQuery": ("stream", "query"),
+    "cuGraphLaunch": ("graph", "launch"),
 }
 
 
@@ -64,7 +66,7 @@ def launches(counts: dict[int, int]) -> dict:
 def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
     """Of (begin, duration, api, function)."""
     packed = [(begin, duration, begin, 0, api_, function) for begin, duration, api_, function in values]
-    return records.make("gpu_times", thread=1, **rows(packed, GPU_TIMES))
+    return records.make("gpu_times", **rows([(*row, 1, 0) for row in packed], GPU_TIMES))
 
 
 def launch(start: int, duration: int, api_: int, function: int, stream_: int = 0) -> tuple:
