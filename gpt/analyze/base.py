@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,20 +47,30 @@ def run(stage: cli.Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
     """Reads the traces, or standard input, writes what the analysis says, and returns the exit status."""
     passage = _Passage(stage, analysis)
     for name, found in _iter_traces(stage, traces, passage):
-        try:
+        with _survived(stage, passage, name):
             for record in found:
-                passage.pass_on(record, name)
-        except GptError as error:
-            passage.say(stage.error(error, ref=name))
-        except OSError as error:
-            if error.filename == cli.STDOUT:
-                raise
-            missing = isinstance(error, FileNotFoundError | PermissionError)
-            fact, where = error.strerror or str(error), str(error.filename or name)
-            passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
-        passage.close_segment(None)
+                passage.pass_on(record)
+        with _survived(stage, passage, name):
+            passage.close_segment(None)
     passage.finish()
     return stage.close()
+
+
+@contextmanager
+def _survived(stage: cli.Stage, passage: _Passage, name: str) -> Iterator[None]:
+    """Says what is wrong with a trace, and lets the run go on."""
+    try:
+        yield
+    except MalformedError as error:
+        passage.say(stage.error(error if error.where else MalformedError(error.fact, name), ref=name))
+    except GptError as error:
+        passage.say(stage.error(error, ref=name))
+    except OSError as error:
+        if error.filename == cli.STDOUT:
+            raise
+        missing = isinstance(error, FileNotFoundError | PermissionError)
+        fact, where = error.strerror or str(error), str(error.filename or name)
+        passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
 
 
 def _iter_traces(stage: cli.Stage, traces: Sequence[Path], passage: _Passage) -> Iterator[tuple[str, Iterator[Record]]]:
@@ -98,34 +109,31 @@ class _Passage:
         self.started: set[int] = set()  # processes that more is known of than that they are there
         self.absent: list[str] = []  # traces that are not there
 
-    def pass_on(self, record: Record, name: str) -> None:
-        """A record that was read in `name`."""
+    def pass_on(self, record: Record) -> None:
+        """A record that was read."""
         kind = record["kind"]
-        try:
-            match kind:
-                case "header":
-                    self.close_segment(None)
-                    self._write_end()
-                    self._write({**record, "via": [*record["via"], self._stage.tool]})
-                    self._open = self._begun = True
-                    self._pid = record["pid"]
-                    self._analysis.begin(record)
-                case "end":
-                    self.close_segment(record)
-                case "sync":
-                    if self._analysis.kinds is not None:
-                        self._write_answer()
+        match kind:
+            case "header":
+                self.close_segment(None)
+                self._write_end()
+                self._write({**record, "via": [*record["via"], self._stage.tool]})
+                self._open = self._begun = True
+                self._pid = record["pid"]
+                self._analysis.begin(record)
+            case "end":
+                self.close_segment(record)
+            case "sync":
+                if self._analysis.kinds is not None:
+                    self._write_answer()
+                self._write(record)
+            case _:
+                if kind == "child":
+                    self._add_child(record)
+                else:
+                    self.started.add(self._pid)
+                self._analysis.add(record)
+                if kind not in (self._analysis.kinds or ()):
                     self._write(record)
-                case _:
-                    if kind == "child":
-                        self._add_child(record)
-                    else:
-                        self.started.add(self._pid)
-                    self._analysis.add(record)
-                    if kind not in (self._analysis.kinds or ()):
-                        self._write(record)
-        except MalformedError as error:
-            raise MalformedError(error.fact, name) from None
 
     def _add_child(self, record: Record) -> None:
         if fault := records.check(record):

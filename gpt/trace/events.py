@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.errors import GptError, MalformedError
 from gpt.trace.clock import Clock
 from gpt.trace.ioctls import Ioctls
 from gpt.trace.rows import CALL, Collector, Rows, Threads
@@ -147,8 +147,12 @@ class Events:
         """Takes the calls that a segment has collected."""
         for threads, rows in segment.collector.take():
             offset = self._file.tell()
-            self._file.write(threads.tobytes())
-            self._file.write(rows.tobytes())
+            try:
+                self._file.write(threads.tobytes())
+                self._file.write(rows.tobytes())
+                self._file.flush()
+            except OSError as error:
+                raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
             self._batches.append(_Batch(segment, rows.dtype, offset, rows["start"].copy()))
 
     def iter_lines(self) -> Iterator[str]:
@@ -162,7 +166,6 @@ class Events:
         )
         order = np.argsort(times, kind="stable")
         edges = np.cumsum([0, *(len(b.starts) for b in self._batches)])
-        self._file.flush()
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for at in range(0, len(order), WINDOW):
                 window = order[at : at + WINDOW]
@@ -174,4 +177,4 @@ class Events:
                     threads, rows = batch.read(data, window[places] - edges[number])
                     lines[places] = list(_iter_lines(batch.segment, times[window[places]], threads, rows))
                 yield "".join(lines)
-                del threads, rows
+                data.madvise(mmap.MADV_DONTNEED)  # the next window lies elsewhere

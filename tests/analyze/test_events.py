@@ -1,7 +1,10 @@
 """gpt-analyze events: each call a line, in order of time; every recipe of the eBPF tracer's guide works on them."""
 
 import json
+import os
+import resource
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -113,6 +116,18 @@ def test_faults_are_those_of_every_stage(tmp_path):
         command = ["gpt-analyze", "events", "--json"]
         done = subprocess.run(command, input=data, stdout=full, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (1, b"gpt-analyze: error: <stdout>: No space left on device\n")
+
+
+def test_a_full_folder_for_temporary_files(tmp_path):
+    def few():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    rows = forge.calls([(i, 1, ALLOC, 0) for i in range(1, 100_000)])
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = run("--json", data=forge.pack(forge.trace(*APIS, rows)), env=env, preexec_fn=few)
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"gpt-analyze: error: {tmp_path}: File too large\n"
 
 
 # Recipes: the commands as the guide of the eBPF tracer has them, and what each must print on the trace below.

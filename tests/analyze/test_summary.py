@@ -284,6 +284,16 @@ def test_functions_are_bounded():
     assert done.returncode == 3 and b"of over 8192 functions" in done.stderr
 
 
+def test_a_fault_of_a_killed_process_does_not_hide_the_others(tmp_path):
+    ids = [(5, 1, i, 0) for i in range(1, 9000)]
+    (tmp_path / "a.mp").write_bytes(forge.pack(forge.trace(forge.calls(ids), end=False)))
+    (tmp_path / "b.mp").write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]), pid=2)))
+    done = run("--json", tmp_path / "a.mp", tmp_path / "b.mp")
+    assert done.returncode == 3
+    assert done.stderr.decode() == f"gpt-analyze: error: {tmp_path}/a.mp: calls: of over 8192 functions\n"
+    assert functions(by_kind(done.stdout))["cuMemAlloc"]["calls"] == 1
+
+
 def test_tables_fit_the_terminal_and_names_are_readable():
     kernel = records.make("function", id=1, name="_Z6matmulIfEvPT_PKS0_i")
     evil = records.make("function", id=2, name="\x1b[31m" + "x" * 500)
