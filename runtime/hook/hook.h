@@ -6,6 +6,7 @@
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   libs.c         the shared libraries of the process, the devices
+//   replaced.c     which of them were replaced
 //   trace.c        the file: chunks, one writing thread each
 
 #ifndef GPT_HOOK_H
@@ -162,6 +163,7 @@ struct library {
     } segments[MAX_SEGMENTS];
     unsigned count;
     const char *path;
+    const char *replaces; // the path that the program knows, where it is another one
 };
 
 // What processes share: it lies in the first chunk, in bytes that hold no records.
@@ -289,6 +291,10 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// replaced.c
+void hook_begin_replaced(void);
+bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);
