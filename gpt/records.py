@@ -163,7 +163,7 @@ KINDS: dict[str, Keys] = {
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "a row for each function; rows of zero bytes are padding"),
+        "rows": ("bin", "rows of zero bytes are padding"),
     },
     "calls": {
         "thread": ("u64", "thread id"),

@@ -227,8 +227,10 @@ void hook_describe(struct slot *slot, const char *symbol) {
         slot->on_return = known->on_return;
     slot->id = (uint32_t)(slot - hook_slots) + 1;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
-    if (slot->on_return || slot->layout == LAYOUT_LAUNCH)
+    if (slot->on_return)
         flags |= SLOT_WATCHED;
+    if (slot->layout == LAYOUT_LAUNCH)
+        flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
     slot->flags = flags;
 }
 

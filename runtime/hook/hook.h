@@ -2,6 +2,7 @@
 //
 //   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
 //   calls.c        those two: a row of the trace for each call
+//   launches.c     how often each kernel was launched
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
@@ -20,6 +21,8 @@
 #define SLOT_FLAGS 8
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
+#define SLOT_COUNTED 4  // a launch, which is counted whether it is watched or not
+#define SLOT_SECOND 8   // and its function is the second argument
 
 #define FRAME_SIZE 240
 #define FRAME_ARGS 0
@@ -122,9 +125,9 @@ struct frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;   // arguments from the seventh on
-    uint32_t function; // that is launched
-    uint32_t pad[3];
+    uint64_t *stack;          // arguments from the seventh on
+    struct launches *counter; // of the function that is launched
+    struct thread *thread;    // that recorded the call
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
@@ -183,7 +186,9 @@ struct live {
     char path[4096];
     struct thread *pool; // of threads that are gone
     unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
-    _Atomic uint64_t devices; // bits of those that have a record
+    _Atomic uint32_t launch_rows; // that are given out
+    _Atomic uint32_t renamed;     // how often a handle came to stand for another function
+    _Atomic uint64_t devices;     // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
     uint32_t paths_used;
@@ -198,13 +203,28 @@ struct batch { // rows of one layout inside the chunk
     uint32_t rows; // of the batch after it
 };
 
+// How often a thread launched a function, and when first: a row of a `launches` record, in a chunk that stays
+// mapped. Only the thread writes it.
+struct launches {
+    _Atomic uint64_t count, first;
+    uint32_t function, pad;
+};
+
+struct counter { // of a thread's table: open addressing
+    uint64_t handle;
+    struct launches *row; // NULL: the handle stands for another function now
+};
+
 struct thread {
     uint32_t pid, tid;       // pid is that of struct live, else this is the state of another process
     unsigned char *chunk;    // mapped
     unsigned char *previous; // the one before it, still mapped: calls in flight have rows there
     uint32_t used;           // bytes of the chunk's data
     struct batch batches[LAYOUTS];
-    struct thread *next; // in the pool
+    struct counter *counters;
+    uint32_t counters_size, counters_used; // the size is a power of two, or 0
+    uint32_t renamed;                      // live->renamed when they were right
+    struct thread *next;                   // in the pool
 };
 
 extern TLS struct thread *hook_thread;
@@ -223,10 +243,12 @@ void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 bool hook_open(struct gpt_buffer *buffer,
-               bool fresh);                        // room for a record, in a fresh chunk if the last had none
-bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the trace
-bool hook_pad(struct thread *thread, size_t size); // skips bytes of the chunk
-unsigned char *hook_new_chunk(void);               // mapped for ever, or NULL
+               bool fresh);                 // room for a record, in a fresh chunk if the last had none
+bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
+// After a record whose last value are no bytes: makes them `size` bytes, aligned, that stay as they are,
+// zero. Gives where they begin, or NULL where they do not fit.
+unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
+unsigned char *hook_new_chunk(void); // mapped for ever, or NULL
 void hook_set_used(unsigned char *chunk, uint32_t used);
 #define CHUNK_HEAD 34                  // bytes before a chunk's data
 #define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
@@ -256,8 +278,10 @@ static inline uint64_t hook_now(void) {
     return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
 }
 
-// calls.c
-bool hook_new_launch_rows(uint32_t function);
+// launches.c
+struct launches *hook_counter(struct thread *thread,
+                              uint64_t handle); // NULL for a function that is not known
+void hook_count(struct launches *counter, uint64_t now);
 
 // decode.c
 struct known {
@@ -286,6 +310,8 @@ extern handler hook_on_get_proc_address;
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
     hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
 _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
+uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
+uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
 
 // libs.c
 void hook_scan_libraries(void);

@@ -58,9 +58,19 @@ enter:
     shlq $SLOT_SHIFT, %r11
     leaq hook_slots(%rip), %r10
     addq %r10, %r11
-    testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    testl $(SLOT_WATCHED | SLOT_COUNTED), SLOT_FLAGS(%r11)
     jnz 1f
-    jmp *SLOT_REAL(%r11)
+9:  jmp *SLOT_REAL(%r11)
+
+1:  testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    jnz 1f
+    testl $SLOT_SECOND, SLOT_FLAGS(%r11)
+    jnz 3f
+    call hook_count_first           // keeps all registers but rax, which no launch has an argument in
+    jmp 4f
+3:  call hook_count_second
+4:  testb %al, %al
+    jnz 9b
 
 1:  pushq %rbp
     .cfi_def_cfa_offset 16
