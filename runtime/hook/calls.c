@@ -290,6 +290,11 @@ void hook_leave(struct frame *frame) {
         uint64_t duration = now - frame->start;
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
+    if (UNLIKELY(!done) && (slot->on_return || slot->flags & SLOT_COUNTED)) {
+        int error = errno;
+        hook_on_failure(frame);
+        errno = error;
+    }
     if (done && slot->on_return) {
         int error = errno;
         slot->on_return(frame);
