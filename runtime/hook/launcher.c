@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -56,7 +57,30 @@ __attribute__((format(printf, 3, 4), noreturn)) static void fail(int status, con
 
 static bool readable(const char *path) { return !access(path, R_OK); }
 
-// Finds a file of the runtime: in GPT_RUNTIME, beside this program, or in ../lib/gpt of its folder.
+// Finds a file of the runtime in the Python package that this program was installed with; of the packages of
+// several Pythons that of this version.
+static bool find_packaged(const char *folder, const char *name, char path[PATH_MAX]) {
+    char pattern[3 * PATH_MAX], version[2 * PATH_MAX], *at = pattern;
+    for (; *folder; *at++ = *folder++)
+        if (strchr("*?[\\", *folder))
+            *at++ = '\\';
+    snprintf(at, PATH_MAX, "/../lib*/python3*/*-packages/gpt/_runtime/%s", name);
+    glob_t found;
+    bool any = !glob(pattern, 0, NULL, &found), same = false;
+    for (size_t i = 0; any && i < found.gl_pathc && !same; i++) {
+        const char *file = found.gl_pathv[i];
+        snprintf(version, sizeof(version), "%.*s/gpu_probe_toolchain-%s.dist-info",
+                 (int)(strstr(file, "-packages/gpt/_runtime/") - file) + 9, file, GPT_PACKAGE_VERSION);
+        same = !access(version, F_OK);
+        if ((i == 0 || same) && !realpath(file, path))
+            any = false;
+    }
+    globfree(&found);
+    return any;
+}
+
+// Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
+// package that it was installed with.
 static bool find_runtime(const char *name, char path[PATH_MAX]) {
     const char *folder = getenv("GPT_RUNTIME");
     if (folder && *folder) {
@@ -74,7 +98,7 @@ static bool find_runtime(const char *name, char path[PATH_MAX]) {
         if (snprintf(path, PATH_MAX, "%s/%s%s", self, places[i], name) < PATH_MAX && readable(path))
             return true;
     }
-    return false;
+    return find_packaged(self, name, path);
 }
 
 // The file that execvp would run.
