@@ -90,7 +90,7 @@ static const char *base_name(const char *path) {
 
 static size_t stem_of(const char *name) {
     for (const char *at = name; (at = strstr(at, ".so")); at++)
-        if (!at[3] || at[3] == '.')
+        if (!at[3 + strspn(at + 3, ".0123456789")])
             return (size_t)(at + 3 - name);
     return strlen(name);
 }
@@ -269,6 +269,8 @@ static struct file *choose(const char *path, const char *name, struct identity *
         if (same_file(&file->identity, original))
             return NULL;
         if (same_build(&file->identity, original)) {
+            if (file->used && same_file(&file->original, original))
+                return file;
             if (!best || common_end(file->path, path) > common_end(best->path, path))
                 best = file;
         } else if (!strcmp(file->name, name))

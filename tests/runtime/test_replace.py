@@ -129,6 +129,19 @@ def test_one_library_under_many_names(layout):
     assert replaced(layout, layout / "load", *names) == [f"replaced 7 {folder}/libfoo.so {folder}/libfoo.so 11"] * 4
 
 
+def test_a_folder_with_a_file_for_each_name(layout):
+    """Two files of the folder that fit one library: the first that was taken stays."""
+    folder = layout / "site" / "app" / "lib"
+    data = (layout / "slim" / "libfoo.so.1").read_bytes()
+    (layout / "slim" / "libfoo.so").write_bytes(data.replace(b"replaced", b"REPLACED"))
+    (layout / "slim" / "libfoo.so.1.gpt-orig").write_bytes(data.replace(b"replaced", b"original"))
+    names = [folder / "libfoo.so", folder / "libfoo.so.1", "libfoo.so.1"]
+    lines = replaced(layout, layout / "load", *names)
+    assert lines == [f"REPLACED 7 {folder}/libfoo.so {folder}/libfoo.so 11"] * 3
+    lines = replaced(layout, layout / "load", folder / "libfoo.so.1", folder / "libfoo.so")
+    assert lines == [f"replaced 7 {folder}/libfoo.so.1 {folder}/libfoo.so.1 11"] * 2
+
+
 def test_a_name_that_no_file_has(layout):
     folder = layout / "site" / "app" / "lib"
     os.link(folder / "libfoo.so.1", folder / "libalias.so")
