@@ -18,7 +18,8 @@
 // One file stands for one library: were it loaded for two, the two would share their variables. And a library
 // that is loaded as it is stays so.
 //
-// No symbol is bound or called through this: la_objopen asks for none of that.
+// No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
+// at a time; large buffers are static, for the stack is that of whoever calls dlopen.
 
 #include <dirent.h>
 #include <elf.h>
@@ -71,7 +72,7 @@ static size_t file_count, file_room;
 static struct object *objects;
 
 static void warn(const char *where, const char *format, ...) {
-    char line[3 * PATH_MAX];
+    static char line[3 * PATH_MAX];
     int size = snprintf(line, sizeof(line) - 1, "gpt-hook: warning: %s: ", where);
     va_list args;
     va_start(args, format);
@@ -103,7 +104,7 @@ static const char *identify(const char *path, struct identity *identity) {
     const char *fault = "is no shared object of this machine";
     struct stat status;
     Elf64_Ehdr head;
-    Elf64_Phdr segments[MAX_SEGMENTS];
+    static Elf64_Phdr segments[MAX_SEGMENTS];
     *identity = (struct identity){0};
     if (fstat(file, &status) || !S_ISREG(status.st_mode) ||
         pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
@@ -123,7 +124,7 @@ static const char *identify(const char *path, struct identity *identity) {
             goto done;
         if (segment->p_type != PT_NOTE || identity->size)
             continue;
-        unsigned char notes[MAX_NOTES];
+        static unsigned char notes[MAX_NOTES];
         size_t room = segment->p_filesz < sizeof(notes) ? segment->p_filesz : sizeof(notes);
         size_t align = segment->p_align == 8 ? 8 : 4;
         if (pread(file, notes, room, (off_t)segment->p_offset) != (ssize_t)room)
@@ -364,7 +365,8 @@ static void set_origin(const struct link_map *map, const char *origin) {
         if (entry->d_tag != DT_RUNPATH && entry->d_tag != DT_RPATH && entry->d_tag != DT_NEEDED &&
             entry->d_tag != DT_AUXILIARY && entry->d_tag != DT_FILTER)
             continue;
-        char text[8 * PATH_MAX], *kept;
+        static char text[8 * PATH_MAX];
+        char *kept;
         if (!expand_origin(strings + entry->d_un.d_val, origin, text, sizeof(text)) || !(kept = strdup(text)))
             continue;
         // The section may be in memory that is only read.

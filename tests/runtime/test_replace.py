@@ -161,6 +161,37 @@ def test_closed_and_loaded_again(layout):
     assert lines == [f"replaced 7 {name} {name} 11"] * 200
 
 
+def test_threads_with_small_stacks_load_at_once(layout):
+    name = f"{layout}/site/app/lib/libfoo.so.1"
+    source = f"""
+    #include <dlfcn.h>
+    #include <pthread.h>
+    #include <stdio.h>
+    static void *load(void *unused) {{
+        for (int i = 0; i < 100; i++) {{
+            void *handle = dlopen("{name}", RTLD_LAZY);
+            if (!handle || dlclose(handle))
+                return puts(dlerror()), unused;
+        }}
+        return unused;
+    }}
+    int main(void) {{
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, 64 << 10);
+        pthread_t threads[8];
+        for (int i = 0; i < 8; i++)
+            pthread_create(&threads[i], &attributes, load, 0);
+        for (int i = 0; i < 8; i++)
+            pthread_join(threads[i], 0);
+        void *handle = dlopen("{name}", RTLD_LAZY);
+        ((void (*)(void))dlsym(handle, "tell"))();
+    }}
+    """
+    program = hooked.compile_c(layout / "threads", source, prelude=False)
+    assert replaced(layout, program) == [f"replaced 7 {name} {name} 11"]
+
+
 def test_a_load_that_fails_leaves_nothing_behind(layout):
     name = f"{layout}/site/app/lib/libfoo.so.1"
     neighbour = layout / "site" / "other" / "lib" / "libneighbour.so"
