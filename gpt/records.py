@@ -165,8 +165,19 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "rows of zero bytes are padding"),
     },
+    "counts": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "rows of zero bytes are padding"),
+    },
     "calls": {
         "thread": ("u64", "thread id"),
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+    },
+    "gpu_times": {
+        "thread": ("u64", "id of the thread that made the calls"),
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),

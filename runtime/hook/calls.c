@@ -51,6 +51,11 @@ static const struct gpt_field LAUNCH[] = {
     ITEM("cooperative", "u8", offsetof(struct row_launch, cooperative)),
 };
 
+static const struct gpt_field GPU[] = {
+    FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
+    FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
+};
+
 #define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
 static const struct {
     const struct gpt_field *items;
@@ -60,6 +65,7 @@ static const struct {
     [LAYOUT_OBJECT] = {FIELDS(OBJECT), sizeof(struct row_object)},
     [LAYOUT_MEMORY] = {FIELDS(MEMORY), sizeof(struct row_memory)},
     [LAYOUT_LAUNCH] = {FIELDS(LAUNCH), sizeof(struct row_launch)},
+    [LAYOUT_GPU] = {FIELDS(GPU), sizeof(struct row_gpu)},
 };
 
 #define MAX_ROWS 512
@@ -82,7 +88,9 @@ static bool new_batch(struct thread *thread, enum layout layout) {
         if (fit < 16)
             continue; // in the next chunk
         count = fit < count ? (uint32_t)fit : count;
-        if (gpt_pack_calls(&buffer, &calls))
+        struct gpt_gpu_times times = {
+            calls.thread, {calls.fields.items, calls.fields.count}, calls.stride, {0}};
+        if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
             rows = hook_grow_rows(&buffer, start, count * layouts[layout].stride);
     }
     if (rows && hook_close(&buffer)) {
@@ -93,6 +101,15 @@ static bool new_batch(struct thread *thread, enum layout layout) {
     }
     errno = error;
     return rows;
+}
+
+struct row_gpu *hook_new_gpu_row(struct thread *thread) {
+    struct batch *batch = &thread->batches[LAYOUT_GPU];
+    if (batch->next == batch->end && !new_batch(thread, LAYOUT_GPU))
+        return NULL;
+    struct row_gpu *row = (struct row_gpu *)batch->next;
+    batch->next += sizeof(*row);
+    return row;
 }
 
 // Arguments
@@ -195,19 +212,28 @@ static uint64_t stack_words(const struct frame *frame) {
     return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
+static uint64_t counted_key(const struct frame *frame) {
+    if (frame->slot->flags & SLOT_QUERY)
+        return (uint64_t)frame->slot;
+    return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     struct thread *thread = hook_this_thread();
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;
+    frame->timed = NULL;
     if (UNLIKELY(!thread))
         return stack_words(frame);
     if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
         hook_announce(slot);
 
     if (slot->flags & SLOT_COUNTED)
-        frame->counter = hook_counter(thread, frame->args[!!(slot->flags & SLOT_SECOND)]);
+        frame->counter = hook_counter(thread, counted_key(frame));
+    if (UNLIKELY(slot->flags & SLOT_TIMED))
+        hook_gpu_begin(frame);
     struct batch *batch = &thread->batches[slot->layout];
     if (!(slot->flags & SLOT_RECORDED) ||
         (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
@@ -226,7 +252,7 @@ uint64_t hook_enter(struct frame *frame) {
             read_memory((struct row_memory *)row, frame, slot);
             break;
         case LAYOUT_LAUNCH:
-            ((struct row_launch *)row)->function = frame->counter ? frame->counter->function : 0;
+            ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
             read_launch((struct row_launch *)row, frame, slot);
             break;
         }
@@ -253,16 +279,16 @@ static void read_results(struct row *row, const struct frame *frame, const struc
         break;
     case LAYOUT_LAUNCH:
         if (frame->counter)
-            ((struct row_launch *)row)->function = frame->counter->function;
+            ((struct row_launch *)row)->function = frame->counter->id;
         break;
     }
 }
 
 // A function that nobody looked up by name has one all the same.
-static void count_launch(struct frame *frame, struct thread *thread) {
-    uint64_t handle = frame->args[!!(frame->slot->flags & SLOT_SECOND)];
-    if (UNLIKELY(!frame->counter) && hook_ask_function(handle))
-        frame->counter = hook_counter(thread, handle);
+static void count(struct frame *frame, struct thread *thread) {
+    uint64_t key = counted_key(frame);
+    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
+        frame->counter = hook_counter(thread, key);
     if (frame->counter)
         hook_count(frame->counter, frame->start);
 }
@@ -279,8 +305,8 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    if (done && thread && slot->flags & SLOT_COUNTED)
-        count_launch(frame, thread);
+    if (slot->flags & SLOT_COUNTED && thread && (done || slot->flags & SLOT_QUERY))
+        count(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
@@ -290,7 +316,11 @@ void hook_leave(struct frame *frame) {
         uint64_t duration = now - frame->start;
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
-    if (UNLIKELY(!done) && (slot->on_return || slot->flags & SLOT_COUNTED)) {
+    if (UNLIKELY(frame->timed) && thread)
+        hook_gpu_end(frame, done);
+    if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
+        hook_gpu_read(thread);
+    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH)) {
         int error = errno;
         hook_on_failure(frame);
         errno = error;

@@ -2,11 +2,12 @@
 //
 //   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
 //   calls.c        those two: a row of the trace for each call
-//   launches.c     how often each kernel was launched
+//   counts.c       how often each kernel was launched, and each query made that is not recorded
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   missing.c      what they say of GPU code that is not there
+//   gputime.c      when what was launched ran on the GPU
 //   libs.c         the shared libraries of the process, the devices
 //   replaced.c     which of them were replaced
 //   trace.c        the file: chunks, one writing thread each
@@ -22,10 +23,15 @@
 #define SLOT_FLAGS 8
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
-#define SLOT_COUNTED 4  // a launch, which is counted whether it is watched or not
-#define SLOT_SECOND 8   // and its function is the second argument
+#define SLOT_COUNTED                                                                                         \
+    4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
+#define SLOT_SECOND 8 // a launch whose function is the second argument
+#define SLOT_QUERY 16
+#define SLOT_SCALAR 32 // no argument and no result is in a vector register
+#define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128  // when it returns, what was timed has probably ended
 
-#define FRAME_SIZE 240
+#define FRAME_SIZE 256
 #define FRAME_ARGS 0
 #define FRAME_RAX 48
 #define FRAME_RDX 56
@@ -50,7 +56,7 @@
 #define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
 
 // Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
-enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUTS };
+enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
     _Atomic uint64_t start;    // 0: not used; stored last
@@ -76,6 +82,12 @@ struct row_launch {
     uint16_t block[3];
     uint8_t cluster[3], cooperative;
     uint16_t pad;
+};
+
+struct row_gpu {            // of a `gpu_times` record
+    _Atomic uint64_t begin; // 0: not used; stored last
+    uint64_t duration, call, stream;
+    uint32_t api, function;
 };
 
 // Where a row's value is found. An argument, what an argument points to once the call returned well, or
@@ -126,9 +138,11 @@ struct frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;          // arguments from the seventh on
-    struct launches *counter; // of the function that is launched
-    struct thread *thread;    // that recorded the call
+    uint64_t *stack;         // arguments from the seventh on
+    struct count *counter;   // of the function that is launched, or of the query
+    struct thread *thread;   // that recorded the call
+    struct operation *timed; // what the call puts into a stream
+    uint64_t pad;
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
@@ -153,7 +167,7 @@ void hook_leave(struct frame *frame);
 #define MAP_ENTRIES (1u << 18)
 #define MAX_LIBRARIES 4096
 #define MAX_SEGMENTS 4
-#define MAX_LAUNCH_CHUNKS 64
+#define MAX_COUNT_CHUNKS 64
 #define PATH_BYTES (512u << 10)
 
 struct map { // open addressing; keys are never 0 and never removed
@@ -184,12 +198,14 @@ struct live {
     _Atomic uint32_t modules, functions, pool_lock;
     struct tail *tail;
     uint64_t device, inode; // of the file
+    struct timeline *_Atomic timelines;
+    _Atomic uint32_t contexts_gone;
     char path[4096];
-    struct thread *pool; // of threads that are gone
-    unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
-    _Atomic uint32_t launch_rows; // that are given out
-    _Atomic uint32_t renamed;     // how often a handle came to stand for another function
-    _Atomic uint64_t devices;     // bits of those that have a record
+    struct thread *pool;                                // of threads that are gone
+    unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
+    _Atomic uint32_t count_rows[2];                     // that are given out
+    _Atomic uint32_t renamed; // how often a handle came to stand for another function
+    _Atomic uint64_t devices; // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
     uint32_t paths_used;
@@ -207,16 +223,16 @@ struct batch { // rows of one layout inside the chunk
     uint32_t rows; // of the batch after it
 };
 
-// How often a thread launched a function, and when first: a row of a `launches` record, in a chunk that stays
-// mapped. Only the thread writes it.
-struct launches {
+// How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
+// record, in a chunk that stays mapped. Only the thread writes it.
+struct count {
     _Atomic uint64_t count, first;
-    uint32_t function, pad;
+    uint32_t id, pad; // of the function, of the api
 };
 
-struct counter { // of a thread's table: open addressing
-    uint64_t handle;
-    struct launches *row; // NULL: the handle stands for another function now
+struct counter {       // of a thread's table: open addressing
+    uint64_t key;      // the function's handle, the address of the query's slot
+    struct count *row; // NULL: the handle stands for another function now
 };
 
 struct thread {
@@ -228,7 +244,8 @@ struct thread {
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
     uint32_t renamed;                      // live->renamed when they were right
-    struct thread *next;                   // in the pool
+    struct timeline *timelines;
+    struct thread *next; // in the pool
 };
 
 extern TLS struct thread *hook_thread;
@@ -282,10 +299,17 @@ static inline uint64_t hook_now(void) {
     return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
 }
 
-// launches.c
-struct launches *hook_counter(struct thread *thread,
-                              uint64_t handle); // NULL for a function that is not known
-void hook_count(struct launches *counter, uint64_t now);
+// counts.c
+struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
+void hook_count(struct count *row, uint64_t now);
+
+// gputime.c
+extern bool hook_gpu_time;
+void hook_gpu_begin(struct frame *frame);
+void hook_gpu_end(struct frame *frame, bool done);
+void hook_gpu_read(struct thread *thread);
+extern handler hook_on_context_gone;
+struct row_gpu *hook_new_gpu_row(struct thread *thread); // calls.c
 
 // decode.c
 struct known {

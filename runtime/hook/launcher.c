@@ -33,7 +33,9 @@ static const char HELP[] =
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
+    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      (all,-query)\n"
+    "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
@@ -311,16 +313,13 @@ static void prepare_replacements(char auditor[PATH_MAX]) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'},
-        {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},
-        {"device", required_argument, NULL, 'd'},
-        {"replace", required_argument, NULL, 'r'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
+        {"output", required_argument, NULL, 'o'},  {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},   {"device", required_argument, NULL, 'd'},
+        {"replace", required_argument, NULL, 'r'}, {"gpu-time", no_argument, NULL, 'g'},
+        {"help", no_argument, NULL, 'h'},          {0},
     };
-    const char *output = "trace.mp", *calls = "all", *device = "real";
-    bool force = false;
+    const char *output = "trace.mp", *calls = "all,-query", *device = "real";
+    bool force = false, gpu_time = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -337,6 +336,9 @@ static int run(int argc, char **argv) {
             break;
         case 'r':
             replacements = optarg;
+            break;
+        case 'g':
+            gpu_time = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -370,6 +372,10 @@ static int run(int argc, char **argv) {
 
     setenv("GPT_HOOK_OUTPUT", output, 1);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    if (gpu_time)
+        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+    else
+        unsetenv("GPT_HOOK_GPU_TIME");
     prepend("LD_PRELOAD", library, true);
     if (replacements) {
         prepend("LD_AUDIT", auditor, false);

@@ -1,5 +1,7 @@
 """How often each kernel was launched: exact whoever launches it, whether calls are recorded or not."""
 
+from collections import Counter
+
 import pytest
 
 from tests.runtime import hooked
@@ -106,3 +108,53 @@ def test_a_function_that_nobody_looked_up_has_a_name(tmp_path, calls):
     assert trace.of("lookup")[0]["what"] == "enumerate"
     launched = [call for call in trace.calls if call["type"] == "kernel"]
     assert [call["function"] for call in launched] == ([function["id"]] * 6 if calls == "all" else [])
+
+
+QUERIES = r"""
+#include <pthread.h>
+static int (*cuCtxGetDevice)(int *), (*cuKernelGetAttribute)(int *, int, void *, int);
+static void *work(void *unused) {
+    int device;
+    for (int i = 0; i < 1000; i++)
+        cuCtxGetDevice(&device); // fails: no context
+    return NULL;
+}
+int main(void) {
+    begin();
+    int number;
+    cuCtxGetDevice = dlsym(driver, "cuCtxGetDevice");
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, work, NULL);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 70; i++)
+        assert(!cuCtxGetDevice(&number) && !cuDriverGetVersion(&number));
+    assert(number >= 12000);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "counts", "calls"),
+    [
+        ((), {"cuCtxGetDevice": 4070, "cuDriverGetVersion": 70}, False),
+        (("--calls", "all"), {}, True),
+        (("--calls", "memory"), {"cuCtxGetDevice": 4070, "cuDriverGetVersion": 70}, False),
+        (("--calls", "none"), {}, False),
+        (("--calls", "none,query"), {}, True),
+    ],
+    ids=["default", "all", "memory", "none", "query"],
+)
+def test_queries_are_counted_where_they_are_not_recorded(tmp_path, options, counts, calls):
+    program = hooked.compile_c(tmp_path / "client", QUERIES)
+    done = hooked.run(tmp_path / "t.mp", program, options=options)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    found = Counter()
+    for record in trace.of("counts"):
+        for row in hooked.rows(record):
+            found[trace.apis[row["api"]]["name"]] += row["count"]
+    asked = {name: count for name, count in found.items() if name in ("cuCtxGetDevice", "cuDriverGetVersion")}
+    assert asked == counts
+    assert trace.names["cuCtxGetDevice"] == (4070 if calls else 0)
