@@ -160,6 +160,13 @@ KINDS: dict[str, Keys] = {
         "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
         "op": ("str", "what it does within its type: alloc, free, HtoD, launch, ..."),
     },
+    "graph": {
+        "exec": ("u64", "handle of the graph that can be launched"),
+        "at": ("u64", "time stamp: later launches of the handle mean this graph"),
+        "nodes": ("u64", "nodes, those of graphs inside it included"),
+        "functions": ("[u64]", "ids of the functions that its kernel nodes launch"),
+        "launches": ("[u64]", "how often each of them is launched"),
+    },
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
@@ -177,7 +184,6 @@ KINDS: dict[str, Keys] = {
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
     "gpu_times": {
-        "thread": ("u64", "id of the thread that made the calls"),
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),

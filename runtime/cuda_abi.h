@@ -74,6 +74,21 @@ typedef struct {
 
 enum { CU_MEMORYTYPE_HOST = 1 };
 
+enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+};
+
+typedef struct {
+    void *func;
+    uint32_t gridDimX, gridDimY, gridDimZ;
+    uint32_t blockDimX, blockDimY, blockDimZ;
+    uint32_t sharedMemBytes;
+    void **kernelParams, **extra;
+    void *kern; // where func is NULL
+    void *ctx;
+} CUDA_KERNEL_NODE_PARAMS;
+
 typedef struct {
     size_t srcXInBytes, srcY;
     uint32_t srcMemoryType;

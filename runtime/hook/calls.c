@@ -54,6 +54,7 @@ static const struct gpt_field LAUNCH[] = {
 static const struct gpt_field GPU[] = {
     FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
     FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
+    FIELD(row_gpu, thread, "u32"),
 };
 
 #define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
@@ -88,8 +89,8 @@ static bool new_batch(struct thread *thread, enum layout layout) {
         if (fit < 16)
             continue; // in the next chunk
         count = fit < count ? (uint32_t)fit : count;
-        struct gpt_gpu_times times = {
-            calls.thread, {calls.fields.items, calls.fields.count}, calls.stride, {0}};
+        struct gpt_gpu_times times = {.fields = {layouts[layout].items, layouts[layout].count},
+                                      .stride = calls.stride};
         if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
             rows = hook_grow_rows(&buffer, start, count * layouts[layout].stride);
     }

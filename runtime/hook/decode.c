@@ -73,9 +73,10 @@ static const struct known table[] = {
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
     {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1))},
-    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0))},
+    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0)),
+     .on_return = hook_on_instantiate},
     {"cuGraphExecDestroy", "graph", "destroy", OBJECT(IN(0))},
 
     {"cuStreamSynchronize", "sync", "stream", OBJECT(0, IN(0))},

@@ -27,7 +27,7 @@ struct operation {
     struct base *base;
     void *start, *end;
     uint64_t call, stream;
-    uint32_t api, function;
+    uint32_t api, function, thread;
     enum { RUNNING, ISSUED, FAILED } state;
 };
 
@@ -175,6 +175,7 @@ static bool read_oldest(struct timeline *timeline) {
                 row->call = operation->call;
                 row->api = operation->api;
                 row->function = operation->function;
+                row->thread = operation->thread;
                 row->stream = operation->stream;
                 uint64_t base = operation->base->stamp;
                 atomic_store_explicit(&row->begin, start < 0 ? base - stamps(-start) : base + stamps(start),
@@ -288,6 +289,7 @@ void hook_gpu_end(struct frame *frame, bool done) {
     struct operation *operation = frame->timed;
     int error = errno;
     operation->call = frame->start;
+    operation->thread = frame->thread->tid;
     operation->function = frame->slot->flags & SLOT_COUNTED && frame->counter ? frame->counter->id : 0;
     bool issued = done && cu.record(operation->end, stream_of(frame)) == CUDA_SUCCESS;
     operation->state = issued ? ISSUED : FAILED;

@@ -7,6 +7,7 @@
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   missing.c      what they say of GPU code that is not there
+//   graphs.c       the kernels of a graph
 //   gputime.c      when what was launched ran on the GPU
 //   libs.c         the shared libraries of the process, the devices
 //   replaced.c     which of them were replaced
@@ -87,7 +88,7 @@ struct row_launch {
 struct row_gpu {            // of a `gpu_times` record
     _Atomic uint64_t begin; // 0: not used; stored last
     uint64_t duration, call, stream;
-    uint32_t api, function;
+    uint32_t api, function, thread, pad;
 };
 
 // Where a row's value is found. An argument, what an argument points to once the call returned well, or
@@ -302,6 +303,9 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+
+// graphs.c
+extern handler hook_on_instantiate;
 
 // gputime.c
 extern bool hook_gpu_time;
