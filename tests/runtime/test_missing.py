@@ -206,3 +206,79 @@ def test_the_simulated_driver_takes_what_a_driver_would(tmp_path, arch, loads):
     (tmp_path / "code.fatbin").write_bytes(cuda.fatbin(ptx, "zstd"))
     done = hooked.run(tmp_path / "u.mp", tmp_path / "client", env=env)
     assert done.stdout == f"{209 if arch == '7.0' else 0} {cubin}\n"
+
+
+DRIVER = r"""
+// Loads and looks up anything, and has no code when it comes to it: as lazy loading may find out.
+static const char *names[] = {"one", "two"};
+int cuInit(unsigned flags) { return flags; }
+int cuGetErrorName(int status, const char **name) {
+    *name = "CUDA_ERROR_NO_BINARY_FOR_GPU";
+    return status != 209;
+}
+int cuLibraryLoadData(void **library, const void *image) {
+    *library = (void *)image;
+    return 0;
+}
+int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+    (void)library;
+    *kernel = &names[name[0] == 't'];
+    return 0;
+}
+int cuKernelGetName(const char **name, void *kernel) {
+    *name = *(const char **)kernel;
+    return 0;
+}
+int cuKernelGetFunction(void **function, void *kernel) {
+    (void)function, (void)kernel;
+    return 209;
+}
+int cuLaunchKernel(void *kernel) { return kernel == &names[1] ? 209 : 0; }
+int cuLaunchKernelEx(void *config, void *kernel) {
+    (void)config;
+    return cuLaunchKernel(kernel);
+}
+"""
+
+
+@pytest.mark.parametrize("calls", ["all", "none"])
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("cuKernelGetFunction", "get(&found, kernels[1])"),
+        ("cuLaunchKernel", "launch(kernels[1], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)"),
+        ("cuLaunchKernelEx", "launch_ex(config, kernels[1], 0, 0)"),
+    ],
+)
+def test_code_that_is_found_missing_late(tmp_path, calls, call, line):
+    library = two_kernels(tmp_path)
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver.c").write_text(DRIVER)
+    soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic"
+    cuda.c_compiler("-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver" / "libcuda.so.1", soname)
+    source = f"""
+    #include <assert.h>
+    #include <dlfcn.h>
+    #include <stdio.h>
+    int main(void) {{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW), *loaded, *kernels[2], *found;
+        const void *(*wrapper)(void) = dlsym(dlopen("{library}", RTLD_NOW), "wrapper");
+        int (*load)() = dlsym(driver, "cuLibraryLoadData"), (*look)() = dlsym(driver, "cuLibraryGetKernel");
+        int (*launch)() = dlsym(driver, "cuLaunchKernel"), (*launch_ex)() = dlsym(driver, "cuLaunchKernelEx");
+        int (*get)() = dlsym(driver, "cuKernelGetFunction"), config[32] = {{0}};
+        assert(!load(&loaded, wrapper(), 0, 0, 0, 0, 0, 0));
+        assert(!look(&kernels[0], loaded, "one") && !look(&kernels[1], loaded, "two"));
+        assert(!launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        for (int i = 0; i < 3; i++)
+            printf("%d ", {line});
+        (void)found, (void)config, (void)launch_ex, (void)get;
+    }}
+    """
+    program = hooked.compile_c(tmp_path / "client", source, prelude=False)
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
+    trace = tmp_path / "t.mp"
+    done = hooked.run(trace, program, env=env, device="real", options=["--calls", calls])
+    assert done.stdout == "209 " * 3
+    fact = f"no code for kernel 'two' ({call}: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
+    assert done.stderr == f"gpt-hook: warning: {library}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    assert Trace(trace).functions == ["one", "two"]
