@@ -11,6 +11,8 @@ from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
+from tests.stages.test_pypi import PACKAGES, fetch
+from tests.stages.tools import located, patch
 
 BUILD_ID = "0x0123456789abcdef"
 LIBRARY = r"""
@@ -407,3 +409,20 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
     (module,) = second.of("module")
     assert module["path"] == str(slim)
     assert slim.read_bytes()[module["offset"] :][:4] == b"\x50\xed\x55\xba"
+
+
+def test_a_library_from_pypi(tmp_path):
+    library = fetch(PACKAGES["curand"])
+    record = patch(located(library, "nothing", arch="sm_90"), "-o", tmp_path / "slim")
+    assert record["mode"] == "compact" and record["size_after"] < record["size_before"]
+    code = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+version = ctypes.c_int()
+print(library.curandGetVersion(ctypes.byref(version)), version.value)
+print(sorted({{line.split()[-1] for line in open("/proc/self/maps") if "curand" in line}}))
+"""
+    lines = replaced(tmp_path, sys.executable, "-c", code)
+    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert plain == [lines[0], str([str(library.resolve())])]
+    assert lines == [plain[0], str([str(tmp_path / "slim" / library.name)])] and lines[0].startswith("0 ")
