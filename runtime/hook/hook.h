@@ -6,9 +6,11 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   missing.c      what they say of GPU code that is not there
 //   graphs.c       the kernels of a graph
 //   gputime.c      when what was launched ran on the GPU
 //   libs.c         the shared libraries of the process, the devices
+//   replaced.c     which of them were replaced
 //   trace.c        the file: chunks, one writing thread each
 
 #ifndef GPT_HOOK_H
@@ -180,6 +182,7 @@ struct library {
     } segments[MAX_SEGMENTS];
     unsigned count;
     const char *path;
+    const char *replaces; // the path that the program knows, where it is another one
 };
 
 // What processes share: it lies in the first chunk, in bytes that hold no records.
@@ -210,6 +213,9 @@ struct live {
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
     struct map module_ids, function_ids; // by the driver's handles
+    struct map images;                   // where the code of a module or function was handed over
+    struct map missing;                  // what was told of, see missing.c
+    _Atomic uint32_t said;
 };
 extern struct live *hook_live;
 
@@ -339,10 +345,20 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
 uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
 
+// missing.c
+void hook_on_failure(struct frame *frame);
+void hook_set_image(uint64_t handle, const void *start); // it is at `start`
+void hook_share_image(uint64_t handle, uint64_t of);     // it is that of another handle
+const void *hook_image_of(uint64_t handle);
+
 // libs.c
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// replaced.c
+void hook_begin_replaced(void);
+bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);
