@@ -36,13 +36,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "chunk.h"
 #include "records.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
 #define TLS __thread __attribute__((tls_model("initial-exec")))
-#define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
 
 // Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUTS };
@@ -164,14 +164,6 @@ struct library {
     const char *path;
 };
 
-// What processes share: it lies in the first chunk, in bytes that hold no records.
-struct tail {
-    _Atomic uint64_t records; // of the segment
-    _Atomic uint64_t pid;     // whose file it is
-    _Atomic uint64_t ticket;  // number of the file's next chunk
-    uint64_t unused;
-};
-
 struct live {
     _Atomic uint32_t pid;   // of the process while its trace is on, else 0
     _Atomic uint32_t state; // see trace.c
@@ -226,8 +218,6 @@ bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the 
 bool hook_pad(struct thread *thread, size_t size); // skips bytes of the chunk
 unsigned char *hook_new_chunk(void);               // mapped for ever, or NULL
 void hook_set_used(unsigned char *chunk, uint32_t used);
-#define CHUNK_HEAD 34                  // bytes before a chunk's data
-#define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
 
 // Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \

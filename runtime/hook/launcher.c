@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "../cuda_abi.h"
+#include "../follow/follow.h"
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
@@ -29,7 +30,8 @@ static const char HELP[] =
     "       gpt-hook --help | --version\n"
     "\n"
     "run    run COMMAND and record what it does with the CUDA driver\n"
-    "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
+    "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK; a FIFO,\n"
+    "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
@@ -244,6 +246,62 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
+// The traces go to a private folder, and a helper makes them one stream.
+static void begin_stream(const char *where, const char *path, char **argv) {
+    struct follow follow = {.where = where, .output = -1, .argv = argv};
+    if (*where == '|') {
+        follow.shell = where + 1;
+    } else if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
+        if (isatty(STDOUT_FILENO))
+            fail(USAGE, "-o -", "standard output is a terminal");
+        follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+        if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+            fail(BAD, "standard error", "%s", strerror(errno));
+    } else { // waits for its reader, as a shell does
+        follow.output = open(path, O_WRONLY | O_CLOEXEC);
+    }
+    if (follow.output < 0 && !follow.shell)
+        fail(BAD, where, "%s", strerror(errno));
+
+    static char folder[PATH_MAX], traces[2 * PATH_MAX];
+    const char *parent = getenv("TMPDIR");
+    snprintf(folder, PATH_MAX - 8, "%s/gpt-hook.XXXXXX", parent && *parent == '/' ? parent : "/tmp");
+    if (!mkdtemp(folder))
+        fail(BAD, folder, "%s", strerror(errno));
+    follow.folder = folder;
+    if (!follow_start(&follow))
+        fail(BAD, "helper", "%s", strerror(errno));
+    size_t at = 0;
+    for (const char *from = folder; *from; from++) {
+        if (*from == '%')
+            traces[at++] = '%';
+        traces[at++] = *from;
+    }
+    strcpy(traces + at, "/%p");
+    setenv("GPT_HOOK_OUTPUT", traces, 1);
+    setenv("GPT_HOOK_FOLDER", folder, 1);
+}
+
+// Decides where the trace goes.
+static void begin_trace(const char *output, bool force, char **argv) {
+    unsetenv("GPT_HOOK_FOLDER");
+    char path[PATH_MAX] = "";
+    struct stat status;
+    bool stream = *output == '|' || !strcmp(output, "-");
+    if (!stream) {
+        if (strlen(output) > PATH_MAX - 512)
+            fail(USAGE, output, "the name is too long");
+        expand(output, path);
+    }
+    if (stream || (!stat(path, &status) && S_ISFIFO(status.st_mode))) {
+        begin_stream(output, path, argv);
+        return;
+    }
+    output = absolute(output);
+    prepare_output(output, force);
+    setenv("GPT_HOOK_OUTPUT", output, 1);
+}
+
 // Puts a value in front of a list in the environment.
 static void prepend(const char *name, const char *value, bool split_at_spaces) {
     if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
@@ -288,8 +346,8 @@ static int run(int argc, char **argv) {
         }
     if (optind == argc)
         fail(USAGE, "run", "no command; see gpt-hook --help");
-    if (!*output || output[strlen(output) - 1] == '/')
-        fail(USAGE, "-o", "no name of a file");
+    if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
+        fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
     if (!*calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
     bool simulated = !strcmp(device, "sim");
@@ -303,10 +361,7 @@ static int run(int argc, char **argv) {
         fail(MISSING, driver, "not found: run 'make runtime', or set GPT_RUNTIME");
     find_command(argv[optind], path);
     check_command(path);
-    output = absolute(output);
-    prepare_output(output, force);
-
-    setenv("GPT_HOOK_OUTPUT", output, 1);
+    begin_trace(output, force, argv + optind);
     setenv("GPT_HOOK_CALLS", calls, 1);
     prepend("LD_PRELOAD", library, true);
     if (simulated) {

@@ -33,8 +33,6 @@
 
 enum { FRESH, STARTING, ON, OFF };
 
-#define ENDED (1ull << 63) // in the ticket: the segment that owns the file has its end
-#define USED_AT 20         // the word in the chunk
 #define PAGE 4096
 
 struct live *hook_live;
@@ -43,6 +41,7 @@ TLS bool hook_in_vfork;
 static TLS bool busy; // this thread is in code that must not call itself
 
 static const char *template; // of the file's name
+static bool live_stream;     // the file lies in the folder of a helper that follows it
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
@@ -57,6 +56,8 @@ void hook_fail(const char *where, int error) {
     if (atomic_exchange(&hook_live->state, OFF) == OFF)
         return;
     atomic_store(&hook_live->pid, 0);
+    if (live_stream && error == ENOENT)
+        return; // nobody reads it any more
     const char *fact = strerrordesc_np(error);
     struct iovec parts[] = {
         {"gpt-hook: error: ", 17},
@@ -115,7 +116,7 @@ static unsigned char *map_chunk(int file, uint64_t number) {
 }
 
 void hook_set_used(unsigned char *chunk, uint32_t used) {
-    atomic_store_explicit((_Atomic uint32_t *)(chunk + USED_AT), htobe32(used), memory_order_release);
+    atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
 }
 
 // Takes the next chunk of the file. `flag` is ENDED for the last one.
@@ -153,8 +154,11 @@ unsigned char *hook_new_chunk(void) {
 static bool use_chunk(struct thread *thread, unsigned char *chunk) {
     if (!chunk)
         return false;
-    if (thread->previous)
+    if (thread->previous) {
+        struct tail *tail = (void *)(thread->previous + CHUNK_SIZE - CHUNK_TAIL);
+        atomic_store_explicit(&tail->closed, 1, memory_order_release);
         munmap(thread->previous, CHUNK_SIZE);
+    }
     thread->previous = thread->chunk;
     thread->chunk = chunk;
     thread->used = 0;
@@ -301,6 +305,21 @@ static int create(bool *first) {
     return file;
 }
 
+// When this process began, in clock ticks since boot.
+static uint64_t read_birth(void) {
+    char text[1024] = "";
+    int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        ssize_t size = read(file, text, sizeof(text) - 1);
+        text[size > 0 ? size : 0] = '\0';
+        close(file);
+    }
+    const char *at = strrchr(text, ')'); // the name before it may hold anything
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at, NULL, 10) : 0;
+}
+
 static struct tail *map_tail(int file) {
     char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, CHUNK_SIZE - PAGE);
     return page == MAP_FAILED ? NULL : (void *)(page + PAGE - CHUNK_TAIL);
@@ -361,12 +380,13 @@ static void announce(const char *how) {
         return;
     struct stat found;
     struct tail *tail = NULL;
-    unsigned char head[USED_AT];
-    if (!fstat(file, &found) && found.st_size >= CHUNK_SIZE && pread(file, head, USED_AT, 0) == USED_AT &&
-        !memcmp(head, HEAD, USED_AT))
+    unsigned char head[CHUNK_USED];
+    if (!fstat(file, &found) && found.st_size >= CHUNK_SIZE &&
+        pread(file, head, CHUNK_USED, 0) == CHUNK_USED && !memcmp(head, HEAD, CHUNK_USED))
         tail = map_tail(file);
     uint64_t number = tail ? atomic_fetch_add(&tail->ticket, 1) : 0;
-    bool exec = tail && atomic_load(&tail->pid) == (uint64_t)getpid() && !(number & ENDED);
+    bool exec = tail && atomic_load(&tail->pid) == (uint64_t)getpid() &&
+                atomic_load(&tail->born) == read_birth() && !(number & ENDED);
     unsigned char *chunk = tail && allocate(file, number & ~ENDED) ? map_chunk(file, number & ~ENDED) : NULL;
     close(file);
     if (chunk) {
@@ -414,6 +434,7 @@ static bool start(void) {
     hook_live->inode = found.st_ino;
     atomic_store(&hook_live->tail->ticket, 1);
     atomic_store(&hook_live->tail->pid, (uint64_t)pid);
+    atomic_store(&hook_live->tail->born, read_birth());
     use_chunk(thread, chunk);
 
     struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
@@ -459,6 +480,7 @@ static void forget(void) { madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED)
 
 void hook_trace_setup(void) {
     template = getenv("GPT_HOOK_OUTPUT");
+    live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
     struct live *live =
         mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (live == MAP_FAILED)
