@@ -170,6 +170,20 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
+    "range": {
+        "id": ("u64?", "number in the process, for its range_end; absent for a mark"),
+        "type": ("str", "push, start or mark"),
+        "thread": ("u64", "thread id"),
+        "domain": ("str?", "of NVTX; absent for the default one"),
+        "name": ("str?", "what the program calls it"),
+        "category": ("u64?", "of NVTX; absent for none"),
+        "start": ("u64", "time stamp"),
+    },
+    "range_end": {
+        "id": ("u64", "of the range; one that began before a fork is in the trace of the parent"),
+        "thread": ("u64", "thread id"),
+        "end": ("u64", "time stamp"),
+    },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),
         "data": ("bin", "whole records; zero bytes between them are padding"),

@@ -5,6 +5,7 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   nvtx.c         ranges and marks of the program
 //   libs.c         the shared libraries of the process, the devices
 //   trace.c        the file: chunks, one writing thread each
 

@@ -364,6 +364,9 @@ static int run(int argc, char **argv) {
     begin_trace(output, force, argv + optind);
     setenv("GPT_HOOK_CALLS", calls, 1);
     prepend("LD_PRELOAD", library, true);
+    const char *injection = getenv("NVTX_INJECTION64_PATH");
+    if (!injection || !*injection)
+        setenv("NVTX_INJECTION64_PATH", library, 1);
     if (simulated) {
         *strrchr(driver, '/') = '\0';
         prepend("LD_LIBRARY_PATH", driver, false);
