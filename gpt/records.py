@@ -170,6 +170,17 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
+    "ioctl": {
+        "thread": ("u64", "thread id"),
+        "parent": ("u64?", "start of the row of the driver call that it is part of"),
+        "device": ("str", "/dev/nvidia..."),
+        "request": ("u64", "number of the ioctl"),
+        "name": ("str", "of the escape, as NVIDIA's kernel modules name it; else the number"),
+        "command": ("u64?", "of NV_ESC_RM_CONTROL, class of NV_ESC_RM_ALLOC, escape of NV_ESC_IOCTL_XFER_CMD"),
+        "start": ("u64", "time stamp"),
+        "duration": ("u64", "as of time stamps"),
+        "error": ("u64?", "errno; absent where it worked"),
+    },
     "range": {
         "id": ("u64?", "number in the process, for its range_end; absent for a mark"),
         "type": ("str", "push, start or mark"),

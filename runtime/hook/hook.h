@@ -5,6 +5,7 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   ioctl.c        what the driver asks the kernel for
 //   nvtx.c         ranges and marks of the program
 //   libs.c         the shared libraries of the process, the devices
 //   trace.c        the file: chunks, one writing thread each
@@ -247,6 +248,7 @@ static inline uint64_t hook_now(void) {
 
 // calls.c
 bool hook_new_launch_rows(uint32_t function);
+uint64_t hook_call_in_flight(const struct thread *thread); // the innermost: start of its row, or 0
 
 // decode.c
 struct known {
@@ -269,6 +271,8 @@ bool hook_is_old(const char *name);               // whether the function withou
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void *hook_driver_function(const char *symbol);  // the real one, or NULL
 bool hook_driver_is_simulated(void);
+extern void *(*hook_real_dlsym)(void *, const char *);
+void hook_find_real(void);
 extern handler hook_on_get_proc_address;
 
 // modules.c
@@ -280,6 +284,9 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// ioctl.c
+void hook_ioctl_setup(void);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);

@@ -24,8 +24,8 @@
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--device real|sim] [--] COMMAND [ARG "
-    "...]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--ioctl] [--device real|sim] [--]\n"
+    "                    COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -35,6 +35,7 @@ static const char HELP[] =
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
+    "      --ioctl         record what the driver asks the kernel for\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 
@@ -316,12 +317,16 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"output", required_argument, NULL, 'o'},
+        {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},
+        {"device", required_argument, NULL, 'd'},
+        {"ioctl", no_argument, NULL, 'i'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
     const char *output = "trace.mp", *calls = "all", *device = "real";
-    bool force = false;
+    bool force = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -335,6 +340,9 @@ static int run(int argc, char **argv) {
             break;
         case 'd':
             device = optarg;
+            break;
+        case 'i':
+            ioctls = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -363,6 +371,9 @@ static int run(int argc, char **argv) {
     check_command(path);
     begin_trace(output, force, argv + optind);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    unsetenv("GPT_HOOK_IOCTL");
+    if (ioctls)
+        setenv("GPT_HOOK_IOCTL", "1", 1);
     prepend("LD_PRELOAD", library, true);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
     if (!injection || !*injection)
