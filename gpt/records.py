@@ -130,6 +130,7 @@ KINDS: dict[str, Keys] = {
         "offset": ("u64?", "file offset of the image"),
         "size": ("u64?", "bytes of the image"),
         "data": ("bin?", "the image"),
+        "saved": ("str?", "the file that gpt-hook --save-modules wrote it to"),
     },
     "function": {
         "id": ("u64", "number in the segment"),

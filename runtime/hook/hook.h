@@ -7,6 +7,7 @@
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   ioctl.c        what the driver asks the kernel for
 //   nvtx.c         ranges and marks of the program
+//   save.c         images of modules, kept in files
 //   libs.c         the shared libraries of the process, the devices
 //   trace.c        the file: chunks, one writing thread each
 
@@ -214,6 +215,7 @@ static inline struct thread *hook_this_thread(void) {
 void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
+void hook_say(const char *where, int error, const char *consequence);
 bool hook_open(struct gpt_buffer *buffer,
                bool fresh);                        // room for a record, in a fresh chunk if the last had none
 bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the trace
@@ -284,6 +286,11 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// save.c
+void hook_save_setup(void);
+const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
+                            char path[4096]);
 
 // ioctl.c
 void hook_ioctl_setup(void);

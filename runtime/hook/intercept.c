@@ -351,6 +351,7 @@ __attribute__((constructor)) static void setup(void) {
     hook_trace_setup();
     hook_decode_setup();
     hook_ioctl_setup();
+    hook_save_setup();
     if (!hook_real_dlsym)
         hook_find_real();
     for (unsigned i = 0; i < HOOK_NAMES; i++) {

@@ -24,8 +24,8 @@
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--ioctl] [--device real|sim] [--]\n"
-    "                    COMMAND [ARG ...]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--ioctl]\n"
+    "                    [--save-modules DIR] [--device real|sim] [--] COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -36,6 +36,7 @@ static const char HELP[] =
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
     "      --ioctl         record what the driver asks the kernel for\n"
+    "      --save-modules DIR  keep the images of modules that lie in no file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 
@@ -303,6 +304,14 @@ static void begin_trace(const char *output, bool force, char **argv) {
     setenv("GPT_HOOK_OUTPUT", output, 1);
 }
 
+static void save_modules(const char *folder) {
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        fail(BAD, folder, "%s", strerror(errno));
+    if (access(folder, W_OK | X_OK))
+        fail(BAD, folder, "%s", strerror(errno));
+    setenv("GPT_HOOK_MODULES", absolute(folder), 1);
+}
+
 // Puts a value in front of a list in the environment.
 static void prepend(const char *name, const char *value, bool split_at_spaces) {
     if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
@@ -317,15 +326,12 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'},
-        {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},
-        {"device", required_argument, NULL, 'd'},
-        {"ioctl", no_argument, NULL, 'i'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
+        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
+        {"ioctl", no_argument, NULL, 'i'},        {"save-modules", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},         {0},
     };
-    const char *output = "trace.mp", *calls = "all", *device = "real";
+    const char *output = "trace.mp", *calls = "all", *device = "real", *modules = NULL;
     bool force = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
@@ -340,6 +346,9 @@ static int run(int argc, char **argv) {
             break;
         case 'd':
             device = optarg;
+            break;
+        case 's':
+            modules = optarg;
             break;
         case 'i':
             ioctls = true;
@@ -371,6 +380,9 @@ static int run(int argc, char **argv) {
     check_command(path);
     begin_trace(output, force, argv + optind);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    unsetenv("GPT_HOOK_MODULES");
+    if (modules)
+        save_modules(modules);
     unsetenv("GPT_HOOK_IOCTL");
     if (ioctls)
         setenv("GPT_HOOK_IOCTL", "1", 1);

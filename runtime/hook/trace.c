@@ -52,22 +52,25 @@ static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
 
 // Errors
 
-void hook_fail(const char *where, int error) {
-    if (atomic_exchange(&hook_live->state, OFF) == OFF)
-        return;
-    atomic_store(&hook_live->pid, 0);
-    if (live_stream && error == ENOENT)
-        return; // nobody reads it any more
+void hook_say(const char *where, int error, const char *consequence) {
     const char *fact = strerrordesc_np(error);
     struct iovec parts[] = {
         {"gpt-hook: error: ", 17},
         {(void *)where, strlen(where)},
         {": ", 2},
         {(void *)fact, fact ? strlen(fact) : 0},
-        {"; nothing more is recorded\n", 27},
+        {(void *)consequence, strlen(consequence)},
     };
     if (writev(STDERR_FILENO, parts, 5) < 0)
         return;
+}
+
+void hook_fail(const char *where, int error) {
+    if (atomic_exchange(&hook_live->state, OFF) == OFF)
+        return;
+    atomic_store(&hook_live->pid, 0);
+    if (!live_stream || error != ENOENT) // else nobody reads it any more
+        hook_say(where, error, "; nothing more is recorded\n");
 }
 
 // Chunks
