@@ -9,6 +9,7 @@
 //   nvtx.c         ranges and marks of the program
 //   save.c         images of modules, kept in files
 //   libs.c         the shared libraries of the process, the devices
+//   exits.c        how a process ends
 //   trace.c        the file: chunks, one writing thread each
 
 #ifndef GPT_HOOK_H
@@ -286,6 +287,9 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// exits.c
+void hook_exits_setup(void);
 
 // save.c
 void hook_save_setup(void);

@@ -248,6 +248,14 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
+// Others tell the trace of the command, if it has one, where theirs are.
+static void set_output(const char *template) {
+    char path[PATH_MAX];
+    expand(template, path);
+    setenv("GPT_HOOK_OUTPUT", template, 1);
+    setenv("GPT_HOOK_ROOT", path, 1);
+}
+
 // The traces go to a private folder, and a helper makes them one stream.
 static void begin_stream(const char *where, const char *path, char **argv) {
     struct follow follow = {.where = where, .output = -1, .argv = argv};
@@ -280,7 +288,7 @@ static void begin_stream(const char *where, const char *path, char **argv) {
         traces[at++] = *from;
     }
     strcpy(traces + at, "/%p");
-    setenv("GPT_HOOK_OUTPUT", traces, 1);
+    set_output(traces);
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
@@ -301,7 +309,7 @@ static void begin_trace(const char *output, bool force, char **argv) {
     }
     output = absolute(output);
     prepare_output(output, force);
-    setenv("GPT_HOOK_OUTPUT", output, 1);
+    set_output(output);
 }
 
 static void save_modules(const char *folder) {
