@@ -9,6 +9,7 @@
 //   nvtx.c         ranges and marks of the program
 //   save.c         images of modules, kept in files
 //   libs.c         the shared libraries of the process, the devices
+//   bus.c          its mappings, and who truncates them
 //   exits.c        how a process ends
 //   trace.c        the file: chunks, one writing thread each
 
@@ -39,6 +40,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "chunk.h"
 #include "records.h"
@@ -153,6 +155,7 @@ void hook_leave(struct frame *frame);
 #define MAX_LIBRARIES 4096
 #define MAX_SEGMENTS 4
 #define MAX_LAUNCH_CHUNKS 64
+#define MAX_MAPPINGS 16384
 #define PATH_BYTES (512u << 10)
 
 struct map { // open addressing; keys are never 0 and never removed
@@ -184,6 +187,10 @@ struct live {
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
     struct map module_ids, function_ids; // by the driver's handles
+    struct {
+        unsigned char *_Atomic start;
+        _Atomic size_t size;
+    } mappings[MAX_MAPPINGS]; // of the file
 };
 extern struct live *hook_live;
 
@@ -216,7 +223,8 @@ static inline struct thread *hook_this_thread(void) {
 void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
-void hook_say(const char *where, int error, const char *consequence);
+void hook_turn_off(const char *where, const char *fact);
+void hook_say(const char *where, const char *fact, const char *consequence);
 bool hook_open(struct gpt_buffer *buffer,
                bool fresh);                        // room for a record, in a fresh chunk if the last had none
 bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the trace
@@ -287,6 +295,11 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// bus.c
+unsigned char *hook_map(int file, size_t size, off_t at); // may be written whatever becomes of the file
+void hook_unmap(unsigned char *start, size_t size);
+void hook_bus_setup(void);
 
 // exits.c
 void hook_exits_setup(void);

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -45,7 +46,8 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
     int error = errno;
     if (file >= 0)
         unlink(part);
+    const char *fact = strerrordesc_np(error);
     if (!atomic_exchange(&complained, true))
-        hook_say(path, error, "; it is not saved\n");
+        hook_say(path, fact ? fact : "unknown error", "; it is not saved\n");
     return NULL;
 }

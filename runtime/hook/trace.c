@@ -53,25 +53,30 @@ static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
 
 // Errors
 
-void hook_say(const char *where, int error, const char *consequence) {
-    const char *fact = strerrordesc_np(error);
+void hook_say(const char *where, const char *fact, const char *consequence) {
     struct iovec parts[] = {
         {"gpt-hook: error: ", 17},
         {(void *)where, strlen(where)},
         {": ", 2},
-        {(void *)fact, fact ? strlen(fact) : 0},
+        {(void *)fact, strlen(fact)},
         {(void *)consequence, strlen(consequence)},
     };
     if (writev(STDERR_FILENO, parts, 5) < 0)
         return;
 }
 
-void hook_fail(const char *where, int error) {
+void hook_turn_off(const char *where, const char *fact) {
     if (atomic_exchange(&hook_live->state, OFF) == OFF)
         return;
     atomic_store(&hook_live->pid, 0);
-    if (!live_stream || error != ENOENT) // else nobody reads it any more
-        hook_say(where, error, "; nothing more is recorded\n");
+    if (fact)
+        hook_say(where, fact, "; nothing more is recorded\n");
+}
+
+void hook_fail(const char *where, int error) {
+    const char *fact = strerrordesc_np(error);
+    bool unread = live_stream && error == ENOENT; // nobody reads it any more
+    hook_turn_off(where, unread ? NULL : fact ? fact : "unknown error");
 }
 
 // Chunks
@@ -107,9 +112,8 @@ static bool allocate(int file, uint64_t number) {
 }
 
 static unsigned char *map_chunk(int file, uint64_t number) {
-    unsigned char *chunk =
-        mmap(NULL, CHUNK_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(number * CHUNK_SIZE));
-    if (chunk == MAP_FAILED)
+    unsigned char *chunk = hook_map(file, CHUNK_SIZE, (off_t)(number * CHUNK_SIZE));
+    if (!chunk)
         return NULL;
     madvise(chunk, CHUNK_SIZE,
             MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
@@ -161,7 +165,7 @@ static bool use_chunk(struct thread *thread, unsigned char *chunk) {
     if (thread->previous) {
         struct tail *tail = (void *)(thread->previous + CHUNK_SIZE - CHUNK_TAIL);
         atomic_store_explicit(&tail->closed, 1, memory_order_release);
-        munmap(thread->previous, CHUNK_SIZE);
+        hook_unmap(thread->previous, CHUNK_SIZE);
     }
     thread->previous = thread->chunk;
     thread->chunk = chunk;
@@ -325,8 +329,8 @@ static uint64_t read_birth(void) {
 }
 
 static struct tail *map_tail(int file) {
-    char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, CHUNK_SIZE - PAGE);
-    return page == MAP_FAILED ? NULL : (void *)(page + PAGE - CHUNK_TAIL);
+    unsigned char *page = hook_map(file, PAGE, CHUNK_SIZE - PAGE);
+    return page ? (void *)(page + PAGE - CHUNK_TAIL) : NULL;
 }
 
 // The command line of this process, at most 64 KiB of it.
@@ -395,7 +399,7 @@ static bool open_other(struct other *other, const char *path) {
 }
 
 static void close_other(struct other *other) {
-    munmap((char *)other->tail + CHUNK_TAIL - PAGE, PAGE);
+    hook_unmap((unsigned char *)other->tail + CHUNK_TAIL - PAGE, PAGE);
     close(other->file);
 }
 
@@ -407,6 +411,7 @@ static bool was_ours(const struct other *other) {
 // Writes records to a chunk of their own in another trace, as a segment of their own where that has its end:
 // who we are, and with `end` that nothing more comes.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
+    hook_bus_setup();
     uint64_t number = atomic_fetch_add(&other->tail->ticket, 1);
     bool ended = number & ENDED;
     number &= ~ENDED;
@@ -424,7 +429,7 @@ static void write_other(struct other *other, const struct gpt_child *child, bool
     if (end)
         atomic_fetch_or(&other->tail->ticket, ENDED);
     hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-    munmap(chunk, CHUNK_SIZE);
+    hook_unmap(chunk, CHUNK_SIZE);
 }
 
 // The path of a trace as a record in another one has it: relative to its folder.
@@ -478,6 +483,7 @@ static bool start(void) {
         atomic_store(&hook_live->state, OFF);
         return false;
     }
+    hook_bus_setup();
     bool first;
     int file = create(&first);
     struct stat found;

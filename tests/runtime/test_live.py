@@ -84,7 +84,8 @@ def calls(records: list[dict]) -> list[dict]:
         if record["kind"] == "api":
             apis[record["id"]] = record
         if record["kind"] == "calls":
-            found += [row | {"name": apis[row["api"]]["name"]} for row in hooked.rows(record)]
+            told = {"thread": record["thread"]}
+            found += [row | told | {"name": apis[row["api"]]["name"]} for row in hooked.rows(record)]
     return found
 
 
@@ -100,7 +101,7 @@ def test_a_stream_tells_what_a_file_does(tmp_path):
     assert segment[-1]["kind"] == "end"
     found = calls(records)
     assert Counter(call["name"] for call in found) == trace.names
-    assert all(call["duration"] for call in found) and len({(c["start"], c["name"]) for c in found}) == len(found)
+    assert all(call["duration"] for call in found) and len({(c["start"], c["thread"]) for c in found}) == len(found)
     assert launches(records) == trace.launches
     for kind in ("library", "module", "function", "device"):
         assert sum(r["kind"] == kind for r in records) == len(trace.of(kind)), kind
