@@ -160,10 +160,22 @@ KINDS: dict[str, Keys] = {
         "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
         "op": ("str", "what it does within its type: alloc, free, HtoD, launch, ..."),
     },
+    "graph": {
+        "exec": ("u64", "handle of the graph that can be launched"),
+        "at": ("u64", "time stamp: later launches of the handle mean this graph"),
+        "nodes": ("u64", "nodes, those of graphs inside it included"),
+        "functions": ("[u64]", "ids of the functions that its kernel nodes launch"),
+        "launches": ("[u64]", "how often each of them is launched"),
+    },
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "a row for each function; rows of zero bytes are padding"),
+        "rows": ("bin", "rows of zero bytes are padding"),
+    },
+    "counts": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "rows of zero bytes are padding"),
     },
     "calls": {
         "thread": ("u64", "thread id"),
@@ -195,6 +207,11 @@ KINDS: dict[str, Keys] = {
         "id": ("u64", "of the range; one that began before a fork is in the trace of the parent"),
         "thread": ("u64", "thread id"),
         "end": ("u64", "time stamp"),
+    },
+    "gpu_times": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),

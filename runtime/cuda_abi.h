@@ -34,6 +34,11 @@ enum {
 };
 
 enum {
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
+enum {
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
 };
 
@@ -68,6 +73,21 @@ typedef struct {
 } CUlaunchConfig;
 
 enum { CU_MEMORYTYPE_HOST = 1 };
+
+enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+};
+
+typedef struct {
+    void *func;
+    uint32_t gridDimX, gridDimY, gridDimZ;
+    uint32_t blockDimX, blockDimY, blockDimZ;
+    uint32_t sharedMemBytes;
+    void **kernelParams, **extra;
+    void *kern; // where func is NULL
+    void *ctx;
+} CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct {
     size_t srcXInBytes, srcY;

@@ -25,7 +25,7 @@
 #include "follow.h"
 
 #define TICK 50    // ms between two looks at the files
-#define SEARCH 250 // ms between two looks at all processes
+#define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
 static struct output output;
@@ -209,13 +209,14 @@ static void put_empty_segment(pid_t pid) {
 
 static _Noreturn void follow(pid_t root, int root_file, pid_t reader) {
     uint64_t searched = 0;
-    bool ended = false, nothing = true, gone = false;
+    unsigned absent = 0; // how often in a row nobody was left: a look misses who is forked meanwhile
+    bool ended = false, nothing = true;
     while (!stopped) {
-        if (ended && !gone && now() - searched > SEARCH * 1000000ull) {
-            gone = !anybody_left();
+        if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
+            absent = anybody_left() ? 0 : absent + 1;
             searched = now();
         }
-        bool last = gone; // who is gone now wrote nothing later than this look at the folder
+        bool last = absent == 2; // who is gone now wrote nothing later than this look at the folder
         find_traces();
         if (traces)
             nothing = false;

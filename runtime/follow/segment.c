@@ -1,9 +1,9 @@
 // One trace, read while it is written.
 //
 // Most records never change once a chunk's `used` counts them: they are passed on as they are. But the rows
-// of `calls` are filled in later, and those of `launches` count up. So a row of `calls` is passed on when its
-// call has returned, in a record of its own with its neighbours, and of `launches` what was added since.
-// Rows of other kinds wait for the end of the segment.
+// of `calls` and `gpu_times` are filled in later, and those of `launches` and `counts` count up. So a row of
+// `calls` is passed on when its call has returned, in a record with its neighbours, one of `gpu_times` when
+// it is there, and of counts what was added since. Rows of other kinds wait for the end of the segment.
 //
 // A reader shall know a function before its calls. The hook writes `api` before the row, so it is enough to
 // look the other way round: first at the rows, then at the records, which are written out first.
@@ -34,6 +34,7 @@ struct rows { // of one record
     const unsigned char *at;
     uint32_t count, stride, first; // the first that was not passed on
     enum { CALLS, COUNTS, OTHER } way;
+    bool at_once; // a row is whole from its start on
     struct place {
         uint32_t offset, size; // bytes; size 0: there is none
     } start, duration, number;
@@ -200,7 +201,10 @@ static void read_field(struct cursor *cursor, struct rows *rows) {
     struct place place = {(uint32_t)offset.number, is(type, "u64") ? 8 : is(type, "u32") ? 4 : 0};
     if (is(name, "start"))
         rows->start = place;
-    else if (is(name, "duration"))
+    else if (is(name, "begin")) {
+        rows->start = place;
+        rows->at_once = true;
+    } else if (is(name, "duration"))
         rows->duration = place;
     else if (is(name, "count"))
         rows->number = place;
@@ -272,7 +276,7 @@ static uint64_t take_rows(struct bytes *bytes, struct rows *rows, bool last, boo
                     row = rows->count; // nor are those behind it in use
                     break;
                 }
-                if (rows->passed[row] || (!last && !load(at, rows->duration)))
+                if (rows->passed[row] || (!last && !rows->at_once && !load(at, rows->duration)))
                     continue;
                 rows->passed[row] = 1;
             } else if (rows->way == COUNTS) {

@@ -24,7 +24,7 @@
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--ioctl]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
     "                    [--save-modules DIR] [--device real|sim] [--] COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
@@ -34,7 +34,9 @@ static const char HELP[] =
     "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
+    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      (all,-query)\n"
+    "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
     "      --save-modules DIR  keep the images of modules that lie in no file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
@@ -334,13 +336,18 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
-        {"ioctl", no_argument, NULL, 'i'},        {"save-modules", required_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"output", required_argument, NULL, 'o'},
+        {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},
+        {"gpu-time", no_argument, NULL, 'g'},
+        {"ioctl", no_argument, NULL, 'i'},
+        {"save-modules", required_argument, NULL, 's'},
+        {"device", required_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
-    const char *output = "trace.mp", *calls = "all", *device = "real", *modules = NULL;
-    bool force = false, ioctls = false;
+    const char *output = "trace.mp", *calls = "all,-query", *device = "real", *modules = NULL;
+    bool force = false, gpu_time = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -360,6 +367,9 @@ static int run(int argc, char **argv) {
             break;
         case 'i':
             ioctls = true;
+            break;
+        case 'g':
+            gpu_time = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -394,6 +404,10 @@ static int run(int argc, char **argv) {
     unsetenv("GPT_HOOK_IOCTL");
     if (ioctls)
         setenv("GPT_HOOK_IOCTL", "1", 1);
+    if (gpu_time)
+        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+    else
+        unsetenv("GPT_HOOK_GPU_TIME");
     prepend("LD_PRELOAD", library, true);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
     if (!injection || !*injection)

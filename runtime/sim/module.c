@@ -23,6 +23,7 @@ struct module {
     const char *image;
     uint64_t size;
     bool opaque; // has compressed parts
+    bool text;   // is PTX
     void *owned;
     struct function *functions;
 };
@@ -63,6 +64,7 @@ static CUresult take_image(struct module *module, const void *start) {
         uint64_t segments = head->e_phoff + (uint64_t)head->e_phnum * head->e_phentsize;
         module->size = sections > segments ? sections : segments;
     } else {
+        module->text = true;
         module->size = strlen(start);
         if (!memmem(start, module->size, ".version", 8))
             return CUDA_ERROR_INVALID_IMAGE;
@@ -197,6 +199,33 @@ API cuLibraryGetGlobal(CUdeviceptr *memory, size_t *size, void *library, const c
 
 API cuLibraryGetManaged(CUdeviceptr *memory, size_t *size, void *library, const char *name) {
     return cuModuleGetGlobal_v2(memory, size, library, name);
+}
+
+// Those of PTX; other images have none.
+API cuModuleGetFunctionCount(unsigned *count, void *handle) {
+    struct module *module = handle;
+    if (!is_kind(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *count = 0;
+    for (const char *at = module->image; module->text && (at = strstr(at, ".entry ")); at++)
+        ++*count;
+    return CUDA_SUCCESS;
+}
+
+API cuModuleEnumerateFunctions(void **functions, unsigned count, void *handle) {
+    struct module *module = handle;
+    if (!is_kind(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    const char *at = module->image;
+    for (unsigned i = 0; module->text && i < count && (at = strstr(at, ".entry ")); i++) {
+        char name[256] = "";
+        at += strlen(".entry ");
+        strncat(name, at, strcspn(at, "( \n") % sizeof(name));
+        CUresult status = find(&functions[i], module, name);
+        if (status)
+            return status;
+    }
+    return CUDA_SUCCESS;
 }
 
 API cuKernelGetFunction(void **function, void *kernel) {

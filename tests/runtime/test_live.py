@@ -14,6 +14,7 @@ import pytest
 from gpt import stream
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
+from tests.runtime.test_gpu_time import WORK
 from tests.runtime.test_trace import FORK, LOOP, THREADS
 
 # Launches when it is told to by a line, and says so.
@@ -31,9 +32,11 @@ int main(void) {
 }
 """
 
+ASKS = "for (int i = 0, version; i < 1000; i++)\n cuDriverGetVersion(&version);\n return NULL"
 
-def live(output, *args, **more) -> subprocess.Popen:
-    line = hooked.command("run", "-o", output, "--device", "sim", "--", *args)
+
+def live(output, *args, options=("--calls", "all"), **more) -> subprocess.Popen:
+    line = hooked.command("run", "-o", output, "--device", "sim", *options, "--", *args)
     return subprocess.Popen(line, **more)
 
 
@@ -105,6 +108,25 @@ def test_a_stream_tells_what_a_file_does(tmp_path):
     assert launches(records) == trace.launches
     for kind in ("library", "module", "function", "device"):
         assert sum(r["kind"] == kind for r in records) == len(trace.of(kind)), kind
+
+
+def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), "-DROUNDS=5000")
+    process = live("-", program, options=["--gpu-time"], stdout=subprocess.PIPE)
+    records = read(process.communicate()[0])
+    assert process.returncode == 0 and len(segments(records)) == 1
+    apis, timed, counted = {}, Counter(), Counter()
+    for record in records:
+        if record["kind"] == "api":
+            apis[record["id"]] = record["name"]
+        elif record["kind"] in ("gpu_times", "counts"):
+            for row in hooked.rows(record):
+                if record["kind"] == "counts":
+                    counted[apis[row["api"]]] += row["count"]
+                else:
+                    timed[apis[row["api"]]] += 1
+    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * 5000)
+    assert counted["cuDriverGetVersion"] == 4 * 1000
 
 
 def test_output_of_the_program_goes_to_standard_error(tmp_path):
