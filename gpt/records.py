@@ -69,6 +69,7 @@ KINDS: dict[str, Keys] = {
         "sha256": ("str?", "hexadecimal, of the file"),
         "machine": ("str?", "x86_64, aarch64 or cuda"),
         "gpu": ("u64?", "bytes of its sections that hold GPU code; absent where a trace saw none"),
+        "replaces": ("str?", "the path that the program knows, where gpt-hook put this file in its place"),
     },
     "library_end": {"path": ("str", "of the library that is complete with this record")},
     "element": {

@@ -140,4 +140,21 @@ struct fatbin_region {
     uint64_t size; // bytes after the header
 };
 
+enum { FATBIN_DEAD = 0, FATBIN_PTX = 1, FATBIN_CUBIN = 2 };
+
+struct fatbin_element {
+    uint16_t kind, version;
+    uint32_t header_size;
+    uint64_t payload_size;
+    uint32_t packed_size, options_offset;
+    uint16_t minor, major;
+    uint32_t arch; // 90
+    uint32_t name_offset, name_size;
+    uint64_t flags;
+};
+
+#define FATBIN_PACKED (1u << 13 | 1u << 15) // LZ4, zstd
+#define FATBIN_SUFFIX_A (1u << 20)
+#define FATBIN_SUFFIX_F (1u << 21)
+
 #endif

@@ -336,6 +336,11 @@ void hook_leave(struct frame *frame) {
         hook_gpu_end(frame, done);
     if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
+    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH)) {
+        int error = errno;
+        hook_on_failure(frame);
+        errno = error;
+    }
     if (done && slot->on_return) {
         int error = errno;
         slot->on_return(frame);

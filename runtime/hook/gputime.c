@@ -123,7 +123,26 @@ static void give_event(struct timeline *timeline, void *event) {
         timeline->spare[timeline->spares++] = event;
 }
 
-// A new base once the last is a second old. Waits 0.1 ms at most: a stream may share its way with a busy one.
+// Records the event at a time that is known well: not while the driver prepares its first use, or the thread
+// is put aside. Gives the time, or 0. Waits 0.1 ms a try at most: the stream may share its way with a busy
+// one.
+static uint64_t record_now(const struct timeline *timeline, void *event, uint64_t second) {
+    for (int tries = 0; tries < 10; tries++) {
+        uint64_t start = hook_now(), end;
+        if (cu.record(event, timeline->stream) != CUDA_SUCCESS)
+            return 0;
+        CUresult status;
+        do {
+            status = cu.query(event);
+            end = hook_now();
+        } while (status == CUDA_ERROR_NOT_READY && end - start < second / 10000);
+        if (status == CUDA_SUCCESS && end - start < second / 50000)
+            return start + (end - start) / 2;
+    }
+    return 0;
+}
+
+// A new base once the last is a second old.
 static void renew_base(struct timeline *timeline) {
     uint64_t now = hook_now(), second = hook_has_tsc ? hook_tsc_hz() : 1000000000;
     if (timeline->base && now - timeline->base->stamp < second)
@@ -131,21 +150,11 @@ static void renew_base(struct timeline *timeline) {
     struct base *base = timeline->bases;
     while (base < timeline->bases + BASES && (base->users || base == timeline->base))
         base++;
-    if (base == timeline->bases + BASES || (!base->event && !(base->event = take_event(timeline))))
-        return;
-    now = hook_now();
-    if (cu.record(base->event, timeline->stream) != CUDA_SUCCESS)
-        return;
-    uint64_t end, limit = now + second / 10000;
-    CUresult status;
-    do {
-        status = cu.query(base->event);
-        end = hook_now();
-    } while (status == CUDA_ERROR_NOT_READY && end < limit);
-    if (status != CUDA_SUCCESS)
-        return;
-    base->stamp = now + (end - now) / 2;
-    timeline->base = base;
+    if (base < timeline->bases + BASES && (base->event || (base->event = take_event(timeline))) &&
+        (now = record_now(timeline, base->event, second))) {
+        base->stamp = now;
+        timeline->base = base;
+    }
 }
 
 // Reading

@@ -6,12 +6,14 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
-//   ioctl.c        what the driver asks the kernel for
-//   nvtx.c         ranges and marks of the program
+//   missing.c      what they say of GPU code that is not there
 //   save.c         images of modules, kept in files
 //   graphs.c       the kernels of a graph
 //   gputime.c      when what was launched ran on the GPU
+//   ioctl.c        what the driver asks the kernel for
+//   nvtx.c         ranges and marks of the program
 //   libs.c         the shared libraries of the process, the devices
+//   replaced.c     which of them were replaced
 //   bus.c          its mappings, and who truncates them
 //   exits.c        how a process ends
 //   trace.c        the file: chunks, one writing thread each
@@ -187,6 +189,7 @@ struct library {
     } segments[MAX_SEGMENTS];
     unsigned count;
     const char *path;
+    const char *replaces; // the path that the program knows, where it is another one
 };
 
 struct live {
@@ -213,6 +216,9 @@ struct live {
         unsigned char *_Atomic start;
         _Atomic size_t size;
     } mappings[MAX_MAPPINGS]; // of the file
+    struct map images;        // where the code of a module or function was handed over
+    struct map missing;       // what was told of, see missing.c
+    _Atomic uint32_t said;
 };
 extern struct live *hook_live;
 
@@ -347,6 +353,12 @@ _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
 uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
 uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
 
+// missing.c
+void hook_on_failure(struct frame *frame);
+void hook_set_image(uint64_t handle, const void *start); // it is at `start`
+void hook_share_image(uint64_t handle, uint64_t of);     // it is that of another handle
+const void *hook_image_of(uint64_t handle);
+
 // libs.c
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
@@ -367,6 +379,10 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
 
 // ioctl.c
 void hook_ioctl_setup(void);
+
+// replaced.c
+void hook_begin_replaced(void);
+bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);

@@ -98,6 +98,7 @@ void hook_on_module_image(struct frame *frame) {
     hook_scan_libraries();
 
     struct image image = read_image(given);
+    hook_set_image(out(frame), image.start);
     char buffer[4096], digest[65];
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;
@@ -156,6 +157,7 @@ void hook_on_module_file(struct frame *frame) {
 // cuLibraryGetModule: one more handle of the library.
 void hook_on_library_module(struct frame *frame) {
     set(&hook_live->module_ids, out(frame), get(&hook_live->module_ids, frame->args[1]));
+    hook_share_image(out(frame), frame->args[1]);
 }
 
 // Functions
@@ -187,8 +189,10 @@ static uint32_t name_function(uint64_t handle, uint64_t module, const char *name
 
 void hook_on_function(struct frame *frame) {
     const char *name = (const char *)frame->args[2];
-    if (name && hook_this_thread())
+    if (name && hook_this_thread()) {
         name_function(out(frame), get(&hook_live->module_ids, frame->args[1]), name);
+        hook_share_image(out(frame), frame->args[1]);
+    }
 }
 
 // Functions are found by enumeration, and through private tables, without a name. The driver tells it, of
@@ -219,6 +223,7 @@ void hook_on_kernel_function(struct frame *frame) {
     uint64_t value = get(&hook_live->function_ids, frame->args[1]);
     if (value)
         set(&hook_live->function_ids, out(frame), value);
+    hook_share_image(out(frame), frame->args[1]);
 }
 
 static void look(uint64_t handle, const char *what, const char *name) {

@@ -72,7 +72,7 @@ print(out.sum().item())
 JAX = """
 import jax, jax.numpy as jnp
 f = jax.jit(lambda x: jnp.tanh(x @ x).sum())
-print([float(f(jnp.full((256, 256), 0.001 * i))) for i in range(5)])
+print(["%.4g" % float(f(jnp.full((256, 256), 0.001 * i))) for i in range(5)])  # XLA chooses its kernels by timing
 """
 CUPY = """
 import cupy
@@ -92,10 +92,11 @@ CALLS = r"""
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e9 + t.tv_nsec; }
 #define N 200000
 static uint64_t seen;
+static int (*stamp)(uint64_t *);
 static void callback(void *user, int domain, uint32_t id, const void *data) {
-    struct timespec t; // what a tracer needs at least: a time stamp at entry and at return
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    seen += t.tv_nsec != 0;
+    uint64_t t = 1; // what a tracer needs at least: a time stamp at entry and at return
+    if (stamp) stamp(&t);
+    seen += t != 0;
 }
 int main(int argc, char **argv) {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -110,6 +111,7 @@ int main(int argc, char **argv) {
         if (!cupti) { fprintf(stderr, "%s\n", dlerror()); return 2; }
         int (*subscribe)(void **, void *, void *) = dlsym(cupti, "cuptiSubscribe");
         int (*enable)(uint32_t, void *, int) = dlsym(cupti, "cuptiEnableDomain");
+        if (argc > 3) stamp = dlsym(cupti, "cuptiGetTimestamp");
         if (subscribe(&subscriber, (void *)callback, 0) || enable(1, subscriber, 1)) return 3; // the driver API
     }
     for (int i = 0; i < 1000; i++) device(&number);
@@ -183,6 +185,29 @@ def look(trace: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def look_at_times(trace: Path) -> dict[str, Any]:
+    """Of a trace with GPU times: what should have them, what has, and whether they make sense."""
+    from tests.runtime.hooked import Trace, rows
+
+    found = Trace(trace)
+    (header, *_) = found.of("header")
+    us = header.get("tsc_hz", 10**9) / 1e6
+    times = [row for record in found.of("gpu_times") for row in rows(record)]
+    wanted = [
+        call
+        for call in found.calls
+        if call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
+    ]
+    late = [(row["begin"] - row["call"]) / us for row in times]
+    graphs = found.of("graph")
+    return {
+        "timed": len(times), "timeable": len(wanted), "gpu_us": round(sum(row["duration"] for row in times) / us),
+        "begins_us": [round(min(late), 1), round(statistics.median(late), 1), round(max(late), 1)] if late else [],
+        "graph_nodes": sum(graph["nodes"] for graph in graphs),
+        "graph_kernels": sum(sum(graph["launches"]) for graph in graphs),
+    }  # fmt: skip
+
+
 def see(folder: Path) -> list[dict[str, Any]]:
     """Each framework, bare and under the hook: equal output; what was seen."""
     rows = []
@@ -194,9 +219,11 @@ def see(folder: Path) -> list[dict[str, Any]]:
             out, row["hooked_s"] = execute(hooked(trace, command))
             row |= look(trace)
             row["same"] = out == bare
+            timed, _ = execute(hooked(folder / "timed.mp", command, "--gpu-time"))
+            row |= look_at_times(folder / "timed.mp")
             quiet, _ = execute(hooked(folder / "quiet.mp", command, "--calls", "none"))
             row["quiet_launches"] = look(folder / "quiet.mp")["launches"]
-            row["ok"] = row["same"] and quiet == bare and row["kernels"] > 0 and row["ended"]
+            row["ok"] = row["same"] and bare == quiet == timed and row["kernels"] > 0 and row["ended"]
             row["ok"] &= row["unnamed"] == 0 and row["quiet_launches"] == row["launches"]
         except Exception as error:
             row |= {"ok": False, "error": str(error)[-500:]}
@@ -223,7 +250,8 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
     bare = [str(folder / "calls")]
     ways = {
         "bare": bare,
-        "recorded": hooked(folder / "t.mp", bare),
+        "recorded": hooked(folder / "t.mp", bare, "--calls=all"),
+        "counted": hooked(folder / "t.mp", bare),
         "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
     }
     places = [
@@ -234,16 +262,19 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
     places += [Path(p) / "nvidia" for p in sys.path if p]
     cupti = next((str(f) for p in places for f in sorted(p.glob("**/libcupti.so*"))), None)
     if cupti:
-        ways["CUPTI callback"] = [*bare, "cupti", cupti]
+        ways["CUPTI, empty"] = [*bare, "cupti", cupti]
+        ways["CUPTI, stamps"] = [*bare, "cupti", cupti, "stamps"]
     found["cuCtxGetDevice, ns"] = alternate(ways, r"ns ([\d.]+)", 5)
     if find_spec("torch"):
         bare = [*GENERATE, "--passes", "60"]
         ways = {
             "bare": bare,
-            "recorded": hooked(folder / "t.mp", bare),
+            "default": hooked(folder / "t.mp", bare),
+            "all calls": hooked(folder / "t.mp", bare, "--calls=all"),
+            "with --gpu-time": hooked(folder / "t.mp", bare, "--gpu-time"),
             "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
         }
-        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 5)
+        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 7)
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}
         found["start-up of PyTorch, s"] = alternate(ways, "(?!)", 5)
@@ -263,7 +294,22 @@ def main() -> int:
         failed += not row["ok"]
         facts = {
             k: row[k]
-            for k in ("calls", "launches", "kernels", "functions", "unnamed", "quiet_launches", "same", "error")
+            for k in (
+                "calls",
+                "launches",
+                "kernels",
+                "functions",
+                "unnamed",
+                "quiet_launches",
+                "timed",
+                "timeable",
+                "gpu_us",
+                "begins_us",
+                "graph_nodes",
+                "graph_kernels",
+                "same",
+                "error",
+            )
             if k in row
         }
         print(f"{'ok' if row['ok'] else 'FAILED':7}{row['program']:22}", *(f"{k} {v}" for k, v in facts.items()))
