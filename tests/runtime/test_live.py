@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt import stream
+from gpt.debloat.used import read_used
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.runtime.test_gpu_time import WORK
@@ -205,9 +206,13 @@ def test_children_come_one_after_the_other(tmp_path):
 def test_killed_processes_are_interrupted_segments(tmp_path):
     program = hooked.compile_c(tmp_path / "client", FORK)
     process = live("-", program, "x", "y", stdout=subprocess.PIPE)  # its children abort
-    found = segments(read(process.communicate()[0]))
+    (tmp_path / "live.mp").write_bytes(process.communicate()[0])
+    found = segments(read((tmp_path / "live.mp").read_bytes()))
     assert [s[-1]["kind"] == "end" for s in found] == [True, False, False, False]
     assert all(launches(s) == {"bar": 1} for s in found[1:])
+    used = read_used([tmp_path / "live.mp"], allow_incomplete=False)
+    assert set(used.names) == {"foo", "bar"} and len(used.warnings) == 1
+    assert not any("path" in r for s in found for r in s if r["kind"] == "child")
 
 
 def test_kill_loses_nothing(tmp_path):
