@@ -106,8 +106,9 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) ## measure against cuobjdump on real libraries
+bench: $(READY) runtime ## measure against cuobjdump on real libraries, and what a hooked call costs
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
+	@$(VENV)/bin/python -m tests.bench.hook
 
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh

@@ -82,6 +82,26 @@ for _ in range(10):
     k((1,), (128,), (x,))
 print(float(x.sum()), float(cupy.sort(cupy.sin(x))[3]))
 """
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+data = [torch.full((64,), float(i)) for i in range(256)]
+x = torch.ones(64, device="cuda")
+total = 0.0
+for batch in DataLoader(data, batch_size=16, num_workers=4, pin_memory=True):  # forked after CUDA began
+    total += (batch.cuda(non_blocking=True) * x).sum().item()
+print(total)
+"""
+RANKS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1000, device="cuda") * (dist.get_rank() + 1)
+y = x.sum().cpu()
+dist.all_reduce(y)
+if dist.get_rank() == 0:
+    print(y.item())
+dist.destroy_process_group()
+"""
 CALLS = r"""
 #include <dlfcn.h>
 #include <stdio.h>
@@ -153,6 +173,11 @@ def programs(folder: Path) -> dict[str, list[str]]:
     if find_spec("torch"):
         for mode in ("eager", "graph", "compile"):
             found[f"PyTorch, {mode}"] = [*GENERATE, "--mode", mode]
+        for name, text in (("loader", LOADER), ("ranks", RANKS)):
+            (folder / f"{name}.py").write_text(text)
+        found["PyTorch, DataLoader"] = [sys.executable, str(folder / "loader.py")]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--log-dir", str(folder)]
+        found["PyTorch, torchrun"] = [*torchrun, str(folder / "ranks.py")]
     for name, package, text in (("Triton", "triton", TRITON), ("JAX", "jax", JAX), ("CuPy", "cupy", CUPY)):
         if find_spec(package):
             (folder / f"{package}_.py").write_text(text)
