@@ -291,7 +291,7 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
         ways["CUPTI, stamps"] = [*bare, "cupti", cupti, "stamps"]
     found["cuCtxGetDevice, ns"] = alternate(ways, r"ns ([\d.]+)", 5)
     if find_spec("torch"):
-        bare = [*GENERATE, "--passes", "60"]
+        bare = [*GENERATE, "--passes", "40"]
         ways = {
             "bare": bare,
             "default": hooked(folder / "t.mp", bare),
@@ -299,7 +299,7 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
             "with --gpu-time": hooked(folder / "t.mp", bare, "--gpu-time"),
             "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
         }
-        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 7)
+        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 5)
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}
         found["start-up of PyTorch, s"] = alternate(ways, "(?!)", 5)
