@@ -219,6 +219,29 @@ static uint64_t counted_key(const struct frame *frame) {
     return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
 }
 
+// The next row of the batch, with what the arguments tell.
+static struct row *new_row(const struct frame *frame, const struct slot *slot, struct batch *batch) {
+    struct row *row = (struct row *)batch->next;
+    batch->next += layouts[slot->layout].stride;
+    row->api = slot->id;
+    switch (slot->layout) {
+    case LAYOUT_OBJECT: {
+        struct row_object *object = (struct row_object *)row;
+        object->object = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+        object->stream = read_value(frame, slot->values[1]);
+        break;
+    }
+    case LAYOUT_MEMORY:
+        read_memory((struct row_memory *)row, frame, slot);
+        break;
+    case LAYOUT_LAUNCH:
+        ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
+        read_launch((struct row_launch *)row, frame, slot);
+        break;
+    }
+    return row;
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     struct thread *thread = hook_this_thread();
@@ -233,34 +256,14 @@ uint64_t hook_enter(struct frame *frame) {
 
     if (slot->flags & SLOT_COUNTED)
         frame->counter = hook_counter(thread, counted_key(frame));
-    if (UNLIKELY(slot->flags & SLOT_TIMED))
-        hook_gpu_begin(frame);
     struct batch *batch = &thread->batches[slot->layout];
-    if (!(slot->flags & SLOT_RECORDED) ||
-        (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
-        frame->start = hook_now();
-    } else {
-        struct row *row = (struct row *)batch->next;
-        batch->next += layouts[slot->layout].stride;
-        row->api = slot->id;
-        switch (slot->layout) {
-        case LAYOUT_OBJECT:
-            ((struct row_object *)row)->object =
-                slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
-            ((struct row_object *)row)->stream = read_value(frame, slot->values[1]);
-            break;
-        case LAYOUT_MEMORY:
-            read_memory((struct row_memory *)row, frame, slot);
-            break;
-        case LAYOUT_LAUNCH:
-            ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
-            read_launch((struct row_launch *)row, frame, slot);
-            break;
-        }
-        frame->row = row;
-        frame->start = hook_now();
-        atomic_store_explicit(&row->start, frame->start, memory_order_release);
-    }
+    if (slot->flags & SLOT_RECORDED && (LIKELY(batch->next != batch->end) || new_batch(thread, slot->layout)))
+        frame->row = new_row(frame, slot, batch);
+    if (UNLIKELY(slot->flags & SLOT_TIMED))
+        hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
+    frame->start = hook_now();
+    if (frame->row)
+        atomic_store_explicit(&frame->row->start, frame->start, memory_order_release);
     return stack_words(frame);
 }
 
