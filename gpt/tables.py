@@ -42,6 +42,8 @@ class LibraryTables:
         self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
         self._tallies: dict[str, list[dict[str, Any]]] = {}
         self._patched: list[dict[str, Any]] = []
+        self._trimmed: Counter[str] = Counter()
+        self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
         self._modules: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
@@ -61,6 +63,10 @@ class LibraryTables:
                 self._tallies.setdefault(record["library"], []).append(record)
             case "patched":
                 self._patched.append(record)
+            case "trimmed" if "reason" in record:
+                self._whole[record["reason"]] += 1
+            case "trimmed":
+                self._trimmed.update(elements=1, **{key: record[key] for key in ("kernels", "functions", "code")})
             case "ptx":
                 self._modules.append(record)
 
@@ -72,6 +78,7 @@ class LibraryTables:
             for row in self._patched:
                 if "reason" in row:
                     console.print(Text(f"{row['library']}: {row['mode']} because {row['reason']}"))
+            self._print_trimmed(console)
         elif self._tallies:
             for library, rows in self._tallies.items():
                 console.print(self._title(library))
@@ -82,6 +89,14 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._modules:
             console.print(_module_table(self._modules))
+
+    def _print_trimmed(self, console: Console) -> None:
+        cut = self._trimmed
+        if cut["kernels"]:
+            what = f"{cut['kernels']:,} kernels and {cut['functions']:,} device functions, {human(cut['code'])} of code"
+            console.print(Text(f"cut out of {cut['elements']:,} kept elements: {what}"))
+        for reason, count in self._whole.items():
+            console.print(Text(f"kept whole: {count:,} elements: {reason}"))
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")

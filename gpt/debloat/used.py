@@ -15,6 +15,7 @@ from typing import IO, Any
 from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
 
+Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
 IN_MEMORY = "a module in memory"
 
@@ -25,12 +26,14 @@ class Used:
 
     `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
-    may be needed: (path of the file, build id of that file or None, offset of the image in it).
+    may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
+    of them whose kernels were enumerated.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
     devices: set[tuple[str, str]] = field(default_factory=set)
-    whole: set[tuple[str, str | None, int]] = field(default_factory=set)
+    whole: set[Place] = field(default_factory=set)
+    listed: set[Place] = field(default_factory=set)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -163,7 +166,10 @@ class _Segment:
             module = self._modules.get(number, {})
             if "path" in module:
                 path = module["path"]
-                used.whole.add((path, self._build_ids.get(path), module.get("offset", 0)))
+                place = path, self._build_ids.get(path), module.get("offset", 0)
+                used.whole.add(place)
+                if what != "variable":
+                    used.listed.add(place)
             else:
                 fact = f"module {number} was looked into ({what}) and lies in no file"
                 used.warnings.append(("trace", f"{fact}: nothing can be kept for it"))

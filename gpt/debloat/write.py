@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.debloat.plan import Copy, Data, Fill, Plan
+from gpt.debloat.trim import check_trimmed
 from gpt.errors import GptError, MissingError
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
@@ -143,11 +144,14 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
         raise GptError(f"check failed: {len(found)} elements where {len(plan.kept)} should be", name)
     changed = _Ranges(plan.changed)
     for before, after in zip(plan.kept, found, strict=True):
+        trimmed = plan.trimmed.get(before.offset)
         same = (before.type, before.arch, before.flags, before.size, before.header_size) == (
             after.type, after.arch, after.flags, after.size, after.header_size,
         )  # fmt: skip
         sizes = before.end - before.offset, after.end - after.offset
-        if not same or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed):
+        if same and trimmed:
+            check_trimmed(original.source, trimmed, output.source, after)
+        elif not same or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed):
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
         if len(original.elf.sections) != len(output.elf.sections):

@@ -16,9 +16,11 @@ from gpt.errors import GptError, MalformedError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from gpt.debloat.plan import Doomed, Plan
+    from gpt.debloat.trim import Trimmed
     from gpt.formats.image import Image
 
 TOOL = "gpt-patch"
+JOBS = len(os.sched_getaffinity(0))
 
 Records = Iterator[dict[str, Any]]
 
@@ -96,25 +98,29 @@ class Patcher:
         self._dry_run = dry_run
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
+        self._unused: dict[int, set[str]] = {}  # offset of an element -> kernels that are not needed
         self._targets: dict[Path, str] = {}  # output -> library, of this run
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library what was done to it."""
         kind = record["kind"]
-        if kind in ("library", "span", "library_end") and (fault := records.check(record)):
+        if kind in ("library", "span", "trim", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         match kind:
             case "library":
                 self.report_unfinished()
-                self._library, self._spans = record, []
-            case "span":
+                self._library, self._spans, self._unused = record, [], {}
+            case "span" | "trim":
                 if not self._library or record["library"] != self._library["path"]:
-                    raise MalformedError("span outside of its library", record["library"])
-                self._spans.append((record["start"], record["end"]))
+                    raise MalformedError(f"{kind} outside of its library", record["library"])
+                if kind == "span":
+                    self._spans.append((record["start"], record["end"]))
+                else:
+                    self._unused.setdefault(record["offset"], set()).update(record["kernels"])
             case "library_end" if self._library and record["path"] == self._library["path"]:
                 library, self._library = self._library, None
                 try:
-                    yield self._patch(library)
+                    yield from self._patch(library)
                 except GptError as error:
                     yield self._stage.error(error, ref=library["path"])
                 except OSError as error:
@@ -130,9 +136,10 @@ class Patcher:
             self._stage.error(MalformedError(fact, self._library["path"]))
             self._library = None
 
-    def _patch(self, library: dict[str, Any]) -> dict[str, Any]:
+    def _patch(self, library: dict[str, Any]) -> list[dict[str, Any]]:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
         from gpt.debloat.plan import find_doomed
+        from gpt.debloat.trim import trim_all
         from gpt.debloat.write import check_output, keep_backup, written
         from gpt.formats.image import parse_image
         from gpt.formats.source import Source
@@ -149,6 +156,9 @@ class Patcher:
             doomed = find_doomed(image, self._spans)
             if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
                 raise GptError("all of it is unused, and no smaller file says so", str(path))
+            unused = {offset: names for offset, names in self._unused.items() if offset not in doomed.dead}
+            trimmed = trim_all(source, unused, doomed.all, JOBS)
+            doomed = replace(doomed, trimmed={t.element.offset: t for t in trimmed if t.cut.spans})
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
             if not self._dry_run:
@@ -158,7 +168,8 @@ class Patcher:
                     disk_after = os.fstat(output).st_blocks * 512
                     if self._output is None:
                         keep_backup(target, image)
-        return records.make(
+        done = [trimmed_record(str(path), one) for one in trimmed]
+        patched = records.make(
             "patched",
             library=str(path),
             output=str(target),
@@ -168,9 +179,10 @@ class Patcher:
             disk_before=disk_before,
             disk_after=disk_after,
             gpu_before=sum(e.end - e.offset for e in doomed.live),
-            gpu_after=sum(e.end - e.offset for e in doomed.kept),
+            gpu_after=doomed.kept_size,
             reason=plan.reason,
         )
+        return [*done, patched]
 
     def _target(self, path: Path) -> Path:
         """Where the output goes: a name in the folder, or the file itself behind all links."""
@@ -196,3 +208,18 @@ class Patcher:
             mode = "hole"
         plan = plan_in_place(image, doomed, mode, self._fill)
         return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
+
+
+def trimmed_record(library: str, trimmed: Trimmed) -> dict[str, Any]:
+    """What became of an element whose unused kernels were to go."""
+    return records.make(
+        "trimmed",
+        library=library,
+        offset=trimmed.element.offset,
+        kernels=trimmed.cut.kernels,
+        functions=trimmed.cut.functions,
+        code=trimmed.cut.size,
+        size_before=trimmed.element.end - trimmed.element.offset,
+        size_after=trimmed.size,
+        reason=trimmed.reason,
+    )
