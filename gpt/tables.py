@@ -7,6 +7,7 @@ architecture, tallies by reason, patched libraries, and a count of the rest.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,9 @@ COLUMNS = {
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
+
+COUNTS = ("elements", "kernels", "bytes")
+TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
 
 
 def human(size: int) -> str:
@@ -35,9 +39,13 @@ def percent(part: int, whole: int) -> str:
 
 
 class LibraryTables:
-    """Collects the records of a stream that is about libraries and prints a table for each kind of news."""
+    """Collects the records of a stream that is about libraries and prints a table for each kind of news.
 
-    def __init__(self) -> None:
+    `full` tables of patched libraries also sum up why elements went.
+    """
+
+    def __init__(self, full: bool = False) -> None:
+        self._full = full
         self._titles: dict[str, str] = {}
         self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
         self._tallies: dict[str, list[dict[str, Any]]] = {}
@@ -66,7 +74,7 @@ class LibraryTables:
             case "trimmed" if "reason" in record:
                 self._whole[record["reason"]] += 1
             case "trimmed":
-                self._trimmed.update(elements=1, **{key: record[key] for key in ("kernels", "functions", "code")})
+                self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
             case "ptx":
                 self._modules.append(record)
 
@@ -74,6 +82,9 @@ class LibraryTables:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
         console = Console(highlight=False)
         if self._patched:
+            if self._full and self._tallies:
+                console.print(_tally_table(_sum_up(self._tallies.values())))
+                console.print()
             console.print(self._patched_table())
             for row in self._patched:
                 if "reason" in row:
@@ -94,9 +105,10 @@ class LibraryTables:
         cut = self._trimmed
         if cut["kernels"]:
             what = f"{cut['kernels']:,} kernels and {cut['functions']:,} device functions, {human(cut['code'])} of code"
-            console.print(Text(f"cut out of {cut['elements']:,} kept elements: {what}"))
+            sizes = f"{human(cut['size_before'])} before, {human(cut['size_after'])} after"
+            console.print(Text(f"cut out of elements that stay: {what}; {cut['elements']:,} elements, {sizes}"))
         for reason, count in self._whole.items():
-            console.print(Text(f"kept whole: {count:,} elements: {reason}"))
+            console.print(Text(f"elements kept whole: {count:,} ({reason})"))
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
@@ -148,10 +160,17 @@ def _order(arch: str) -> tuple[int, str]:
     return int(digits or 0), arch
 
 
+def _sum_up(tallies: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The tallies of several libraries as those of one, what is kept last."""
+    sums: dict[str, Counter[str]] = {}
+    for row in sorted((row for rows in tallies for row in rows), key=lambda row: row["reason"] == "kept"):
+        sums.setdefault(row["reason"], Counter()).update({key: row[key] for key in COUNTS})
+    return [{"reason": reason, **{key: counts[key] for key in COUNTS}} for reason, counts in sums.items()]
+
+
 def _tally_table(rows: list[dict[str, Any]]) -> Table:
     table = _table("tally", left=1)
-    keys = ("elements", "kernels", "bytes")
-    total = {key: sum(row[key] for row in rows) for key in keys}
+    total = {key: sum(row[key] for row in rows) for key in COUNTS}
     for row in [{**total, "reason": "before"}, *rows]:
         if row["reason"] == "kept":
             table.add_section()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,12 @@ from gpt.debloat.trim import check_trimmed
 from gpt.errors import GptError, MissingError
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
+from gpt.formats.files import BACKUP
 from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
 from gpt.formats.source import BLOCK, Source
 
-BACKUP = ".gpt-orig"
+SIGNATURES = ("security.ima", "security.evm")  # of the kernel's integrity subsystem
+FS_IOC_GETFLAGS, FS_VERITY_FL = 0x80086601, 0x00100000
 
 
 def backup_of(path: Path) -> Path:
@@ -101,6 +104,19 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
         if not count:
             raise GptError("shrinks while it is copied", f"+{start:#x}")
         start, position, size = start + count, position + count, size - count
+
+
+def find_signature(fd: int) -> str | None:
+    """What vouches for the bytes of a file and refuses others in their place; None where nothing does."""
+    with suppress(OSError):
+        found = os.listxattr(fd)
+        if names := [name for name in SIGNATURES if name in found]:
+            return names[0]
+    with suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8)), "little")
+        if flags & FS_VERITY_FL:
+            return "fs-verity"
+    return None
 
 
 def keep_backup(path: Path, image: Image) -> None:

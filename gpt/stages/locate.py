@@ -57,7 +57,10 @@ def locate(
     ] = Granularity.element,
     spans_json: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them."),
+        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them (or one)."),
+    ] = None,
+    trace_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
     ] = None,
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Trust traces that end too early.")
@@ -81,6 +84,11 @@ def locate(
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
+    if trace_json:
+        from gpt.debloat.negativa import write_trace
+
+        write_trace(trace_json, found.loaded, found.names)
+        return stage.status
     if not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     if arch:

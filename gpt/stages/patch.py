@@ -48,11 +48,16 @@ def patch(
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
+    parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
+    written: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the path of each library written to FILE, and a NUL.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print the table of a terminal, not the stream.")] = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -61,12 +66,14 @@ def patch(
     """Write libraries without the GPU code that gpt-locate found unused."""
     if sum((output is not None, in_place, restore)) != 1:
         raise UsageError("one of -o DIR, --in-place and --restore is needed")
+    if parents and not output:
+        raise UsageError("--parents goes with -o DIR")
     if restore:
         return _restore(files or [])
     if output and not dry_run:
         output.mkdir(parents=True, exist_ok=True)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json)
-    patcher = Patcher(stage, output, mode.value, fill, dry_run)
+    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    patcher = Patcher(stage, output, parents, mode.value, fill, dry_run, written)
     stage.filter(patcher.handle, files or ())
     patcher.report_unfinished()
     return stage.status
@@ -90,12 +97,23 @@ def _restore(files: list[Path]) -> int:
 class Patcher:
     """Collects the spans of a library and rewrites it when it is complete."""
 
-    def __init__(self, stage: cli.Stage, output: Path | None, mode: str, fill: int, dry_run: bool) -> None:
+    def __init__(
+        self,
+        stage: cli.Stage,
+        output: Path | None,
+        parents: bool,
+        mode: str,
+        fill: int,
+        dry_run: bool,
+        written: Path | None,
+    ) -> None:
         self._stage = stage
         self._output = output
+        self._parents = parents
         self._mode = mode
         self._fill = fill
         self._dry_run = dry_run
+        self._written = written
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
         self._unused: dict[int, set[str]] = {}  # offset of an element -> kernels that are not needed
@@ -161,12 +179,18 @@ class Patcher:
             doomed = replace(doomed, trimmed={t.element.offset: t for t in trimmed if t.cut.spans})
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
-            if not self._dry_run:
+            in_place = self._output is None
+            notes = self._check_in_place(target, file.fileno()) if in_place and plan.mode != "copy" else []
+            if not (self._dry_run or (in_place and plan.mode == "copy")):
+                target.parent.mkdir(parents=True, exist_ok=True)
                 with written(target, file.fileno(), plan) as output:
                     check_output(image, plan, output, str(target))
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
-                    if self._output is None:
+                    if self._written:  # first: what is listed and not there does no harm
+                        with open(self._written, "ab") as log:
+                            log.write(os.fsencode(os.path.abspath(target)) + b"\0")
+                    if in_place:
                         keep_backup(target, image)
         done = [trimmed_record(str(path), one) for one in trimmed]
         patched = records.make(
@@ -182,11 +206,26 @@ class Patcher:
             gpu_after=doomed.kept_size,
             reason=plan.reason,
         )
-        return [*done, patched]
+        return [*notes, *done, patched]
+
+    def _check_in_place(self, path: Path, fd: int) -> list[dict[str, Any]]:
+        """Raises GptError where a file is signed; gives the `diag` of what else happens to its names."""
+        from gpt.debloat.write import backup_of, find_signature
+
+        if signature := find_signature(fd):
+            raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
+        names = os.fstat(fd).st_nlink - 1 - backup_of(path).exists()
+        if names <= 0:
+            return []
+        fact = f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"
+        return [self._stage.warn(str(path), fact, ref=str(path))]
 
     def _target(self, path: Path) -> Path:
         """Where the output goes: a name in the folder, or the file itself behind all links."""
-        target = self._output / path.name if self._output else path.resolve()
+        if self._output:
+            target = self._output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)
+        else:
+            target = path.resolve()
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:
