@@ -18,7 +18,12 @@ assert driver.cuInit(0) == 0
 assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert driver.cuCtxSetCurrent(context) == 0
 getattr(library, "demo_" + sys.argv[2])()
-print(os.path.getsize(os.path.realpath(sys.argv[1])) if len(sys.argv) > 3 else "done")
+if sys.argv[3:] == ["size"]:
+    print(os.path.getsize(os.path.realpath(sys.argv[1])))
+elif sys.argv[3:] == ["where"]:
+    print({line.split()[-1] for line in open("/proc/self/maps") if "libdemo" in line})
+else:
+    print("done")
 EOF
 chmod +x use
 
@@ -79,6 +84,10 @@ test "$(find env -type f | wc -l)" -eq 2
 if gpt-hook run --help | grep -q -e --replace; then
     gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
     grep -q "check: same status (0), same output" out
+    status=0
+    gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>err || status=$?
+    test $status -eq 1
+    grep -q "^+.*/slim/libdemo.so" err
 fi
 
 expect() { # STATUS WORDS COMMAND...
