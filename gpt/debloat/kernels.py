@@ -37,11 +37,11 @@ EXECUTABLE = 2  # e_type of linked code
 SHT_NULL, SHT_PROGBITS = 0, 1
 SHF_INFO_LINK = 0x40
 MAX_SECTIONS = 0xFF00  # beyond, section numbers of symbols stand elsewhere
-CALLGRAPH = 0x70000001
+NVIDIA_INFO, CALLGRAPH, PROTOTYPE = 0x70000000, 0x70000001, 0x70000002
 CALL, ADDRESS_TAKEN, CALL_THROUGH, TAKES_ADDRESS = (1 << 32) - 1, (1 << 32) - 2, (1 << 32) - 3, (1 << 32) - 4
 EDGES = {CALL: True, ADDRESS_TAKEN: False, CALL_THROUGH: False, TAKES_ADDRESS: True}  # a group, and whether of edges
 NVIDIA = {  # NVIDIA's section types that say nothing of which code needs which, or say what is read here
-    0x70000000, CALLGRAPH, 0x70000002, 0x70000007, 0x70000008, 0x70000009, 0x7000000A, 0x7000000B, 0x70000086,
+    NVIDIA_INFO, CALLGRAPH, PROTOTYPE, 0x70000007, 0x70000008, 0x70000009, 0x7000000A, 0x7000000B, 0x70000086,
     *range(0x70000064, 0x70000076),
 }  # fmt: skip
 GENERIC = set(range(12))  # those of any ELF file
@@ -65,11 +65,15 @@ class KeptWhole(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """Code that goes: `spans` are ranges of the cubin, sorted; the numbers of kernels and device functions in it."""
+    """Code that goes: `spans` are ranges of the cubin, sorted; the numbers of kernels and device functions in it.
+
+    `sections` are the numbers of all sections of code that are not needed, those that are zeros already too.
+    """
 
     spans: list[Span]
     kernels: int
     functions: int
+    sections: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -108,12 +112,14 @@ class _Cubin:
         going = {section for section, names in kernels.items() if names <= unused}
         reached = self._reach(set(kernels))
         stay = self._reach((kernels.keys() - going) | (self.code - reached))
-        spans = self._spans(sorted(reached - stay))
+        sections = sorted(reached - stay)
+        spans = self._spans(sections)
         gone = {section for section, _ in spans}
         return Cut(
             sorted(span for _, span in spans),
             sum(len(kernels[section]) for section in gone & kernels.keys()),
             len(gone - kernels.keys()),
+            tuple(sections),
         )
 
     def _table(self, section: int, dtype: np.dtype) -> np.ndarray:

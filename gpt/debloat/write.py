@@ -161,13 +161,17 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
     changed = _Ranges(plan.changed)
     for before, after in zip(plan.kept, found, strict=True):
         trimmed = plan.trimmed.get(before.offset)
-        same = (before.type, before.arch, before.flags, before.size, before.header_size) == (
-            after.type, after.arch, after.flags, after.size, after.header_size,
+        same = (before.type, before.arch, before.flags, before.header_size) == (
+            after.type, after.arch, after.flags, after.header_size,
         )  # fmt: skip
         sizes = before.end - before.offset, after.end - after.offset
         if same and trimmed:
             check_trimmed(original.source, trimmed, output.source, after)
-        elif not same or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed):
+        elif (
+            not same
+            or before.size != after.size
+            or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed)
+        ):
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
         if len(original.elf.sections) != len(output.elf.sections):

@@ -25,6 +25,13 @@ JOBS = len(os.sched_getaffinity(0))
 Records = Iterator[dict[str, Any]]
 
 
+class Kernels(StrEnum):
+    """What becomes of unused kernels in a cubin that stays."""
+
+    zero = "zero"
+    drop = "drop"
+
+
 class Mode(StrEnum):
     """How the output lacks what is unused."""
 
@@ -49,6 +56,9 @@ def patch(
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
+    kernels: Annotated[
+        Kernels, typer.Option(help="Make zeros of unused kernels' code, or drop them (experimental).")
+    ] = Kernels.zero,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
@@ -73,7 +83,7 @@ def patch(
     if output and not dry_run:
         output.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
-    patcher = Patcher(stage, output, parents, mode.value, fill, dry_run, written)
+    patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written)
     stage.filter(patcher.handle, files or ())
     patcher.report_unfinished()
     return stage.status
@@ -104,6 +114,7 @@ class Patcher:
         parents: bool,
         mode: str,
         fill: int,
+        dropping: bool,
         dry_run: bool,
         written: Path | None,
     ) -> None:
@@ -112,6 +123,7 @@ class Patcher:
         self._parents = parents
         self._mode = mode
         self._fill = fill
+        self._dropping = dropping
         self._dry_run = dry_run
         self._written = written
         self._library: dict[str, Any] | None = None
@@ -175,8 +187,8 @@ class Patcher:
             if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
                 raise GptError("all of it is unused, and no smaller file says so", str(path))
             unused = {offset: names for offset, names in self._unused.items() if offset not in doomed.dead}
-            trimmed = trim_all(source, unused, doomed.all, JOBS)
-            doomed = replace(doomed, trimmed={t.element.offset: t for t in trimmed if t.cut.spans})
+            trimmed = trim_all(source, unused, doomed.all, self._dropping, JOBS)
+            doomed = replace(doomed, trimmed={t.element.offset: t for t in trimmed if t.cut.spans or t.dropped})
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
             in_place = self._output is None

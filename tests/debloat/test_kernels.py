@@ -17,7 +17,7 @@ from tests import cuda
 from tests.formats import forge, samples
 
 ARCHS = ("sm_75", "sm_90")
-# Each kernel with the functions that only it needs. A function that no kernel needs stays: somebody else might.
+# Each kernel with the functions that only it needs.
 KERNELS = {"direct": {"callee", "deep"}, "pointer": {"pointed", "other"}, "alone": {"lonely"}, "plain": set()}
 
 
@@ -120,6 +120,19 @@ def with_callgraph(pairs):
 def test_a_call_graph_that_is_not_understood(pairs, reason):
     with pytest.raises(KeptWhole, match=reason):
         find_cut(with_callgraph(pairs), set(KERNELS))
+
+
+def test_a_function_that_no_kernel_reaches_stays():
+    """Somebody else might: here nothing says any more that `alone` calls `lonely`."""
+    data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
+    elf = ELFFile(io.BytesIO(data))
+    calls = elf.get_section_by_name(".rela.text.alone")
+    names = [symbol.name for symbol in elf.get_section_by_name(".symtab").iter_symbols()]
+    for number, call in enumerate(calls.iter_relocations()):
+        if call["r_info_sym"] == names.index("lonely"):
+            struct.pack_into("<I", data, calls["sh_offset"] + 24 * number + 12, names.index("alone"))
+    assert cut_out(data, find_cut(data, {"alone"}))[1] == {"alone"}
+    assert cut_out(data, find_cut(data, set(KERNELS)))[1] == set(KERNELS).union(*KERNELS.values()) - {"lonely"}
 
 
 def test_a_long_circular_call_graph_ends():

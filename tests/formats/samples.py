@@ -47,7 +47,6 @@ extern "C" __device__ int callee(int x) { return deep(x) * x + 1; }
 extern "C" __device__ int other(int x) { return x + 5; }
 extern "C" __device__ int pointed(int x) { return x * 3; }
 extern "C" __device__ int lonely(int x) { return x * 9; }
-extern "C" __device__ int unreached(int x) { return x * 11; }
 """
 TABLE = """
 typedef int (*fn)(int);

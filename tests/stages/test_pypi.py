@@ -154,6 +154,9 @@ def test_slimmed_inside_of_elements(name, tmp_path):
         done = run("gpt-patch", "-o", tmp_path / granularity, data=made, timeout=300)
         assert done.status == 0, done.err
         (record,) = done.kind("patched")
+        if name == "nccl" and granularity == "kernel":  # its kernels call through a table of all their functions
+            assert {t.get("reason") for t in done.kind("trimmed")} == {"variables hold addresses of functions"}
+            return
         sizes[granularity] = record["gpu_after"] + record["disk_after"]  # what is not packed gets holes
     assert sizes["kernel"] < sizes["element"]
     before, after = tmp_path / "element" / library.name, tmp_path / "kernel" / library.name
