@@ -23,11 +23,7 @@ TOP = Path(__file__).resolve().parent
 PACKAGED = Path("gpt", "_runtime")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
-SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves
-LINK = """\
-#!/bin/sh
-exec {script} "$@"
-"""
+SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves: copied always
 EDITABLE = """\
 #!/bin/sh
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
@@ -64,8 +60,9 @@ class BuildPackage(build_py):
 
 
 class BuildScripts(build_scripts):
-    """Puts the scripts and the launcher, a program, among the executables; an editable install gets scripts that run
-    them.
+    """Puts the scripts and the launcher, a program, among the executables.
+
+    In its place an editable install gets a script that runs it.
     """
 
     editable_mode = False
@@ -79,10 +76,7 @@ class BuildScripts(build_scripts):
         folder = Path(self.build_dir)
         folder.mkdir(parents=True, exist_ok=True)
         for name in SCRIPTS:
-            script = TOP / "bin" / name
-            content = LINK.format(script=shlex.quote(str(script))) if self.editable_mode else script.read_text()
-            (folder / name).write_text(content)
-            (folder / name).chmod(0o755)
+            shutil.copy(TOP / "bin" / name, folder)
         if not HAS_RUNTIME:
             return
         target = folder / "gpt-hook"

@@ -48,7 +48,8 @@ SEGMENT = np.dtype(
      ("memsz", "<u8"), ("align", "<u8")]
 )  # fmt: skip
 PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
-MAX_ALIGN = 1 << 16
+MAX_ALIGN = 1 << 12  # 128 is what code asks for
+MAX_SEGMENTS = 64  # 6 are usual
 
 
 def without(data: Data, code: Iterable[int]) -> bytes:
@@ -111,6 +112,9 @@ class _Dropping:
     def __init__(self, data: Data, code: set[int]) -> None:
         self.data = memoryview(data)
         self.sections = np.frombuffer(section_headers(data), SECTION).copy()
+        in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS))
+        if sum(self.sections["size"][in_file].tolist()) > len(self.data):
+            raise KeptWhole("sections overlap")
         self.content = [self._content(number) for number in range(len(self.sections))]
         self.gone = self._owned(code)
         (self.table,) = np.flatnonzero(self.sections["type"] == SHT_SYMTAB).tolist()
@@ -225,8 +229,8 @@ class _Dropping:
         """The file: what lies behind the header in the order that it had, each at its alignment."""
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
-        if phnum and phentsize != PHDR_SIZE:
-            raise KeptWhole("program headers of another size")
+        if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
+            raise KeptWhole("program headers of another kind")
         segments = np.frombuffer(self.data[phoff : phoff + phnum * PHDR_SIZE], SEGMENT).copy() if phnum else None
         parts: list[tuple[int, int, int]] = [(shoff, len(self.sections) * SHDR_SIZE, -1)]  # offset, size, which
         if phnum:

@@ -99,8 +99,12 @@ class _Cubin:
         for type_ in np.unique(self.sections["type"]).tolist():
             if type_ not in GENERIC and type_ not in NVIDIA:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
-        is_code = (self.sections["flags"] & SHF_EXECINSTR != 0) & (self.sections["type"] == SHT_PROGBITS)
-        self.code = set(np.flatnonzero(is_code).tolist())
+        self.room = SPACE + 2 * len(self.data)  # bytes of tables that are read: hostile ones lie over each other
+        self.is_code = np.zeros(1 << 16, bool)  # by number of a section
+        self.is_code[: len(self.sections)] = (self.sections["flags"] & SHF_EXECINSTR != 0) & (
+            self.sections["type"] == SHT_PROGBITS
+        )
+        self.code = set(np.flatnonzero(self.is_code).tolist())
         self.symbols = self._symbols()
         self.edges: dict[int, set[int]] = {section: set() for section in self.code}
         self._follow_calls()
@@ -127,6 +131,9 @@ class _Cubin:
         offset, size = int(row["offset"]), int(row["size"])
         if offset + size > len(self.data):
             raise MalformedError("cubin: section beyond its end")
+        self.room -= size
+        if self.room < 0:
+            raise KeptWhole("tables overlap")
         if size % dtype.itemsize:
             raise KeptWhole(f"a table of {size} bytes has no whole number of entries")
         return np.frombuffer(self.data[offset : offset + size], dtype)
@@ -201,7 +208,7 @@ class _Cubin:
                 owner = int(self.sections["info"][place])  # constants of one function
             if owner in self.code:
                 self._connect(np.full(len(targets), owner, targets.dtype), targets)
-            elif np.isin(targets, list(self.code)).any():
+            elif self.is_code[targets].any():
                 raise KeptWhole("variables hold addresses of functions")
 
     def _reach(self, start: set[int]) -> set[int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpt.formats.image import Image
 
 TOOL = "gpt-patch"
-JOBS = len(os.sched_getaffinity(0))
+JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
 
 Records = Iterator[dict[str, Any]]
 

@@ -4,6 +4,7 @@ import io
 import re
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from gpt.errors import MalformedError
 from gpt.formats.cubin import parse_cubin
 from tests import cuda
 from tests.debloat import checks
-from tests.debloat.test_kernels import ARCHS, KERNELS, code_of
+from tests.debloat.test_kernels import ARCHS, KERNELS, code_of, forged
 from tests.formats import oracle, samples
 from tests.stages.tools import extract, located, run
 
@@ -129,6 +130,14 @@ def test_libraries(codec, mode, tmp_path):
     again = run("gpt-patch", "-n", "--in-place", "--mode", "hole", "--kernels", "drop",
                 data=located(patched, "\n".join(used), "--granularity", "kernel"))  # fmt: skip
     assert [r["mode"] for r in again.kind("patched")] == ["copy"]
+
+
+def test_sections_over_each_other_are_not_copied():
+    data = forged(50_000, 2)
+    begin = time.process_time()
+    with pytest.raises(KeptWhole, match="sections overlap"):
+        without(data, (1,))
+    assert time.process_time() - begin < 5
 
 
 def test_faults_are_found():

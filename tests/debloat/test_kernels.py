@@ -146,6 +146,29 @@ def test_a_long_circular_call_graph_ends():
     assert time.process_time() - begin < 5
 
 
+def forged(sections, symbols, size=8 << 20):
+    """A cubin of `sections` that all lie over each other, each a table of 8 MiB of relocations, or code."""
+    table = b"".join(struct.pack("<IBBHQQ", 1, 0x12, 0x10, 1, 0, 16) for _ in range(symbols))
+    body = bytes(64) + table + b"\0k\0".ljust(8, b"\0")
+    rows = [forge.section(0, 0), forge.section(0, 1, offset=64, size=16, flags=6)]
+    rows += [forge.section(0, 2, offset=64, size=len(table), link=3), forge.section(0, 3, offset=len(body) - 8, size=8)]
+    start = len(body)
+    body += struct.pack("<II", 0, 0xFFFFFFFF) + bytes(size)
+    rows.append(forge.section(0, 0x70000001, offset=start, size=8))
+    row = bytearray(forge.section(0, 4, offset=start, size=size - size % 24))
+    struct.pack_into("<I", row, 44, 1)
+    rows += [bytes(row)] * sections
+    head = forge.elf_header(shoff=len(body), shnum=len(rows), machine=190, type_=2, osabi=0x33)
+    return head + body[64:] + b"".join(rows)
+
+
+def test_tables_that_lie_over_each_other():
+    begin = time.process_time()
+    with pytest.raises(KeptWhole, match="tables overlap"):
+        find_cut(forged(60_000, 2), {"k"})
+    assert time.process_time() - begin < 5
+
+
 def test_sections_that_share_bytes():
     data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
     _, plain = section(data, ".text.plain")
