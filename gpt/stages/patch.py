@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ from gpt.errors import GptError, MalformedError, MissingError, UsageError
 if TYPE_CHECKING:
     from gpt.debloat.plan import Doomed, Plan
     from gpt.debloat.trim import Trimmed
+    from gpt.debloat.wheel import Wheels
     from gpt.formats.image import Image
 
 TOOL = "gpt-patch"
@@ -84,8 +86,11 @@ def patch(
         output.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
     patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written)
-    stage.filter(patcher.handle, files or ())
-    patcher.report_unfinished()
+    try:
+        stage.filter(patcher.handle, files or ())
+        patcher.report_unfinished()
+    finally:
+        patcher.close()
     return stage.status
 
 
@@ -126,6 +131,7 @@ class Patcher:
         self._dropping = dropping
         self._dry_run = dry_run
         self._written = written
+        self._wheels: Wheels | None = None
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
         self._unused: dict[int, set[str]] = {}  # offset of an element -> kernels that are not needed
@@ -157,7 +163,25 @@ class Patcher:
                     where = str(error.filename or library["path"])
                     missing = MissingError(error.strerror or str(error), where)
                     yield self._stage.error(missing, ref=library["path"])
+            case "end" if self._wheels:
+                yield from self._finish_wheels(self._wheels)
         yield record
+
+    def close(self) -> None:
+        """Removes what is temporary."""
+        if self._wheels:
+            self._wheels.close()
+
+    def _finish_wheels(self, wheels: Wheels) -> Records:
+        """Writes the wheels of which libraries were patched. Faults become `diag`s."""
+        from gpt.debloat.wheel import repack
+
+        for wheel, replaced in wheels.iter_complete():
+            try:
+                if replaced:
+                    repack(wheel, replaced, self._target(wheel))
+            except GptError as error:
+                yield self._stage.error(error, ref=str(wheel))
 
     def report_unfinished(self) -> None:
         """Says that a library was not patched because the stream never said that it is complete."""
@@ -174,9 +198,8 @@ class Patcher:
         from gpt.formats.image import parse_image
         from gpt.formats.source import Source
 
-        path = Path(library["path"])
-        target = self._target(path)
-        with open(path, "rb") as file:
+        path, source_path, target, output_name = self._places(library)
+        with open(source_path, "rb") as file:
             source = Source(str(path), file.fileno())
             if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
                 raise GptError("has changed since it was extracted: extract it again", str(path))
@@ -208,7 +231,7 @@ class Patcher:
         patched = records.make(
             "patched",
             library=str(path),
-            output=str(target),
+            output=output_name,
             mode=plan.mode,
             size_before=source.size,
             size_after=plan.size,
@@ -232,12 +255,29 @@ class Patcher:
         fact = f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"
         return [self._stage.warn(str(path), fact, ref=str(path))]
 
+    def _places(self, library: dict[str, Any]) -> tuple[Path, Path, Path, str]:
+        """The library's path, the file to read, the file to write, and how that is called in the end."""
+        path = Path(library["path"])
+        if not path.exists():  # a member of a wheel: it is patched outside, and put into a new wheel when all are
+            from gpt.debloat.wheel import Wheels, split
+
+            if found := split(path):
+                if self._output is None:
+                    raise GptError("lies in a wheel: use -o DIR", str(path))
+                self._wheels = self._wheels or Wheels()
+                near = Path(tempfile.gettempdir()) if self._dry_run else self._output
+                return path, *self._wheels.add(*found, near), str(self._destination(found[0]) / found[1])
+        target = self._target(path)
+        return path, path, target, str(target)
+
+    def _destination(self, path: Path) -> Path:
+        if self._output is None:
+            return path.resolve()
+        return self._output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)
+
     def _target(self, path: Path) -> Path:
         """Where the output goes: a name in the folder, or the file itself behind all links."""
-        if self._output:
-            target = self._output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)
-        else:
-            target = path.resolve()
+        target = self._destination(path)
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:

@@ -81,6 +81,14 @@ gpt-debloat --restore -r env | grep -qx "libraries restored: 2"
 test "$(sum env/deep/libdemo.so)" = "$original"
 test "$(find env -type f | wc -l)" -eq 2
 
+# A wheel becomes a wheel.
+mkdir wheels
+(cd env && python3 -m zipfile -c ../wheels/env-1-py3-none-any.whl libother.so deep/)
+gpt-debloat --traces matmul.mp -r wheels -o new >out
+python3 -m zipfile -e "new$PWD/wheels/env-1-py3-none-any.whl" new/x
+test "$(sum new/x/libother.so)" = "$(sum slim/libdemo.so)"
+test "$(sum new/x/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
+
 if gpt-hook run --help | grep -q -e --replace; then
     gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
     grep -q "check: same status (0), same output" out
@@ -104,7 +112,6 @@ expect 2 "there is no option '--frobnicate'" gpt-debloat --frobnicate
 expect 2 "wants a value" gpt-debloat -o
 expect 2 "goes with no -o" gpt-debloat --apply -o x true
 expect 2 "is for --check" gpt-debloat --traces matmul.mp -- true
-expect 2 "unpack a wheel first" gpt-debloat -r lib/libdemo.so true
 expect 1 "never used the CUDA driver" gpt-debloat --device sim true
 expect 127 "" gpt-debloat ./nothing
 rm -r state
