@@ -13,7 +13,7 @@ import numpy as np
 
 from gpt.debloat.plan import Copy, Data, Fill, Plan
 from gpt.debloat.trim import check_trimmed
-from gpt.errors import GptError, MissingError
+from gpt.errors import GptError, MalformedError, MissingError
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
 from gpt.formats.files import BACKUP
@@ -128,9 +128,8 @@ def keep_backup(path: Path, image: Image) -> None:
     if not backup.exists():
         os.link(path, backup)
         return
-    with open(backup, "rb") as file:
-        if _version(parse_image(Source(str(backup), file.fileno()))) != _version(image):
-            raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
+    if _version_of(backup) != _version(image):
+        raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
 
 
 def _version(image: Image) -> tuple[object, ...]:
@@ -140,12 +139,23 @@ def _version(image: Image) -> tuple[object, ...]:
 
 
 def restore(path: Path) -> None:
-    """Brings the original back, behind links. Raises MissingError where there is none."""
+    """Brings the original back, behind links.
+
+    Raises MissingError where there is none, GptError where the library is another one by now, after an upgrade.
+    """
     path = path.resolve()
     backup = backup_of(path)
     if not backup.exists():
         raise MissingError(f"no backup: {backup} is absent", str(path))
+    with suppress(MissingError, MalformedError, FileNotFoundError):  # whatever is no library may go
+        if _version_of(path) != _version_of(backup):
+            raise GptError(f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path))
     backup.replace(path)
+
+
+def _version_of(path: Path) -> tuple[object, ...]:
+    with open(path, "rb") as file:
+        return _version(parse_image(Source(str(path), file.fileno())))
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:

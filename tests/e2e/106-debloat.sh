@@ -51,6 +51,12 @@ gpt-debloat --restore | grep -qx "libraries restored: 1"
 test "$(sum lib/libdemo.so)" = "$original"
 test ! -e lib/libdemo.so.gpt-orig
 
+# Both runs read the same file as standard input.
+seq 3 >numbers
+gpt-debloat --apply --check --device sim -- sh -c './use ./lib/libdemo.so matmul && cat' <numbers >out 2>err
+grep -q "check: same status (0), same output (11 bytes)" out
+gpt-debloat --restore >out
+
 # A program that says something else with the new library: told, and undone.
 status=0
 gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul size >out 2>err || status=$?

@@ -170,3 +170,21 @@ def test_the_table_of_a_pipe(sample, tmp_path):
     assert "kernel not used" in text
     assert "cut out of elements that stay: 14 kernels and 0 device functions" in " ".join(text.split())
     assert "total" in text
+
+
+def test_an_upgrade_is_not_undone(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    before = library.read_bytes()
+    assert run("gpt-patch", "--in-place", data=located(library, "_Z3onePf")).status == 0
+    slim = library.read_bytes()
+    shutil.copy(sample("plain"), library)  # somebody installs another version
+    done = run("gpt-patch", "--restore", library)
+    assert done.status == 1
+    assert "is another version than its backup" in done.err
+    assert library.read_bytes() == sample("plain").read_bytes()
+    library.write_bytes(slim)
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert library.read_bytes() == before
+    shutil.move(library, tmp_path / "lib.so.gpt-orig")  # nothing is in its place
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert library.read_bytes() == before
