@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from gpt.tracetables import TraceTables
 
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
@@ -53,6 +56,7 @@ class LibraryTables:
         self._trimmed: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
         self._modules: list[dict[str, Any]] = []
+        self._trace: TraceTables | None = None
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -77,6 +81,12 @@ class LibraryTables:
                 self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
             case "ptx":
                 self._modules.append(record)
+            case "process" | "timing" | "transfer" | "launched":
+                if self._trace is None:
+                    from gpt.tracetables import TraceTables
+
+                    self._trace = TraceTables()
+                self._trace.add(record)
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -100,6 +110,8 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._modules:
             console.print(_module_table(self._modules))
+        for table in self._trace.iter_tables(console.width) if self._trace else ():
+            console.print(table)
 
     def _print_trimmed(self, console: Console) -> None:
         cut = self._trimmed

@@ -105,9 +105,12 @@ def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool
 
 
 def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool) -> list[Path]:
-    """Adds a trace and returns where those of its children are. `root` is false for a child."""
+    """Adds a trace and returns where those of its children are. `root` is false for a child.
+
+    A stream that gpt-hook wrote live has the segments of children behind that of their parent.
+    """
     segment = _Segment(used)
-    interrupted = False
+    pid, forked, interrupted = 0, set(), set()
     children: list[Path] = []
     try:
         for record in stream.read_records(file, str(path)):
@@ -115,13 +118,18 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
                 raise MalformedError(fault, str(path))
             match record["kind"]:
                 case "header":
-                    interrupted |= segment.open
+                    if segment.open:
+                        interrupted.add(pid)
                     segment.close()
-                    segment = _Segment(used)
-                case "child" if "path" in record:
-                    children.append(path.parent / record["path"])
+                    segment, pid = _Segment(used), record["pid"]
+                case "child":
+                    if "path" in record:
+                        children.append(path.parent / record["path"])
+                    if record["how"] != "exec":
+                        forked.add(record["pid"])
             segment.add(record)
-        interrupted |= segment.open
+        if segment.open:
+            interrupted.add(pid)
         segment.close()
     except TruncatedError as error:
         segment.close()
@@ -130,7 +138,7 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
         used.warnings.append((error.where, f"truncated trace: {error.fact}"))
     if interrupted:
         fact = "interrupted trace (its process was killed): later use is unknown"
-        if root and not allow_incomplete:
+        if root and interrupted - forked and not allow_incomplete:
             raise GptError(f"{fact}; --allow-incomplete uses it", str(path))
         used.warnings.append((str(path), fact))
     return children

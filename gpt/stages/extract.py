@@ -153,7 +153,7 @@ class Extraction:
         yield record
         if record["kind"] != "module":
             return
-        name, path = f"module:{record.get('id')}", record.get("path")
+        name, path = f"module:{record.get('id')}", record.get("path", record.get("saved"))
         try:
             if fault := records.check(record):
                 raise MalformedError(fault, name)

@@ -299,6 +299,21 @@ static bool is_mapped(const struct thread *thread, const struct row *row) {
            (thread->previous && (uintptr_t)row - (uintptr_t)thread->previous < CHUNK_SIZE);
 }
 
+// The call that began last of those that have not returned. Where one of the same layout returned within it
+// since, it is not found.
+uint64_t hook_call_in_flight(const struct thread *thread) {
+    uint64_t found = 0;
+    for (int layout = 0; layout <= LAYOUT_LAUNCH; layout++) {
+        if (!thread->batches[layout].next)
+            continue;
+        const struct row *row = (void *)(thread->batches[layout].next - layouts[layout].stride);
+        uint64_t start = atomic_load_explicit(&row->start, memory_order_relaxed);
+        if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && start > found)
+            found = start;
+    }
+    return found;
+}
+
 void hook_leave(struct frame *frame) {
     uint64_t now = hook_now();
     struct slot *slot = frame->slot;

@@ -120,19 +120,26 @@ def test_source_tree_names_what_is_there():
 
 
 @cache
-def help_of(tool):
+def help_of(tool, *command):
     if tool in SCRIPTS:
         return subprocess.run([ROOT / "bin" / tool, "--help"], capture_output=True, text=True, check=True).stdout
     module, _, function = TOOLS[tool].partition(":")
     code = f"import sys; from {module} import {function} as main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "dumb"}
-    command = [sys.executable, "-c", code, "--help"]
+    command = [sys.executable, "-c", code, *command, "--help"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def helps_of(tool):
+    """Its help, or that of each of its commands."""
+    commands = re.findall(r"^  (\w+)", help_of(tool).partition("\nCommands:\n")[2], re.M)
+    return [help_of(tool, command) for command in commands] or [help_of(tool)]
 
 
 def options_of_help(tool):
     """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
-    found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", help_of(tool).partition("\nOptions:\n")[2], re.M)
+    options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
+    found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
     return {re.sub(r"<([a-z|]+)>$", r"\1", option) for option in found}
 
 
@@ -166,7 +173,7 @@ def test_synopsis_has_every_option(tool):
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_arguments_are_those_of_help(tool):
-    (name,) = re.findall(r"\[(\w+)\]\.\.\.", help_of(tool).partition("\n")[0])
+    (name,) = {re.findall(r"\[(\w+)\]\.\.\.", text.partition("\n")[0])[0] for text in helps_of(tool)}
     assert f".Op Ar {name} ..." in section(f"{tool}.1", "SYNOPSIS")
 
 
