@@ -175,10 +175,10 @@ class _AsItIs(RawIOBase):
         return size
 
 
-def _new_table() -> Any:
+def _new_table(full: bool) -> Any:
     from gpt.tables import LibraryTables
 
-    return LibraryTables()
+    return LibraryTables(full)
 
 
 class Stage:
@@ -187,12 +187,12 @@ class Stage:
     `status` is the exit status so far; `error` raises it, `warn` does not.
     """
 
-    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False) -> None:
+    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False) -> None:
         self.tool = tool
         self.status = 0
         self.from_json = from_json
         self.json = json
-        self.table = None if json or not os.isatty(1) else _new_table()
+        self.table = _new_table(table) if table or (not json and os.isatty(1)) else None
         self._buffer = bytearray()
         self._count = 0  # records since the header
 

@@ -97,6 +97,22 @@ KINDS: dict[str, Keys] = {
         "end": ("u64", "file offset, exclusive"),
         "reason": ("str", "why it is not needed"),
     },
+    "trim": {
+        "library": ("str", "path of the library"),
+        "offset": ("u64", "file offset of the header of an element that stays, a cubin"),
+        "kernels": ("[str]", "kernels of it that are not needed"),
+        "reason": ("str", "why"),
+    },
+    "trimmed": {
+        "library": ("str", "path of the library"),
+        "offset": ("u64", "file offset of the header of the element, in the library that was read"),
+        "kernels": ("u64", "kernels whose code is gone"),
+        "functions": ("u64", "device functions that only these needed"),
+        "code": ("u64", "bytes of their code, unpacked"),
+        "size_before": ("u64", "bytes of the element in the file, header included"),
+        "size_after": ("u64", "bytes of the element in the file, header included"),
+        "reason": ("str?", "why the element stays whole"),
+    },
     "tally": {
         "library": ("str", "path of the library"),
         "reason": ("str", "kept, or why not"),
