@@ -64,7 +64,8 @@ def _parse(start: str, text: str, name: str, module: Module | None = None, offse
     try:
         return parser().parse(text, start)
     except UnexpectedCharacters as error:
-        raise fault(f"unexpected {text[error.pos_in_stream]!r}", error.pos_in_stream) from None
+        at = error.pos_in_stream or 0
+        raise fault(f"unexpected {text[at]!r}", at) from None
     except UnexpectedToken as error:
         if error.token.type == "$END":
             raise fault("unexpected end", len(text)) from None
@@ -139,7 +140,10 @@ def _transformer() -> Any:
             return tuple(nodes)
 
         def attribute(self, nodes: Nodes) -> tree.Attribute:
-            return tree.Attribute(str(nodes[0]), tuple(node for node in nodes[1:] if node is not None))
+            return tree.Attribute(str(nodes[0]), tuple(nodes[1:]))
+
+        def quantity(self, nodes: Nodes) -> str:
+            return " ".join(nodes)
 
         # Statements
 
@@ -189,7 +193,7 @@ def _transformer() -> Any:
 
         def unified(self, nodes: Nodes) -> str:
             values = [str(node) for node in nodes[1:] if node is not None]
-            return nodes[0] + (f"({', '.join(values)})" if values else "")
+            return str(nodes[0]) + (f"({', '.join(values)})" if values else "")
 
         def declarator(self, nodes: Nodes) -> tree.Declarator:
             name, *rest = nodes
@@ -247,8 +251,11 @@ def _transformer() -> Any:
         def apply(self, nodes: Nodes) -> tree.Apply:
             return tree.Apply(*nodes)
 
+        def mask(self, nodes: Nodes) -> tree.Apply:
+            return tree.Apply(tree.Number(str(nodes[0])), nodes[1])
+
         def index(self, nodes: Nodes) -> tree.Index:
-            return tree.Index(*nodes)
+            return tree.Index(nodes[0], tuple(nodes[1:]))
 
         def setting(self, nodes: Nodes) -> tree.Setting:
             return tree.Setting(*nodes)

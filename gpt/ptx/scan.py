@@ -37,13 +37,16 @@ def _block(inner: str) -> str:
 _VALUE = r"\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}"  # 4 dimensions
 _TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
 _ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"
-_SPECIFIER = rf"\.(?!(?:entry|func|section|version|target|address_size|file|alias|pragma)\b)\w++(?:::\w++)*+{_ARGUMENT}\s*+"
+_RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"
+_SPECIFIER = (
+    rf"\.(?!(?:entry|func|section|version|target|address_size|file|alias|pragma)\b)\w++(?:::\w++)*+{_ARGUMENT}\s*+"
+)
 
 # An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
 _ITEM = re.compile(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\s++){{0,9}}+ \.(?P<kind>entry|func)\b (?:
-        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:\([^(){{}};]*+\)\s*+)?+ (?P<fname>{_NAME})
+        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
         [^{{}};]*+ (?:(?<=") \s*+ ; [^{{}};]*+)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
     | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ (?:{_block("[^{}]*+")}) | (?P<torn2>)))
     | (?P<line> \.(?:version\s++[\d.]++ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
@@ -77,7 +80,7 @@ _STATEMENT = re.compile(
 _NEXT_NAME = re.compile(  # in what follows the first name of a declaration
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
-_WORD = re.compile(r"\.\w++|\S", re.ASCII)
+_WORD = re.compile(r"\.?[\w$%]++|\S", re.ASCII)
 
 
 class Item(NamedTuple):
@@ -209,7 +212,7 @@ def blank(text: str, name: str = "PTX") -> str:
 
     def replace(found: re.Match[str]) -> str:
         whole = found[0]
-        if whole[0] == '"' and not found[1] or whole[:2] == "/*" and not found[2]:
+        if (whole[0] == '"' and not found[1]) or (whole[:2] == "/*" and not found[2]):
             what = "string" if whole[0] == '"' else "comment"
             raise MalformedError(f"PTX: {what} without end", Module(name, text, "", ()).where(found.start()))
         return '"' + " " * (len(whole) - 2) + '"' if whole[0] == '"' else " " * len(whole)

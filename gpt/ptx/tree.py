@@ -110,7 +110,7 @@ class Address:
 class Apply:
     """`generic(x)` or `0xff(x)`: a function, or a mask, over its arguments."""
 
-    function: Operand
+    function: Name | Number
     arguments: Group
 
     def __str__(self) -> str:
@@ -119,13 +119,13 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An element: `table[3]`."""
+    """An element: `table[3]`, `grid[1][2]`."""
 
-    base: Operand
-    index: Address
+    base: Name
+    indexes: tuple[Address, ...]
 
     def __str__(self) -> str:
-        return f"{self.base}{self.index}"
+        return str(self.base) + "".join(map(str, self.indexes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Attribute:
     """What stands behind a function's parameters: `.maxntid 256, 1, 1`."""
 
     word: str
-    values: tuple[Operand, ...] = ()
+    values: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.word} {_list(self.values)}".rstrip()

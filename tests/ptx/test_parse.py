@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(128, 2) all(int *p, S s, __half2 *h, float *f,
     switch (n) { case 0: p[1] = 7; break; case 1: p[2] = 9; break; case 2: p[3] = 1; break; case 9: p[4] = 0; break; }
     for (int i = 0; i < n; i++) atomicAdd(f + i, __shfl_xor_sync(~0u, tile[i & 63], 1));
     h[n] = __hfma2(h[0], h[1], h[2]);
-    asm volatile("{ .reg .b32 t; // not; a statement\\n mov.b32 t, %1; st.global.v2.u32 [%0], {t, t}; }" :: "l"(p), "r"(n));
+    asm volatile("{ .reg .b32 t; // not; a statement\\n mov.b32 t, %1; st.global.v2.u32 [%0], {t, t}; }"
+                 :: "l"(p), "r"(n));
     using namespace nvcuda;
     wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a;
     wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b;
@@ -134,11 +135,11 @@ __global__ void __launch_bounds__(128, 2) all(int *p, S s, __half2 *h, float *f,
 
 
 def code_of(ptx, arch, folder):
-    """What ptxas makes of it, without what depends on the lines of the text."""
+    """What ptxas makes of it, without the lines of the text, which it appends to names."""
     source, out = folder / "in.ptx", folder / "out.cubin"
     source.write_bytes(ptx)
     cuda.run("ptxas", "-arch", arch, "-c", source, "-o", out)
-    return cuda.run("nvdisasm", "-c", out)
+    return re.sub(r"__\d+\b", "", cuda.run("nvdisasm", "-c", out))
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,9 @@ names = st.from_regex(r"[A-Za-z_$%][a-z0-9_$]{1,5}", fullmatch=True).filter(
     lambda name: name not in ("function_name", "inlined_at")
 )
 words = st.from_regex(r"\.[a-z0-9_]{1,4}(::[a-z0-9]{1,3})?", fullmatch=True).filter(
-    lambda word: word
-    not in (".entry", ".func", ".file", ".loc", ".pragma", ".alias", ".section", ".version", ".target")
+    lambda word: (
+        word not in (".entry", ".func", ".file", ".loc", ".pragma", ".alias", ".section", ".version", ".target")
+    )
 )
 numbers = st.one_of(
     st.integers(0, 1 << 64).map(str),
@@ -191,8 +193,8 @@ def expressions(operand):
         st.builds(Vector, items),
         st.builds(Address, items),
         st.builds(Prefixed, prefixes, base),
-        st.builds(tree.Apply, base, st.builds(Group, items)),
-        st.builds(tree.Index, base, st.builds(Address, items)),
+        st.builds(tree.Apply, registers | numbers, st.builds(Group, items)),
+        st.builds(tree.Index, registers, st.lists(st.builds(Address, items), min_size=1, max_size=2).map(tuple)),
         st.lists(plain, min_size=2, max_size=4).flatmap(
             lambda nodes: st.tuples(*[st.sampled_from(OPERATORS)] * (len(nodes) - 1)).map(
                 lambda operators: Expression(tuple(nodes), operators)
@@ -232,9 +234,13 @@ statements = st.recursive(
     lambda inner: st.lists(inner, max_size=3).map(lambda nodes: tree.Scope(tuple(nodes))),
     max_leaves=6,
 )
-parameters = st.builds(tree.Parameter, st.lists(specifiers, min_size=1, max_size=3).map(tuple), declarators)
+parameters = st.builds(
+    tree.Parameter,
+    st.lists(specifiers, min_size=1, max_size=3).map(tuple),
+    st.builds(tree.Declarator, names, st.none(), st.lists(st.none() | numbers, max_size=1).map(tuple)),
+)
 signatures = st.none() | st.lists(parameters, max_size=3).map(tuple)
-attributes = st.builds(tree.Attribute, words, st.lists(numbers, max_size=3).map(tuple))
+attributes = st.builds(tree.Attribute, words, st.lists(numbers.map(str), max_size=3).map(tuple))
 functions = st.builds(
     tree.Function,
     st.lists(st.sampled_from([".visible", ".weak", ".extern"]).map(tree.Specifier), max_size=2).map(tuple),
@@ -248,13 +254,13 @@ functions = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(statements, max_size=5))
 def test_what_is_printed_parses_to_the_same_tree(nodes):
     assert parse.parse_statements("\n".join(map(str, nodes))) == nodes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(functions | declarations, max_size=3))
 def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
     program = tree.Module(tuple(nodes))
@@ -275,7 +281,7 @@ def pieces(statement):
     return 2 + sum(map(pieces, statement.statements)) if isinstance(statement, tree.Scope) else 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(st.sampled_from('ab%.,;:{}[]()<>=+-"/* \n019@!|_#\\\xe9'), max_size=60))
 def test_any_text_is_parsed_or_refused_with_its_place(text):
     for read in (parse.parse_module, scan.scan_module):
@@ -302,7 +308,7 @@ def test_malformed_statements_are_refused_with_their_place(text, where, fact):
     assert fact in error.value.fact
 
 
-@pytest.mark.parametrize("repeated", ["-", "(.u32)", "b+", "b[1]", "b(1)", "b?1:"])
+@pytest.mark.parametrize("repeated", ["-", "(.u32)", "b+", "[1]", "b?1:"])
 def test_long_expressions_do_not_exhaust_the_stack(repeated):
-    text = f"mov.u32 a, {repeated * 20000}1;" if repeated not in ("b[1]", "b(1)") else f"mov b{repeated[1:] * 20000};"
+    text = f"mov.u32 {'b' if repeated == '[1]' else ''}{repeated * 20000}{'' if repeated == '[1]' else 1};"
     assert tokens(str(one(text))) == tokens(text)

@@ -76,7 +76,10 @@ def test_offsets_are_those_of_the_bytes():
         ("t: .branchtargets a, b;", [("directive", ".branchtargets", "")]),
         ("p: .callprototype (.param .b32 _) _ (.param .b32 _);", [("directive", ".callprototype", "")]),
         (".shared .b32 x[2][1] = {{1},{2}}; ret;", [("directive", ".shared", ""), ("instruction", "ret", "")]),
-        ("tcgen05.mma.cta_group::1.kind::f16 [a], b, c, d, p;", [("instruction", "tcgen05.mma.cta_group::1.kind::f16", "")]),
+        (
+            "tcgen05.mma.cta_group::1.kind::f16 [a], b, c, d, p;",
+            [("instruction", "tcgen05.mma.cta_group::1.kind::f16", "")],
+        ),
     ],
 )
 def test_statements(body, expected):
@@ -154,7 +157,7 @@ def test_time_is_in_proportion_to_size(case):
             pass
         return time.process_time() - started
 
-    size = 100_000
+    size = 40_000
     assert min(spent(8 * size), spent(8 * size)) < 24 * max(spent(size), spent(size), 0.002)
 
 
@@ -163,7 +166,8 @@ def test_35_megabytes_with_one_kernel_wanted_take_less_than_the_bound():
 
     body = "".join(
         f"\tld.global.v2.f32 {{%f{n}, %f{n + 1}}}, [%rd{n}+{8 * n}];\n\tfma.rn.f32 %f{n}, %f{n + 1}, %f{n + 2}, %f3;\n"
-        f"\t@%p{n} bra $L_{n};\n$L_{n}:\n" for n in range(400)
+        f"\t@%p{n} bra $L_{n};\n$L_{n}:\n"
+        for n in range(400)
     )
     kernel = "// .globl k{0}\n.visible .entry k{0}(.param .u64 k{0}_param_0)\n{{\n\t.reg .b32 %r<9>;\n{1}\tret;\n}}\n"
     text = HEAD + "".join(kernel.format(number, body) for number in range(35_000_000 // len(body)))
