@@ -145,10 +145,11 @@ class Module:
 
     def statements(self, function: Item) -> list[Statement]:
         """The statements of a function's body, without its own braces. Raises MalformedError."""
-        return list(self._statements(function)) if function.body else []
+        return list(self.cut(function.body + 1, function.end - 1)) if function.body else []
 
-    def _statements(self, function: Item) -> Iterator[Statement]:
-        for found in _STATEMENT.finditer(self.skeleton, function.body + 1, function.end - 1):
+    def cut(self, start: int, end: int) -> Iterator[Statement]:
+        """The statements between two offsets."""
+        for found in _STATEMENT.finditer(self.skeleton, start, end):
             match found.lastgroup:
                 case "opcode":
                     head = found["opcode"]
@@ -205,6 +206,12 @@ def scan_module(data: bytes, name: str = "PTX") -> Module:
     module = Module(name, text, skeleton, ())
     items = tuple(_items(module))
     return Module(name, text, skeleton, items)
+
+
+def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
+    """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
+    module = Module(name, text, blank(text, name), ())
+    return module, list(module.cut(0, len(text)))
 
 
 def blank(text: str, name: str = "PTX") -> str:

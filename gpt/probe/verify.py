@@ -1,0 +1,281 @@
+"""Proves a probe harmless, or refuses it with its file and line.
+
+What is not listed is refused. A snippet computes: arithmetic, logic, comparisons and conversions over registers that
+the probes of its file declared, special registers, constants and helpers. It reads the program through helpers only
+and writes nothing of it; SAVE is its one way out, and the weaver lowers that within the map's bounds. It has no memory
+access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
+count is plain: a register set to a constant before the label, one constant added to it in the loop, compared with a
+constant at its end.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpt.errors import GptError
+from gpt.probe.model import HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet
+from gpt.probe.operands import Bound
+from gpt.probe.types import SPECIAL, VECTORS, is_wide_enough, type_of_name, types_of
+from gpt.ptx import tree
+
+MAX_LINES = 512  # statements of a snippet
+MAX_TURNS = 1024  # of a loop
+ALLOWED = {
+    *("add", "sub", "mul", "mad", "mul24", "mad24", "sad", "div", "rem", "abs", "neg", "min", "max", "fma", "rcp"),
+    *("sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "copysign", "popc", "clz", "bfind", "fns", "brev", "bfe"),
+    *("bfi", "bmsk", "szext", "dp4a", "dp2a", "and", "or", "xor", "not", "cnot", "lop3", "shl", "shr", "shf", "prmt"),
+    *("addc", "subc", "madc", "setp", "set", "selp", "slct", "testp", "cvt", "mov", "activemask", "isspacep", "bra"),
+}
+WORDS = set(  # modifiers; types and shapes are in _TYPE
+    "lo hi wide cc sat ftz rn rz rm rp rna rni rzi rmi rpi approx full relu noftz eq ne lt le gt ge ls hs equ neu ltu "
+    "leu gtu geu num nan and or xor l r wrap clamp shiftamt finite infinite number notanumber normal subnormal f4e b4e "
+    "rc8 ecl ecr rc16 global shared local const param uni xorsign abs NaN pack satfinite".split()
+)
+_TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
+_INTEGER = re.compile(r"0[xX][\da-fA-F]+|\d+")
+_HOLDS = {  # whether a loop with such a step ends, and after how many turns: comparison, sign of the step
+    "lt": 1,
+    "le": 1,
+    "gt": -1,
+    "ge": -1,
+}
+
+
+def verify(file: ProbeFile) -> None:
+    """Proves every probe of a file harmless. Raises GptError for the first thing that is not."""
+    registers = {register.name: register.type for register in file.registers}
+    for register in file.registers:
+        if register.name in HELPERS or register.name in SPECIAL or register.name == "SAVE":
+            raise GptError(f"register '{register.name}' has a name that is taken", f"{file.path}:{register.line}")
+    for probe in file.probes:
+        for when, snippet in probe.snippets:
+            _Check(file, probe, when, snippet, registers).run()
+    for map_ in file.maps:
+        if not any(save.map == map_.name for probe in file.probes for _, s in probe.snippets for save in s.saves):
+            raise GptError(f"map '{map_.name}': no probe saves to it", f"{file.path}:{map_.line}")
+
+
+def find_misfit(probe: Probe, bound: Bound) -> str | None:
+    """Why a probe cannot run at an instruction that its position matched, or None: what its helpers lack there."""
+    for _, snippet in probe.snippets:
+        for helper in sorted(snippet.helpers):
+            if not bound.has(helper):
+                return f"has no {helper}"
+        for line in snippet.lines:
+            if not isinstance(line.node, tree.Instruction):
+                continue
+            for operand, wanted in zip(line.node.operands, types_of(line.node), strict=True):
+                bits = _bits(operand, bound)
+                if bits and wanted and wanted != "pred" and bits != SIZES[wanted] * 8 and line.node.opcode != "cvt":
+                    return f"{operand} has {bits} bits, and line {line.line} wants {SIZES[wanted] * 8}"
+    return None
+
+
+def _bits(operand: tree.Operand, bound: Bound) -> int | None:
+    """The bits that OUT or IN1 to IN4 have at an instruction, None if it does not say."""
+    if not isinstance(operand, tree.Name) or HELPERS.get(operand.name, "") is not None:
+        return None
+    match bound.operand(operand.name):
+        case tree.Address():
+            return 64
+        case tree.Vector(items) if bound.bits:
+            return bound.bits * len(items)
+    return bound.bits if operand.name == "OUT" else None
+
+
+class _Check:
+    """One snippet under the eye of the verifier."""
+
+    def __init__(self, file: ProbeFile, probe: Probe, when: str, snippet: Snippet, registers: dict[str, str]) -> None:
+        self.file, self.probe, self.when, self.snippet, self.registers = file, probe, when, snippet, registers
+        self.labels: dict[str, int] = {}
+        self.line = probe.line
+
+    def refuse(self, fact: str) -> GptError:
+        return GptError(f"probe '{self.probe.name}': {fact}", f"{self.file.path}:{self.line}")
+
+    def run(self) -> None:
+        lines = self.snippet.lines
+        if len(lines) > MAX_LINES:
+            raise self.refuse(f"{len(lines)} statements; the limit is {MAX_LINES}")
+        for number, line in enumerate(lines):
+            if isinstance(line.node, tree.Label):
+                self.line = line.line
+                if line.node.name in self.labels:
+                    raise self.refuse(f"label '{line.node.name}' stands twice")
+                self.labels[line.node.name] = number
+        for number, line in enumerate(lines):
+            self.line = line.line
+            if isinstance(line.node, Save):
+                self.guard(line.node.guard)
+                self.save(line.node)
+            elif isinstance(line.node, tree.Instruction):
+                self.guard(line.node.guard)
+                self.instruction(line.node, number)
+
+    def guard(self, guard: tree.Guard | None) -> None:
+        if guard and guard.register != "PRED" and self.registers.get(guard.register) != "pred":
+            raise self.refuse(f"guard '{guard.register}' is no predicate of this file")
+
+    def instruction(self, node: tree.Instruction, number: int) -> None:
+        if node.opcode not in ALLOWED:
+            raise self.refuse(f"'{node.opcode}' is not allowed in a probe")
+        for modifier in node.modifiers:
+            if modifier[1:] not in WORDS and not _TYPE.fullmatch(modifier[1:]):
+                raise self.refuse(f"'{node.name}' is not allowed in a probe")
+        if node.opcode == "bra":
+            self.branch(node, number)
+            return
+        if not node.operands:
+            raise self.refuse(f"'{node.name}' without operands")
+        for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
+            for part, type_ in self.parts(operand, wanted):
+                if place == 0:
+                    self.written(part)
+                self.read(part, type_, node.opcode)
+
+    def parts(self, operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
+        """An operand's registers and their types: two results, or the halves of a vector."""
+        match operand:
+            case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
+                return [(part, wanted) for part in operands]
+            case tree.Vector(items) if wanted and items and SIZES[wanted] % len(items) == 0:
+                return [(part, f"b{SIZES[wanted] * 8 // len(items)}") for part in items]
+        return [(operand, wanted)]
+
+    def written(self, operand: tree.Operand) -> None:
+        if operand == tree.Name("_"):
+            return
+        if not isinstance(operand, tree.Name) or operand.parts:
+            raise self.refuse(f"writes '{operand}', which is no register")
+        if operand.name in HELPERS or operand.name in SPECIAL:
+            raise self.refuse(f"writes '{operand}', which can only be read")
+        if operand.name not in self.registers:
+            raise self.refuse(f"writes program register '{operand}'")
+
+    def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
+        """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
+        match operand:
+            case tree.Name("_", ()) | tree.Number():
+                return
+            case tree.Name(name, parts):
+                if name in HELPERS:
+                    self.helper(name)
+                elif name in SPECIAL:
+                    if bool(parts) != (name in VECTORS) or (parts and parts[0] not in (".x", ".y", ".z")):
+                        raise self.refuse(f"'{operand}' is no special register")
+                elif name not in self.registers or parts:
+                    raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
+                given = type_of_name(operand, self.registers)
+                if wanted and given and not is_wide_enough(opcode, wanted, given):
+                    raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
+            case tree.Prefixed(prefixes, inner) if set(prefixes) <= {"-", "!", "~", "+"}:
+                self.read(inner, wanted, opcode)
+            case tree.Expression(operands, _) if all(isinstance(part, tree.Number | tree.Group) for part in operands):
+                for part in operands:
+                    self.read(part, wanted, opcode)
+            case tree.Group(items):
+                for part in items:
+                    self.read(part, wanted, opcode)
+            case tree.Address() | tree.Index():
+                raise self.refuse(f"accesses memory, '{operand}'")
+            case _:
+                raise self.refuse(f"'{operand}' has no place in a probe")
+
+    def helper(self, name: str) -> None:
+        kinds = {position.kind for position in self.probe.positions}
+        if name in OPERANDS and kinds & {"kernel", "func", "label"}:
+            where = next(str(p) for p in self.probe.positions if p.kind in ("kernel", "func", "label"))
+            raise self.refuse(f"'{name}' at position '{where}', which is no instruction")
+        if name in OPERANDS and "line" in kinds:
+            raise self.refuse(f"'{name}' at the position of a line, which may be many instructions")
+        if name == "OUT" and self.when == "before":
+            raise self.refuse("'OUT' before the instruction that makes it")
+
+    def save(self, node: Save) -> None:
+        map_ = self.file.map(node.map)
+        if map_ is None:
+            raise self.refuse(f"saves to '{node.map}', which is no map of this file")
+        if map_.level != self.probe.level:
+            raise self.refuse(f"of level {self.probe.level} saves to map '{map_.name}' of level {map_.level}")
+        fields = map_.fields[node.first : node.first + len(node.values)]
+        if len(fields) < len(node.values) or (node.last and node.first + len(node.values) != len(map_.fields)):
+            raise self.refuse(f"saves {len(node.values)} values, map '{map_.name}' has {len(map_.fields)} fields")
+        for value, field in zip(node.values, fields, strict=True):
+            if isinstance(value, tree.Vector):
+                raise self.refuse(f"saves '{value}', which is no register")
+            given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
+            if given == "pred":
+                raise self.refuse(f"saves predicate '{value}'")
+            if given and SIZES[given] != field.size:
+                raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
+            self.read(value, None)
+
+    # Branches
+
+    def branch(self, node: tree.Instruction, number: int) -> None:
+        match node.operands:
+            case (tree.Name(label, ()),) if label in self.labels:
+                if self.labels[label] <= number:
+                    self.loop(node, self.labels[label], number)
+            case _:
+                raise self.refuse(f"branches out of itself, '{node}'")
+
+    def loop(self, node: tree.Instruction, begin: int, end: int) -> None:
+        """Refuses a branch back whose count is not plain to see."""
+        turns = self.turns(node, self.snippet.lines[:begin], self.snippet.lines[begin + 1 : end])
+        if turns is None:
+            raise self.refuse(f"loops without a static bound, '{node}'")
+        if turns > MAX_TURNS:
+            raise self.refuse(f"loops {turns} times; the limit is {MAX_TURNS}")
+
+    def turns(self, node: tree.Instruction, before: tuple[Line, ...], body: tuple[Line, ...]) -> int | None:
+        plain = [line.node for line in body if isinstance(line.node, tree.Instruction)]
+        if not node.guard or node.guard.negated or any(isinstance(line.node, tree.Label) for line in body):
+            return None
+        if any(step.opcode == "bra" for step in plain):
+            return None
+        tests = [step for step in plain if _writes(step, node.guard.register)]
+        if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].operands) != 3:
+            return None
+        test = tests[0]
+        compare = test.modifiers[0][1:]
+        counter, bound = test.operands[1], _constant(test.operands[2])
+        steps = [step for step in plain if isinstance(counter, tree.Name) and _writes(step, counter.name)]
+        if bound is None or compare not in _HOLDS or len(steps) != 1 or plain.index(steps[0]) > plain.index(test):
+            return None
+        step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 else None
+        if steps[0].guard or steps[0].opcode != "add" or steps[0].operands[1] != counter or not step:
+            return None
+        start = None
+        for line in before:
+            if isinstance(line.node, tree.Label) or (
+                isinstance(line.node, tree.Instruction) and line.node.opcode == "bra"
+            ):
+                start = None
+            elif isinstance(line.node, tree.Instruction) and _writes(line.node, str(counter)):
+                is_set = line.node.opcode == "mov" and not line.node.guard and len(line.node.operands) == 2
+                start = _constant(line.node.operands[1]) if is_set else None
+        if start is None or (step > 0) != (_HOLDS[compare] > 0):
+            return None
+        edge = max(abs(start), abs(bound), abs(step))
+        if edge >= 1 << 30:  # far from where any type wraps
+            return None
+        distance = (bound - start) * _HOLDS[compare] + (compare in ("le", "ge"))
+        return max(1, -(-distance // abs(step)))
+
+
+def _writes(node: tree.Instruction, register: str) -> bool:
+    return bool(node.operands) and any(
+        isinstance(part, tree.Name) and part.name == register
+        for part in (node.operands[0].operands if isinstance(node.operands[0], tree.Expression) else node.operands[:1])
+    )
+
+
+def _constant(operand: tree.Operand) -> int | None:
+    sign = 1
+    if isinstance(operand, tree.Prefixed) and operand.prefixes == ("-",):
+        sign, operand = -1, operand.operand
+    if not isinstance(operand, tree.Number) or not _INTEGER.fullmatch(operand.text):
+        return None
+    return sign * int(operand.text, 0 if operand.text[:2].lower() == "0x" else 8 if operand.text[0] == "0" else 10)
