@@ -1,195 +1,49 @@
-"""Python statements of a probe to PTX: expressions into registers, `if` into guards. See frontend.py for the language."""
+"""Python statements of a probe to PTX: assignments and saves, `if` as guards, `for` unrolled. See frontend.py."""
 
 from __future__ import annotations
 
 import ast
-import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gpt.errors import GptError
-from gpt.probe.model import Line, Map, Register, Save, Snippet
+from gpt.probe.model import Line, Save, Snippet
+from gpt.probe.values import PRED, TYPES, Value, Values, number
 from gpt.ptx import tree
 
 MAX_TURNS = 64  # of a loop that is unrolled
-MAX_LINES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A type of the language: its kind (u, s, f, b) and bits."""
-
-    name: str
-    kind: str
-    bits: int
-
-    def constant(self, value: int | float) -> str:
-        """A constant of this type in PTX. Raises ValueError where it does not fit."""
-        if self.kind == "f":
-            try:
-                data = struct.pack(">f" if self.bits == 32 else ">d", float(value))
-            except OverflowError:
-                raise ValueError(f"{value} does not fit {self.name}") from None
-            return ("0f" if self.bits == 32 else "0d") + data.hex().upper()
-        if isinstance(value, float) or not -(1 << (self.bits - 1)) <= value < 1 << self.bits:
-            raise ValueError(f"{value} does not fit {self.name}")
-        return str(value)
-
-
-TYPES = {
-    name: Type(name, name[0], int(name[1:]))
-    for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
-} | {"i32": Type("s32", "s", 32), "i64": Type("s64", "s", 64)}
-PRED = Type("pred", "p", 1)
-# What nl.NAME and nl.NAME() are; an operand has no type until something gives it one.
-SOURCES: dict[str, tuple[str, str | None]] = {
-    **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
-    "addr": ("ADDR", "u64"),
-    "bytes": ("BYTES", "u32"),
-    "flops": ("FLOPS", "u32"),
-    "active": ("ACTIVE", "u32"),
-    "pred": ("PRED", "pred"),
-    "clock": ("CLOCK", "u64"),
-    "time": ("TIME", "u64"),
-    "cuid": ("SMID", "u32"),
-    "smid": ("SMID", "u32"),
-    "warpid": ("WARPID", "u32"),
-    "laneid": ("LANEID", "u32"),
-    "block": ("BLOCK", "u64"),
-}
-_BINARY: dict[type, tuple[str, str]] = {  # for integers, for floats
-    ast.Add: ("add.{t}", "add.{t}"),
-    ast.Sub: ("sub.{t}", "sub.{t}"),
-    ast.Mult: ("mul.lo.{t}", "mul.{t}"),
-    ast.Div: ("", "div.rn.{t}"),
-    ast.FloorDiv: ("div.{t}", ""),
-    ast.Mod: ("rem.{t}", ""),
-    ast.BitAnd: ("and.b{n}", ""),
-    ast.BitOr: ("or.b{n}", ""),
-    ast.BitXor: ("xor.b{n}", ""),
-}
-_COMPARE: dict[type, str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An operand and its type, None of an instruction's operand; `number` is set of a constant, without an operand."""
-
-    operand: tree.Operand | None
-    type: Type | None
-    number: int | float | None = None
-
-
-def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int | float | None:
-    """The value of an expression of constants, or None. Integers stay within 64 bits."""
-    match node:
-        case ast.Constant(int() | float() as value) if not isinstance(value, bool):
-            found: int | float = value
-        case ast.Name(name) if name in constants:
-            return constants[name]
-        case ast.UnaryOp(ast.USub(), operand) if (inner := number(operand, constants)) is not None:
-            found = -inner
-        case ast.BinOp(left, op, right):
-            a, b = number(left, constants), number(right, constants)
-            if a is None or b is None:
-                return None
-            match op:
-                case ast.Add():
-                    found = a + b
-                case ast.Sub():
-                    found = a - b
-                case ast.Mult():
-                    found = a * b
-                case ast.LShift() if isinstance(a, int) and isinstance(b, int) and 0 <= b < 64:
-                    found = a << b
-                case _:
-                    return None
-        case _:
-            return None
-    return found if isinstance(found, float) or -(1 << 63) <= found < 1 << 64 else None
-
-
-class Compiler:
+class Compiler(Values):
     """One probe: its statements become lines, its names registers. Faults are raised with their line."""
-
-    def __init__(
-        self,
-        name: str,
-        shared: Mapping[str, Register],
-        constants: Mapping[str, int | float],
-        maps: Mapping[str, Map],
-        fault: Callable[[ast.AST, str], GptError],
-    ) -> None:
-        self.name, self.shared, self.constants, self.maps, self.fault = name, shared, dict(constants), maps, fault
-        self.registers: list[Register] = []
-        self.own: dict[str, Value] = {}
-        self.lines: list[Line] = []
-        self.node: ast.AST = ast.Pass()
-        self.last = ""  # the temporary that the last line wrote
-        self.temporaries = 0
 
     def function(self, node: ast.FunctionDef) -> Snippet:
         """The body of a probe."""
-        self.block(node.body, None)
+        self._block(node.body, None)
         return Snippet(tuple(self.lines))
 
-    # Emitting
-
-    def emit(self, opcode: str, *operands: tree.Operand, guard: tree.Guard | None = None) -> None:
-        if len(self.lines) >= MAX_LINES:
-            raise self.fault(self.node, f"more than {MAX_LINES} statements")
-        word, *modifiers = opcode.split(".")
-        node = tree.Instruction(word, tuple(f".{modifier}" for modifier in modifiers), operands, guard)
-        self.lines.append(Line(node, getattr(self.node, "lineno", 1)))
-        self.last = ""
-
-    def new(self, type_: Type, name: str = "") -> tree.Name:
-        if not name:
-            self.temporaries += 1
-        register = f"%{self.name}_{name or self.temporaries}"
-        self.registers.append(Register(register, type_.name, None, getattr(self.node, "lineno", 1)))
-        return tree.Name(register)
-
-    def compute(self, opcode: str, type_: Type, *operands: tree.Operand) -> Value:
-        """A temporary with what an instruction makes."""
-        result = self.new(type_)
-        self.emit(opcode, result, *operands)
-        self.last = result.name
-        return Value(result, type_)
-
-    # Statements
-
-    def block(self, body: list[ast.stmt], guard: tree.Guard | None) -> None:
+    def _block(self, body: list[ast.stmt], guard: tree.Guard | None) -> None:
         for statement in body:
             self.node = statement
             match statement:
                 case ast.Pass() | ast.Expr(ast.Constant(str())) | ast.Global():
                     pass
                 case ast.Assign([ast.Name(name)], value):
-                    self.assign(name, self.value(value), guard)
+                    self._assign(name, self._value(value), guard)
                 case ast.AnnAssign(ast.Name(name), annotation, value) if value:
-                    self.assign(name, self.convert(self.value(value), self.type(annotation)), guard)
+                    self._assign(name, self._convert(self._value(value), self._type(annotation)), guard)
                 case ast.AugAssign(ast.Name(name) as target, op, value):
                     load = ast.copy_location(ast.Name(name, ast.Load()), target)
-                    self.assign(name, self.binary(op, self.value(load), self.value(value)), guard)
+                    self._assign(name, self._binary(op, self._value(load), self._value(value)), guard)
                 case ast.If(test, then, otherwise):
-                    self.condition(test, then, otherwise, guard)
+                    self._condition(test, then, otherwise, guard)
                 case ast.For(ast.Name(name), ast.Call(ast.Name("range"), arguments, []), inner, []):
-                    self.loop(name, arguments, inner, guard)
+                    self._loop(name, arguments, inner, guard)
                 case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "save"), values, [])):
-                    self.save(name, values, guard)
+                    self._save(name, values, guard)
                 case _:
                     first = ast.unparse(statement).partition("\n")[0]
                     raise self.fault(statement, f"'{first}' has no place in a probe")
 
-    def assign(self, name: str, value: Value, guard: tree.Guard | None) -> None:
+    def _assign(self, name: str, value: Value, guard: tree.Guard | None) -> None:
         if name in self.constants or name in self.maps:
             raise self.fault(self.node, f"'{name}' is no register")
         if name in self.shared:
@@ -200,11 +54,11 @@ class Compiler:
                 if value.type is None and value.number is None:
                     raise self.fault(self.node, f"'{name}': an operand has no type; say one, as nl.u32(...)")
                 default = TYPES["f64" if isinstance(value.number, float) else "s64"]
-                self.own[name] = Value(self.new(value.type or default, name), value.type or default)
+                self.own[name] = Value(self._new(value.type or default, name), value.type or default)
             own = self.own[name]
             assert isinstance(own.operand, tree.Name) and own.type
             target, type_ = own.operand, own.type
-        value = self.convert(value, type_)
+        value = self._convert(value, type_)
         if self.last and value.operand == tree.Name(self.last):  # let the instruction write it itself
             line = self.lines[-1]
             assert isinstance(line.node, tree.Instruction)
@@ -213,31 +67,31 @@ class Compiler:
             self.registers = [register for register in self.registers if register.name != self.last]
             self.last = ""
         elif value.operand != target:
-            self.emit("mov.pred" if type_ is PRED else f"mov.b{type_.bits}", target, self.operand(value), guard=guard)
+            self._emit("mov.pred" if type_ is PRED else f"mov.b{type_.bits}", target, self._operand(value), guard=guard)
 
-    def condition(
+    def _condition(
         self, test: ast.expr, then: list[ast.stmt], otherwise: list[ast.stmt], guard: tree.Guard | None
     ) -> None:
-        held = self.predicate(self.value(test))
+        held = self._predicate(self._value(test))
         outer = tree.Name(guard.register) if guard else None
         if outer:
-            inside = self.compute("and.pred", PRED, outer, held)
+            inside = self._compute("and.pred", PRED, outer, held)
         elif any(own.operand == held for own in self.own.values()):  # the body may change it
-            inside = self.compute("mov.pred", PRED, held)
+            inside = self._compute("mov.pred", PRED, held)
         else:
             inside = Value(held, PRED)
         assert isinstance(inside.operand, tree.Name)
         unless: Value | None = None
         if otherwise:  # before the body may change what the test read
-            unless = self.compute("not.pred", PRED, held)
+            unless = self._compute("not.pred", PRED, held)
             if outer:
-                unless = self.compute("and.pred", PRED, outer, self.operand(unless))
-        self.block(then, tree.Guard(inside.operand.name))
+                unless = self._compute("and.pred", PRED, outer, self._operand(unless))
+        self._block(then, tree.Guard(inside.operand.name))
         if unless:
             assert isinstance(unless.operand, tree.Name)
-            self.block(otherwise, tree.Guard(unless.operand.name))
+            self._block(otherwise, tree.Guard(unless.operand.name))
 
-    def loop(self, name: str, arguments: list[ast.expr], body: list[ast.stmt], guard: tree.Guard | None) -> None:
+    def _loop(self, name: str, arguments: list[ast.expr], body: list[ast.stmt], guard: tree.Guard | None) -> None:
         bounds = [number(argument, self.constants) for argument in arguments]
         if not 1 <= len(bounds) <= 3 or not all(isinstance(bound, int) for bound in bounds) or bounds[2:] == [0]:
             raise self.fault(self.node, "a loop needs a constant range")
@@ -248,10 +102,10 @@ class Compiler:
             raise self.fault(self.node, f"'{name}' counts a loop and is something else, too")
         for turn in turns:
             self.constants[name] = turn
-            self.block(body, guard)
+            self._block(body, guard)
         self.constants.pop(name, None)
 
-    def save(self, name: str, values: list[ast.expr], guard: tree.Guard | None) -> None:
+    def _save(self, name: str, values: list[ast.expr], guard: tree.Guard | None) -> None:
         map_ = self.maps.get(name)
         if map_ is None:
             raise self.fault(self.node, f"saves to '{name}', which is no map of this file")
@@ -259,183 +113,9 @@ class Compiler:
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
         node = self.node
         operands = tuple(
-            self.operand(self.convert(self.value(value), TYPES[field.type]))
+            self._operand(self._convert(self._value(value), TYPES[field.type]))
             for value, field in zip(values, map_.fields, strict=True)
         )
         types = tuple(field.type for field in map_.fields)
         self.lines.append(Line(Save(name, operands, types, guard=guard), getattr(node, "lineno", 1)))
         self.last = ""
-
-    # Expressions
-
-    def value(self, node: ast.expr) -> Value:
-        """What an expression is, computed where it is no constant or register."""
-        constant = number(node, self.constants)
-        if constant is not None:
-            return Value(None, None, constant)
-        match node:
-            case ast.Constant(bool(value)):
-                return self.compute("setp.eq.u32", PRED, tree.Number("0"), tree.Number("0" if value else "1"))
-            case ast.Name(name) if name in self.own:
-                return self.own[name]
-            case ast.Name(name) if name in self.shared:
-                return Value(tree.Name(self.shared[name].name), TYPES[self.shared[name].type])
-            case ast.Attribute(ast.Name(), name) | ast.Call(ast.Attribute(ast.Name(), name), [], []) if name in SOURCES:
-                helper, type_ = SOURCES[name]
-                return Value(tree.Name(helper), PRED if type_ == "pred" else TYPES[type_] if type_ else None)
-            case ast.Call(ast.Attribute(ast.Name(), name) | ast.Name(name), [inner], []) if name in TYPES:
-                return self.convert(self.value(inner), TYPES[name])
-            case ast.Call(ast.Name("min" | "max" as name), [left, right], []):
-                a, b, type_of = self.common(self.value(left), self.value(right))
-                return self.compute(f"{name}.{_arithmetic(type_of)}", type_of, a, b)
-            case ast.Call(ast.Name("abs"), [inner], []):
-                value = self.typed(self.value(inner))
-                assert value.type
-                if value.type.kind in "ub":
-                    return value
-                return self.compute(f"abs.{value.type.name}", value.type, self.operand(value))
-            case ast.BinOp(left, op, right):
-                return self.binary(op, self.value(left), self.value(right))
-            case ast.UnaryOp(op, inner):
-                return self.unary(op, self.value(inner))
-            case ast.Compare(left, ops, rights):
-                found: Value | None = None
-                before = self.value(left)
-                for op, right in zip(ops, rights, strict=True):
-                    after = self.value(right)
-                    one = self.compare(op, before, after)
-                    found = one if found is None else self.both("and", found, one)
-                    before = after
-                assert found
-                return found
-            case ast.BoolOp(op, values):
-                result = Value(self.predicate(self.value(values[0])), PRED)
-                for inner in values[1:]:
-                    result = self.both("and" if isinstance(op, ast.And) else "or", result, self.value(inner))
-                return result
-            case ast.IfExp(test, yes, no):
-                held = self.predicate(self.value(test))
-                a, b, type_of = self.common(self.value(yes), self.value(no))
-                return self.compute(f"selp.b{type_of.bits}", type_of, a, b, held)
-            case ast.Name(name):
-                raise self.fault(node, f"'{name}' is not set")
-        raise self.fault(node, f"'{ast.unparse(node)}' is nothing that a probe can compute")
-
-    def type(self, node: ast.expr) -> Type:
-        match node:
-            case ast.Attribute(ast.Name(), name) | ast.Name(name) if name in TYPES:
-                return TYPES[name]
-        raise self.fault(node, f"'{ast.unparse(node)}' is no type, as nl.u64")
-
-    def binary(self, op: ast.operator, left: Value, right: Value) -> Value:
-        if isinstance(op, ast.LShift | ast.RShift):
-            left = self.typed(left)
-            assert left.type
-            if left.type.kind not in "usb":
-                raise self.fault(self.node, "shifts what is no integer")
-            shift = self.operand(self.convert(right, TYPES["u32"]))
-            name = f"shl.b{left.type.bits}" if isinstance(op, ast.LShift) else f"shr.{left.type.name}"
-            return self.compute(name, left.type, self.operand(left), shift)
-        if PRED in (left.type, right.type):
-            names = {ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor"}
-            if type(op) not in names:
-                raise self.fault(self.node, "computes with a condition")
-            return self.both(names[type(op)], left, right)
-        a, b, type_ = self.common(left, right)
-        if isinstance(op, ast.Div) and type_.kind != "f":
-            raise self.fault(self.node, "'/' of integers; '//' divides them")
-        opcode = _BINARY.get(type(op), ("", ""))[type_.kind == "f"]
-        if not opcode:
-            raise self.fault(self.node, f"this operation is none of {type_.name}")
-        return self.compute(opcode.format(t=_arithmetic(type_), n=type_.bits), type_, a, b)
-
-    def unary(self, op: ast.unaryop, value: Value) -> Value:
-        if isinstance(op, ast.Not):
-            return self.compute("not.pred", PRED, self.predicate(value))
-        value = self.typed(value)
-        assert value.type
-        if isinstance(op, ast.UAdd):
-            return value
-        if isinstance(op, ast.Invert) and value.type.kind in "usb":
-            return self.compute(f"not.b{value.type.bits}", value.type, self.operand(value))
-        if isinstance(op, ast.USub) and value.type.kind in "usbf":
-            name = value.type.name if value.type.kind == "f" else f"s{value.type.bits}"
-            return self.compute(f"neg.{name}", value.type, self.operand(value))
-        raise self.fault(self.node, f"this operation is none of {value.type.name}")
-
-    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value:
-        if type(op) not in _COMPARE:
-            raise self.fault(self.node, "a comparison that a probe cannot make")
-        a, b, type_ = self.common(left, right)
-        name = _COMPARE[type(op)]
-        if name == "ne" and type_.kind == "f":
-            name = "neu"  # a NaN differs from all, as in Python
-        return self.compute(f"setp.{name}.{_arithmetic(type_)}", PRED, a, b)
-
-    def both(self, name: str, left: Value, right: Value) -> Value:
-        return self.compute(f"{name}.pred", PRED, self.predicate(left), self.predicate(right))
-
-    def predicate(self, value: Value) -> tree.Operand:
-        """A value as a condition: what is not one holds if it is not 0."""
-        if value.type is PRED:
-            return self.operand(value)
-        value = self.typed(value)
-        assert value.type
-        zero = tree.Number(value.type.constant(0))
-        name = f"setp.{'neu' if value.type.kind == 'f' else 'ne'}.{_arithmetic(value.type)}"
-        return self.operand(self.compute(name, PRED, self.operand(value), zero))
-
-    def common(self, left: Value, right: Value) -> tuple[tree.Operand, tree.Operand, Type]:
-        """Two operands of the type that both are converted to."""
-        types = [value.type for value in (left, right) if value.type]
-        if PRED in types:
-            raise self.fault(self.node, "computes with a condition")
-        if not types:
-            if left.number is None or right.number is None:
-                raise self.fault(self.node, "an operand has no type; say one, as nl.u32(...)")
-            types = [TYPES["f64" if float in (type(left.number), type(right.number)) else "s64"]]
-        if float in (type(left.number), type(right.number)) and types[0].kind != "f":
-            types = [TYPES["f64" if types[0].bits == 64 else "f32"]]
-        type_ = max(types, key=lambda t: (t.kind == "f", t.bits, t.kind != "s"))
-        return self.operand(self.convert(left, type_)), self.operand(self.convert(right, type_)), type_
-
-    def typed(self, value: Value) -> Value:
-        if value.type is PRED:
-            raise self.fault(self.node, "computes with a condition")
-        if value.type is None and value.number is None:
-            raise self.fault(self.node, "an operand has no type; say one, as nl.u32(...)")
-        if value.type is None:
-            return self.convert(value, TYPES["f64" if isinstance(value.number, float) else "s64"])
-        return value
-
-    def convert(self, value: Value, to: Type) -> Value:
-        """A value as another type."""
-        if value.number is not None:
-            try:
-                return Value(tree.Number(to.constant(value.number)), to)
-            except ValueError as error:
-                raise self.fault(self.node, str(error)) from None
-        given = value.type
-        if given is to:
-            return value
-        if given is PRED or to is PRED:
-            raise self.fault(self.node, "computes with a condition")
-        operand = self.operand(value)
-        if given is None:  # an operand of the program holds what it is said to hold
-            return self.compute(f"mov.b{to.bits}", to, operand)
-        if given.bits == to.bits and "f" not in (given.kind, to.kind):
-            return Value(operand, to)
-        a, b = _arithmetic(to), _arithmetic(given)
-        if given.kind == "f" and to.kind != "f":
-            return self.compute(f"cvt.rzi.{a}.{b}", to, operand)
-        rounds = to.kind == "f" and (given.kind != "f" or given.bits > to.bits)
-        return self.compute(f"cvt{'.rn' if rounds else ''}.{a}.{b}", to, operand)
-
-    def operand(self, value: Value) -> tree.Operand:
-        assert value.operand is not None
-        return value.operand
-
-
-def _arithmetic(type_: Type) -> str:
-    """The type as arithmetic wants it: plain bits count as unsigned."""
-    return f"u{type_.bits}" if type_.kind == "b" else type_.name

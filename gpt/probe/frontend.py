@@ -34,10 +34,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt.errors import GptError, MalformedError
-from gpt.probe.compile import TYPES, Compiler, number
+from gpt.probe.compile import Compiler
 from gpt.probe.maps import make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.model import LEVELS, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
+from gpt.probe.values import TYPES, number
 
 _MAP = {"level", "type", "size", "cap", "leader", "budget"}
 _PROBE = {"pos", "position", "level", "before", "no_pred", "sample"}

@@ -145,7 +145,7 @@ class _Reader:
 
     def own_map(self, probe: Probe, table: dict[str, Any], size: int, capacity: int | None) -> tuple[Probe, Map]:
         """The map of a probe of the first generation: fields in the order of its SAVEs, which get their numbers."""
-        snippets = {when: snippet for when, snippet in probe.snippets}
+        snippets = dict(probe.snippets)
         fields: list[tuple[str, str]] = []
         total = sum(len(save.values) for snippet in snippets.values() for save in snippet.saves)
         for when, snippet in snippets.items():
@@ -260,7 +260,8 @@ class _Reader:
         if len(positions) != 1 or not isinstance(positions[0], str):
             raise MalformedError(f"{what}: needs one position", self.where(*names))
         if level not in LEVELS:
-            raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", self.where(*names, "level"))
+            where = self.where(*names, "level" if "level" in table else "datamodel")
+            raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)
         for key in ("before", "after"):
             if not isinstance(table.get(key, ""), str):
                 raise MalformedError(f"{what}: '{key}' is no text", self.where(*names, key))

@@ -51,7 +51,7 @@ def make_map(
     leader: Any = "active",
     budget: Any = None,
 ) -> Map:
-    """A map of these named types. `what` and `where` begin messages. Raises GptError for one that contradicts itself."""
+    """A map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
     placed, taken = layout(fields)
     if level not in LEVELS:
         raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)

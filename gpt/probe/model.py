@@ -15,7 +15,10 @@ LEVELS = ("thread", "warp", "block")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
 SIZES = {  # bytes of the types of registers and fields; a predicate is never saved
     **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
-    **{"f16": 2, "f32": 4, "f64": 8, "pred": 0},
+    "f16": 2,
+    "f32": 4,
+    "f64": 8,
+    "pred": 0,
 }
 HELPERS = {  # name: type, None where it is the operand's own
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),

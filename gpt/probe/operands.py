@@ -5,8 +5,8 @@ is the value, IN2 of `cp.async` the size. An instruction with neither, as a barr
 `before` an instruction OUT is not there yet.
 
 BYTES and FLOPS are one lane's share, so that their sum over lanes is the whole: `ldmatrix.x4` moves 16 bytes a lane,
-`mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one lane's.
-A multiply-add is two operations; an operation on a packed pair is two.
+`mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one
+lane's. A multiply-add is two operations; an operation on a packed pair is two.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | 
             elements = m * k if ".a" in words else k * n if ".b" in words else m * n
             return elements * bits // 8 // 32
         case "cp" if words[:1] == (".async",):
-            if ".tensor" in words or ".prefetch" in words and ".tensor" in words:
+            if ".tensor" in words:
                 return None  # the tensor map knows
             place = 1 if ".prefetch" in words else 2
             sized = len(operands) > place and not isinstance(operands[place], tree.Address | tree.Vector)

@@ -127,9 +127,9 @@ def matches(position: Position, head: str) -> bool:
     """Whether an opcode with its modifiers is one that an opcode position means."""
     first, *wanted = position.words
     opcode, *modifiers = head.split(".")
-    if not fnmatchcase(opcode, first):
-        if opcode != "wmma" or not modifiers or not fnmatchcase(modifiers[0], first):  # wmma.mma is an mma
-            return False
+    names = [opcode, *modifiers[:1]] if opcode == "wmma" else [opcode]  # wmma.mma is an mma
+    if not any(fnmatchcase(name, first) for name in names):
+        return False
     if opcode in _SPACED and not any(modifier.startswith(_SPACES) for modifier in modifiers):
         if "generic" not in wanted:
             return False

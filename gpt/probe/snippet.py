@@ -46,7 +46,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str) -> tuple[Snippet
     except MalformedError as error:
         if module is not None or not error.where.startswith(":"):
             raise
-        line, column = map(int, error.where[1:].split(":"))  # what the scanner said of the snippet alone
+        line = int(error.where[1:].partition(":")[0])  # what the scanner said of the snippet alone
         raise _malformed(error, path, first + line - 1, probe) from None
     return Snippet(tuple(lines)), registers
 

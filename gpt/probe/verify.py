@@ -26,11 +26,28 @@ ALLOWED = {
     *("bfi", "bmsk", "szext", "dp4a", "dp2a", "and", "or", "xor", "not", "cnot", "lop3", "shl", "shr", "shf", "prmt"),
     *("addc", "subc", "madc", "setp", "set", "selp", "slct", "testp", "cvt", "mov", "activemask", "isspacep", "bra"),
 }
-WORDS = set(  # modifiers; types and shapes are in _TYPE
-    "lo hi wide cc sat ftz rn rz rm rp rna rni rzi rmi rpi approx full relu noftz eq ne lt le gt ge ls hs equ neu ltu "
-    "leu gtu geu num nan and or xor l r wrap clamp shiftamt finite infinite number notanumber normal subnormal f4e b4e "
-    "rc8 ecl ecr rc16 global shared local const param uni xorsign abs NaN pack satfinite".split()
-)
+WORDS = {  # modifiers; types are in _TYPE
+    *("lo", "hi", "wide", "cc", "sat", "ftz", "rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi"),
+    *("rpi", "approx", "full", "relu", "noftz", "eq", "ne", "lt", "le", "gt", "ge", "ls", "hs", "equ"),
+    *("neu", "ltu", "leu", "gtu", "geu", "num", "nan", "and", "or", "xor", "l", "r", "wrap", "clamp"),
+    *(
+        "shiftamt",
+        "finite",
+        "infinite",
+        "number",
+        "notanumber",
+        "normal",
+        "subnormal",
+        "f4e",
+        "b4e",
+        "rc8",
+        "ecl",
+        "ecr",
+        "rc16",
+        "global",
+    ),
+    *("shared", "local", "const", "param", "uni", "xorsign", "abs", "NaN", "pack", "satfinite"),
+}
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
 _INTEGER = re.compile(r"0[xX][\da-fA-F]+|\d+")
 _HOLDS = {  # whether a loop with such a step ends, and after how many turns: comparison, sign of the step
