@@ -216,7 +216,8 @@ def test_the_second_generation(tmp_path):
      '[{name = "a", type = "u64"}, {name = "b", type = "u32"}]'],
 )  # fmt: skip
 def test_fields_however_written(fields, tmp_path):
-    text = f'[map.m]\nlevel = "warp"\ndata = {fields}\n[probe.p]\npos = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {{1, 2}};"'
+    probe = '[probe.p]\npos = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {1, 2};"'
+    text = f'[map.m]\nlevel = "warp"\ndata = {fields}\n{probe}'
     (map_,) = read(text, tmp_path).maps
     assert map_.fields == (Field("a", "u64", 0), Field("b", "u32", 8))
     assert (map_.size, map_.stride) == (12, 16)
@@ -265,7 +266,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (P + "datamodel = 'warp:8'\nafter = ''", 3, "a datamodel and no SAVE", GptError),
         (P + "after = 'SAVE.u64 {1};'", 1, "saves without a datamodel", GptError),
         (P + "datamodel = 'warp:9999'\nafter = 'SAVE.u64 {1};'", 3, "a record of 9999 bytes", GptError),
-        ("dynamic = false\n" + P + "datamodel = 'warp:8:count'\nafter = 'SAVE.u64 {1};'", 4, "dynamic = false", GptError),
+        ("dynamic = false\n" + P + "datamodel = 'warp:8:count'\nafter = 'SAVE.u64 {1};'", 4, "dynamic =", GptError),
         (P + "sample = 'lane/3'\nafter = ''", 3, "sample 'lane/3' is no 'block/N' or 'warp/N'", MalformedError),
         (P + "before = '''\nmov.u32 %a, ;\n'''", 4, "probe 'p': unexpected ';'", MalformedError),
         (P + "before = '''\n\n#\n'''", 5, "probe 'p': unexpected '#'", MalformedError),

@@ -29,7 +29,7 @@ def check(snippet, position="ld.global", when="before", **options):
         "selp.b32 %x, 1, 0, %p; and.pred %p, %p, PRED; not.pred %q, %p; @PRED add.u32 %x, %x, 1;",
         "cvt.u32.u64 %x, %a; cvt.rn.f32.u32 %f, %x; cvt.u64.u32 %a, BYTES; shl.b64 %a, %a, 3; shr.u64 %a, %a, %x;",
         "activemask.b32 %x; popc.b32 %x, %x; isspacep.shared %p, ADDR; lop3.b32 %x, %x, %y, 1, 0x96;",
-        "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.notanumber.f32 %p, %f;",
+        "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.number.f32 %p, %f;",
         "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; add.cc.u32 %x, %x, 1; addc.u32 %y, %y, 0;",
         "setp.eq.u32 %p, %x, 0; @%p bra DONE; add.u32 %x, %x, 1; DONE: add.u32 %y, %y, 1;",
         "mov.u32 %x, 0; LOOP: add.u64 %a, %a, %b; add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 10; @%p bra LOOP;",
