@@ -173,7 +173,7 @@ class _Check:
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
         match operand:
-            case tree.Name("_", ()) | tree.Number():
+            case tree.Name("_" | "WARP_SZ", ()) | tree.Number():
                 return
             case tree.Name(name, parts):
                 if name in HELPERS:

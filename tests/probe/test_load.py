@@ -282,6 +282,8 @@ Q = '[probe.p]\npos = "kernel"\n'
         ('[p]\nposition = "ld.:st"\nbefore = ""', 2, "position 'ld.' is no opcode", MalformedError),
         (Q + "before = ''\n[other]\nposition = ''", 4, "table 'other' beside", MalformedError),
         (Q + "after = 'SAVE.u64 {1};'", 3, "SAVE names no map", GptError),
+        ("[map.m]\ndata = ['u64']\n", None, "no probe in it", GptError),
+        ("[map.m]\ndata = ['u64']\n[probe.p]\n[probe.q]\n", 3, "probe 'p': needs one position", MalformedError),
         (Q + "after = 'SAVE [m] {1};'", 3, "saves to 'm', which is no map of this file", GptError),
         (Q + "after = 'mov.u32 %NR0, 1; mov.u64 %NR0, 1;'", 3, "'%NR0' is .u64 here and .u32", GptError),
         ("[map.m]\nlevel = 'warp'\n" + Q + "after = ''", 1, "map 'm': needs its fields", MalformedError),

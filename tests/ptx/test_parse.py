@@ -99,6 +99,23 @@ def test_shapes_print_back_token_for_token():
     assert parse.parse_module(str(program).encode()) == program
 
 
+@pytest.mark.parametrize("home", ["fresh", "torn", "file", "readonly"])
+def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if home == "torn":
+        (tmp_path / "cache" / "gpt").mkdir(parents=True)
+        (tmp_path / "cache" / "gpt" / "ptx-tables").write_bytes(b"\x80torn")
+    elif home == "file":
+        (tmp_path / "cache").write_text("no folder")
+    elif home == "readonly":
+        (tmp_path / "cache" / "gpt" / "ptx-tables").mkdir(parents=True)
+    for _ in range(2):
+        parse.parser.cache_clear()
+        assert one("ret;") == Instruction("ret")
+    assert (tmp_path / "cache" / "gpt" / "ptx-tables").is_file() == (home in ("fresh", "torn"))
+    parse.parser.cache_clear()
+
+
 # What compilers write
 
 SOURCE = """
