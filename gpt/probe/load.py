@@ -96,7 +96,7 @@ class _Reader:
         """The line of a key, or of what it is in."""
         while names:
             if found := self.lines.get(".".join(names)):
-                return found
+                return found[0]
             names = names[:-1]
         return 1
 
@@ -292,7 +292,8 @@ class _Reader:
     def snippet(self, name: str, table: dict[str, Any], key: str, names: tuple[str, ...]) -> Snippet | None:
         if key not in table:
             return None
-        snippet, registers = parse_snippet(table[key], self.path, self.line(*names, key), name)
+        line, is_text = self.lines.get(".".join((*names, key)), (self.line(*names), False))
+        snippet, registers = parse_snippet(table[key], self.path, line, name, is_text)
         for register in registers:
             self.declare(register, name)
         return snippet

@@ -14,7 +14,7 @@ import operator
 import re
 
 from gpt.errors import GptError
-from gpt.probe.model import HELPERS, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
+from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
 from gpt.probe.operands import Bound
 from gpt.probe.types import SPECIAL, VECTORS, is_wide_enough, type_of_name, types_of
 from gpt.ptx import tree
@@ -187,6 +187,8 @@ class _Check:
                 elif name not in self.registers or parts:
                     raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
                 given = type_of_name(operand, self.registers)
+                if name in COUNTS and wanted in ("u64", "s64", "b64"):
+                    given = wanted
                 if wanted and given and not is_wide_enough(opcode, wanted, given):
                     raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
             case tree.Prefixed(prefixes, inner) if set(prefixes) <= {"-", "!", "~", "+"}:
@@ -225,6 +227,8 @@ class _Check:
             if isinstance(value, tree.Vector):
                 raise self.refuse(f"saves '{value}', which is no register")
             given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
+            if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4:
+                given = field.type
             if given == "pred":
                 raise self.refuse(f"saves predicate '{value}'")
             if given and SIZES[given] != field.size:

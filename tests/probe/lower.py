@@ -36,7 +36,9 @@ def kernel_of(file, operand_type="b32"):
                         f"{guard}st.global.b{8 * field.size} [address+{field.offset}], {held};",
                     ]
             else:
-                lines.append(str(line.node))
+                text = str(line.node)
+                wide = isinstance(line.node, Instruction) and any(m[2:] == "64" for m in line.node.modifiers)
+                lines.append(text.replace("BYTES", "16") if wide else text)
         lines.append("}")
     body = "\n".join(lines)
     return f".version 8.0\n.target sm_90\n.address_size 64\n.entry k(.param .u64 p)\n{{\n{body}\nret;\n}}\n".encode()

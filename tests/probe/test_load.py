@@ -237,6 +237,14 @@ def test_python_says_the_same_as_toml(tmp_path):
     assert Register("%start", "u64", "0", 13) in python.registers
 
 
+def test_snippets_on_one_line_of_the_file(tmp_path):
+    text = "\n[p]\nposition = 'kernel'\nafter = \"mov.u32 %NR0, 1;\\nmov.u32 %NR0, 2;\\nEND\"\n"
+    file = read(text.replace("END", ""), tmp_path)
+    assert [line.line for line in file.probes[0].after.lines] == [4, 4]
+    with pytest.raises(MalformedError, match=r"probe.toml:4: probe 'p': unexpected '#'"):
+        read(text.replace("END", "#"), tmp_path)
+
+
 def test_line_ends_of_windows(tmp_path):
     (tmp_path / "w.toml").write_bytes(SCHEDULING.replace("\n", "\r\n").encode())
     assert load_probes(tmp_path / "w.toml").probes == read(SCHEDULING, tmp_path).probes

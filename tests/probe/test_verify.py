@@ -28,6 +28,7 @@ def check(snippet, position="ld.global", when="before", **options):
         "setp.lt.u32 %p, %x, 3; setp.eq.u64 %p|%q, %a, 0; @%p add.u32 %x, %x, 1; @!%q mov.u32 %x, 0;",
         "selp.b32 %x, 1, 0, %p; and.pred %p, %p, PRED; not.pred %q, %p; @PRED add.u32 %x, %x, 1;",
         "cvt.u32.u64 %x, %a; cvt.rn.f32.u32 %f, %x; cvt.u64.u32 %a, BYTES; shl.b64 %a, %a, 3; shr.u64 %a, %a, %x;",
+        "add.u64 %a, %a, BYTES; add.u32 %x, %x, BYTES;",
         "activemask.b32 %x; popc.b32 %x, %x; isspacep.shared %p, ADDR; lop3.b32 %x, %x, %y, 1, 0x96;",
         "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.number.f32 %p, %f;",
         "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; add.cc.u32 %x, %x, 1; addc.u32 %y, %y, 0;",
@@ -75,7 +76,8 @@ def test_what_computes_is_allowed(snippet):
         ("mov.u32 %x, %x.y;", "reads program register '%x.y'"),
         ("mov.u32 %x, ADDR;", "'ADDR' is .u64, where .u32 is wanted"),
         ("add.u64 %a, %a, %x;", "'%x' is .b32, where .u64 is wanted"),
-        ("add.u64 %a, %a, BYTES;", "'BYTES' is .u32, where .u64 is wanted"),
+        ("add.u16 %h, %h, BYTES;", "'BYTES' is .u32, where .u16 is wanted"),
+        ("add.u64 %a, %a, SMID;", "'SMID' is .u32, where .u64 is wanted"),
         ("selp.b32 %x, 1, 0, %y;", "'%y' is .b32, where .pred is wanted"),
         ("mov.u32 %x, OUT;", "'OUT' before the instruction that makes it"),
         ("bra elsewhere;", "branches out of itself, 'bra elsewhere;'"),
@@ -148,6 +150,7 @@ def test_saves_fit_their_map(save, size, fact):
 
 
 def test_special_registers_and_numbers_may_be_saved():
+    check("SAVE.u64 {BYTES}; SAVE.u32 {BYTES};", datamodel="'thread:16'")
     file = check("SAVE.u64 {%a, %clock64}; SAVE.u32 {%smid, %tid.x, 7};", datamodel="'thread:32'")
     assert [field.offset for field in file.maps[0].fields] == [0, 8, 16, 20, 24]
 
