@@ -95,12 +95,12 @@ def _bits(operand: tree.Operand, bound: Bound) -> int | None:
     """The bits that OUT or IN1 to IN4 have at an instruction, None if it does not say."""
     if not isinstance(operand, tree.Name) or HELPERS.get(operand.name, "") is not None:
         return None
-    match bound.operand(operand.name):
-        case tree.Address():
-            return 64
-        case tree.Vector(items) if bound.bits:
-            return bound.bits * len(items)
-    return bound.bits if operand.name == "OUT" else None
+    if operand.name != "OUT":
+        number = int(operand.name[2:]) - 1
+        return bound.widths[number] if number < len(bound.widths) else None
+    if isinstance(bound.out, tree.Vector) and bound.bits:
+        return bound.bits * len(bound.out.items)
+    return bound.bits
 
 
 class _Check:

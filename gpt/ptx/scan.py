@@ -47,7 +47,7 @@ _ITEM = re.compile(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\s++){{0,9}}+ \.(?P<kind>entry|func)\b (?:
         \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
-        [^{{}};]*+ (?:(?<=") \s*+ ; [^{{}};]*+)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
+        (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
     | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
     | (?P<line> \.(?:version\s++[\d.]++ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
         | file\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+) | @@DWARF[^\n]*+)

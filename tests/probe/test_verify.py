@@ -166,6 +166,12 @@ def test_special_registers_and_numbers_may_be_saved():
         ("mov.b32 %x, OUT;", "st.global.u32 [%rd1], %r1;", "has no OUT"),
         ("mov.u32 %x, FLOPS;", "ld.global.u32 %r1, [%rd1];", "has no FLOPS"),
         ("mov.b64 %a, IN1;", "ld.global.u32 %r1, [%rd1+4];", None),
+        ("mov.b64 %a, IN1;", "st.global.u32 [%rd1], %r1;", "IN1 has 32 bits, and line 5 wants 64"),
+        ("mov.b32 %x, IN2;", "atom.global.add.u64 %rd3, [%rd1], %rd2;", "IN2 has 64 bits, and line 5 wants 32"),
+        ("mov.b32 %x, IN1;", "mul.wide.u32 %rd1, %r1, %r2;", None),
+        ("mov.b32 %x, IN2;", "cp.async.cg.shared.global [%r1], [%rd1], 16;", None),
+        ("mov.b32 %x, IN1;", "add.f64 %fd1, %fd2, 0d3FF0000000000000;", "IN1 has 64 bits, and line 5 wants 32"),
+        ("mov.u64 %a, ADDR;", "ld.param.u64 %rd1, [k_param_0];", "has no ADDR"),
     ],
 )
 def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):
