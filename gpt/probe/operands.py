@@ -24,7 +24,7 @@ _NO_RESULT = {
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
     *("applypriority", "stmatrix", "clusterlaunchcontrol", "tensormap", "multimem", "sust", "sured", "wmma"),
 }
-_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "barrier.cluster.none"}
+_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
 _SPACES = ("global", "shared", "local", "const", "param")
 _TYPE = re.compile(r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4)")
 _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
