@@ -91,8 +91,9 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                 continue
             for operand, wanted in zip(line.node.operands, types_of(line.node), strict=True):
                 bits = _bits(operand, bound)
-                if bits and wanted and wanted != "pred" and bits != SIZES[wanted] * 8 and line.node.opcode != "cvt":
-                    return f"{operand} has {bits} bits, and line {line.line} wants {SIZES[wanted] * 8}"
+                room = (SIZES[wanted] * 8 or 1) if wanted else None
+                if bits and room and bits != room and line.node.opcode != "cvt":
+                    return f"{operand} has {bits} bits, and line {line.line} wants {room}"
     return None
 
 
