@@ -1,0 +1,230 @@
+"""Helpers bound to an instruction: what OUT, IN1, ADDR, BYTES, FLOPS mean at it.
+
+The first operand is OUT, its result, or the memory that it writes; then IN1 is the second, and so on: IN1 of a store
+is the value, IN2 of `cp.async` the size. An instruction with neither, as a barrier, has its first operand in IN1.
+`before` an instruction OUT is not there yet.
+
+BYTES and FLOPS are one lane's share, so that their sum over lanes is the whole: `ldmatrix.x4` moves 16 bytes a lane,
+`mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one
+lane's. A multiply-add is two operations; an operation on a packed pair is two.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpt.probe.model import SIZES
+from gpt.probe.types import types_of
+from gpt.ptx import tree
+
+# Opcodes whose first operand is no result: a barrier's number, a target, what is sent.
+_NO_RESULT = {
+    *("bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep", "setmaxnreg", "pmevent"),
+    *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
+    *("applypriority", "stmatrix", "clusterlaunchcontrol", "tensormap", "multimem", "sust", "sured", "wmma"),
+}
+_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
+_SPACES = ("global", "shared", "local", "const", "param")
+_TYPE = re.compile(r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4)")
+_SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
+_MATRIX = re.compile(r"\.m(\d+)n(\d+)")
+_BITS = {"f16x2": 32, "bf16x2": 32, "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8}
+_TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
+_TYPED = {  # whose operands have the types that types_of gives them
+    *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
+    *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
+    *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
+}
+_FIXED = {  # results that are not of the type that the opcode names
+    **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
+    **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
+}
+_SCALAR = {
+    "fma": 2,
+    "mad": 2,
+    "add": 1,
+    "sub": 1,
+    "mul": 1,
+    "div": 1,
+    "rcp": 1,
+    "sqrt": 1,
+    "rsqrt": 1,
+    "min": 1,
+    "max": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """FLOPS that an instruction descriptor holds: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22 * 8."""
+
+    register: tree.Operand
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An instruction's operands as helpers. None where the instruction has no such thing.
+
+    `widths` are the bits of `ins`, where the opcode tells; those of `out` are `bits` for each of its elements.
+    `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
+    have an offset, and `space` its state space: generic, or as written. `bytes` is a number, or the operand that holds
+    it; `flops` a number, or the descriptor that tells.
+    """
+
+    out: tree.Operand | None
+    ins: tuple[tree.Operand, ...]
+    widths: tuple[int | None, ...]
+    type: str | None
+    bits: int | None
+    address: tree.Address | None
+    space: str | None
+    bytes: int | tree.Operand | None
+    flops: int | Descriptor | None
+
+    def operand(self, helper: str) -> tree.Operand | None:
+        """The operand that OUT or IN1 to IN4 stands for."""
+        if helper == "OUT":
+            return self.out
+        number = int(helper[2:]) - 1
+        return self.ins[number] if number < len(self.ins) else None
+
+    def has(self, helper: str) -> bool:
+        """Whether a helper means something here."""
+        match helper:
+            case "ADDR":
+                return self.address is not None
+            case "BYTES":
+                return self.bytes is not None
+            case "FLOPS":
+                return self.flops is not None
+            case "OUT" | "IN1" | "IN2" | "IN3" | "IN4":
+                return self.operand(helper) is not None
+        return True
+
+
+def bind(instruction: tree.Instruction) -> Bound:
+    """What the helpers mean at an instruction."""
+    name, operands = instruction.name, instruction.operands
+    opcode, words = instruction.opcode, [modifier[1:] for modifier in instruction.modifiers]
+    family = ".".join([opcode, *words[:1]])
+    first = operands[0] if operands else None
+    result = family in _RESULT or (opcode not in _NO_RESULT and not isinstance(first, tree.Address))
+    if isinstance(first, tree.Expression) and set(first.operators) == {"|"}:  # %r1|%p1
+        first = first.operands[0]
+    written = isinstance(first, tree.Address) and opcode not in ("prefetch", "prefetchu", "discard", "applypriority")
+    out = first if result and first != tree.Name("_") else None
+    ins = operands[1:] if result or written else operands
+    ins_types = types_of(instruction)[len(operands) - len(ins) :] if opcode in _TYPED else [None] * len(ins)
+    widths = tuple(_width(operand, type_) for operand, type_ in zip(ins, ins_types, strict=True))
+    type_, bits = _type(instruction)
+    address, space = _address(instruction)
+    size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
+    return Bound(out, ins, widths, type_, bits, address, space, size, flops)
+
+
+def _width(operand: tree.Operand, type_: str | None) -> int | None:
+    """The bits of an operand: of an address 64, of a vector all that it holds, of a constant whatever is wanted."""
+    match operand:
+        case tree.Address():
+            return 64
+        case tree.Number():
+            return None
+        case tree.Vector(items) if type_:
+            return SIZES[type_] * 8 * len(items)
+    return (SIZES[type_] * 8 or 1) if type_ else None
+
+
+def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
+    """The type of the value: the last one, but for conversions, comparisons and matrices the first."""
+    if fixed := _FIXED.get(instruction.opcode):
+        return fixed
+    found = [match for modifier in instruction.modifiers if (match := _TYPE.fullmatch(modifier))]
+    if not found:
+        return None, None
+    first = instruction.opcode in ("cvt", "mma", "wmma", "set", "wgmma", "tex", "tld4", "suld")
+    chosen = found[0 if first else -1]
+    if chosen[1]:
+        bits = int(chosen[2])
+        wide = "wide" in [modifier[1:] for modifier in instruction.modifiers]
+        return f"{chosen[1]}{bits * 2 if wide else bits}", bits * 2 if wide else bits
+    return chosen[3], _BITS.get(chosen[3], 1 if chosen[3] == "pred" else 32)
+
+
+def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | None]:
+    """The operand in brackets that counts and its space: of a copy, the global one; generic where none is named."""
+    found = [operand for operand in instruction.operands if isinstance(operand, tree.Address)]
+    if not found or instruction.opcode in ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "tensormap"):
+        return None, None
+    spaces = [m[1:] for m in instruction.modifiers if m[1:].split("::")[0] in _SPACES]
+    if instruction.opcode == "cp" and spaces and len(found) > 1:
+        place = 0 if spaces[0] == "global" else 1
+        return found[place], "global"
+    if instruction.opcode in ("tcgen05", "wgmma") or "param" in spaces:  # no address that a program could have
+        return None, None
+    return found[0], spaces[0] if spaces else "generic"
+
+
+def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | tree.Operand | None:
+    words, operands = instruction.modifiers, instruction.operands
+    match instruction.opcode:
+        case "ld" | "ldu" | "st" | "atom" | "red" | "multimem" if bits and ".async" not in words[:1]:
+            return bits // 8 * _count(words)
+        case "red" | "st" if bits and ".bulk" not in words:
+            return bits // 8 * _count(words)
+        case "ldmatrix" | "stmatrix":
+            shape = _MATRIX.search(name)
+            if shape:
+                times = next((int(word[2:]) for word in words if re.fullmatch(r"\.x[124]", word)), 1)
+                size = 2 if int(shape[2]) == 8 and ".b8" not in words else 1
+                return int(shape[1]) * int(shape[2]) * size * times // 32
+        case "wmma" if words[:1] in ((".load",), (".store",)) and (shape := _SHAPE.search(name)) and bits:
+            m, n, k = map(int, shape.groups())
+            elements = m * k if ".a" in words else k * n if ".b" in words else m * n
+            return elements * bits // 8 // 32
+        case "cp" if words[:1] == (".async",):
+            if ".tensor" in words:
+                return None  # the tensor map knows
+            place = 1 if ".prefetch" in words else 2
+            sized = len(operands) > place and not isinstance(operands[place], tree.Address | tree.Vector)
+            return _number(operands[place]) if sized else None
+        case "cp" if ".bulk" in words or ".reduce" in words:
+            return _number(operands[2]) if len(operands) > 2 and ".tensor" not in words else None
+    return None
+
+
+def _number(operand: tree.Operand) -> int | tree.Operand:
+    if isinstance(operand, tree.Number) and re.fullmatch(r"0[xX][\da-fA-F]+U?|\d+U?", operand.text):
+        return int(operand.text.rstrip("U"), 0) if operand.text[:1] != "0" or operand.text[1:2] in "xX" else 0
+    return operand
+
+
+def _count(words: tuple[str, ...]) -> int:
+    return next((int(word[2:]) for word in words if re.fullmatch(r"\.v[248]", word)), 1)
+
+
+def _flops(instruction: tree.Instruction, name: str, type_: str | None) -> int | Descriptor | None:
+    shape = _SHAPE.search(name)
+    match instruction.opcode:
+        case "mma" if shape:
+            return _product(shape) // 32
+        case "wmma" if shape and ".mma" in instruction.modifiers:
+            return _product(shape) // 32
+        case "wgmma" if shape:
+            return _product(shape) // 128
+        case "tcgen05" if instruction.modifiers[:1] == (".mma",):
+            kind = next((m.split("::")[1] for m in instruction.modifiers if m.startswith(".kind::")), "")
+            plain = [operand for operand in instruction.operands if not isinstance(operand, tree.Address)]
+            place = 2 if len(instruction.operands) - len(plain) == 1 else 1  # the A matrix in memory, or described
+            if kind in _TENSOR_K and len(plain) > place:
+                return Descriptor(plain[place], _TENSOR_K[kind])
+            return None
+    if type_ and type_.startswith(("f", "bf")) and instruction.opcode in _SCALAR:
+        return _SCALAR[instruction.opcode] * (2 if type_.endswith("x2") else 1)
+    return None
+
+
+def _product(shape: re.Match[str]) -> int:
+    m, n, k = map(int, shape.groups())
+    return 2 * m * n * k

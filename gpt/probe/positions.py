@@ -1,0 +1,167 @@
+"""Positions: what a probe file says, and the statements of a function that it means.
+
+`kernel`, opcodes with modifiers, `func:NAME`, `line:FILE:N`, `label:NAME`, several joined by `:`. An opcode matches
+when its first word is the instruction's, and each further word is among the modifiers, wherever: `ld.global` is in
+`ld.volatile.global.v4.u32`. Names and words may be globs.
+
+Three rules keep words from meaning too much. A load without state space is generic, and matches only where `generic`
+is asked for. `cp.async` is the copy of some bytes; of its family, what moves none or in bulk must be named. A word of
+a modifier with `::` may stop there: `shared` is in `shared::cta`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from gpt.errors import MalformedError
+from gpt.probe.model import Position
+from gpt.ptx.scan import Item, Module, Statement
+
+_WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
+_ARGUMENTS = {"func": 1, "label": 1, "line": 2}
+_SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
+_SPACES = ("global", "shared", "local", "const", "param")
+_OTHERS = {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"}  # no plain cp.async
+_ENDS = {"ret", "exit"}
+_LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
+
+
+class Site(NamedTuple):
+    """A place in a function that a position means.
+
+    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (behind the last statement, which falls
+    off the end), instruction, label or line. `first` to `last` are the statements it spans, by their number in
+    Module.statements; an entry has first 0, an end the number of statements. A probe's `before` goes in front of
+    first, its `after` behind last; at an entry and at an exit all goes in front, at a label behind.
+    """
+
+    position: Position
+    kind: str
+    first: int
+    last: int
+
+
+def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
+    """`ld.global:st.global`, `func:dot*`, `line:matmul.cu:42`, ... Raises MalformedError."""
+    parts = [part.strip() for part in re.split(r"(?<!:):(?!:)", text)]
+    found: list[Position] = []
+    while parts:
+        word, *parts = parts
+        count = _ARGUMENTS.get(word, 0)
+        arguments, parts = parts[:count], parts[count:]
+        if not word or len(arguments) < count or not all(arguments):
+            raise MalformedError(f"position '{text}' lacks a part", where)
+        if count:
+            if word == "line" and not arguments[1].isdecimal():
+                raise MalformedError(f"position '{text}': '{arguments[1]}' is no line", where)
+            found.append(Position(word, tuple(arguments)))
+        elif word == "kernel":
+            found.append(Position("kernel"))
+        else:
+            words = tuple(word.lstrip(".").split("."))
+            if not all(map(_WORD.fullmatch, words)):
+                raise MalformedError(f"position '{word}' is no opcode with modifiers", where)
+            found.append(Position("opcode", words))
+    return tuple(dict.fromkeys(found))
+
+
+def find_sites(
+    module: Module, function: Item, statements: list[Statement], positions: Iterable[Position]
+) -> list[Site]:
+    """The sites of the positions in a function's statements, in the order of the positions.
+
+    `kernel` has sites in entries (its entry and exits) and in device functions (each `exit`, which ends the kernel).
+    """
+    return [site for position in positions for site in _sites(module, function, statements, position)]
+
+
+def _sites(module: Module, function: Item, statements: list[Statement], position: Position) -> list[Site]:
+    match position.kind:
+        case "kernel" if function.kind == "entry":
+            return [Site(position, "entry", 0, 0), *_exits(statements, position, _ENDS)]
+        case "kernel":
+            return [site for site in _exits(statements, position, {"exit"}) if site.kind == "exit"]
+        case "func" if fnmatchcase(function.name, position.words[0]):
+            return [Site(position, "entry", 0, 0), *_exits(statements, position, _ENDS)]
+        case "label":
+            return [
+                Site(position, "label", number, number)
+                for number, statement in enumerate(statements)
+                if statement.kind == "label" and fnmatchcase(statement.head, position.words[0])
+            ]
+        case "line":
+            return list(_line_sites(module, statements, position))
+        case "opcode":
+            return [
+                Site(position, "instruction", number, number)
+                for number, statement in enumerate(statements)
+                if statement.kind == "instruction" and matches(position, statement.head)
+            ]
+    return []
+
+
+def _exits(statements: list[Statement], position: Position, heads: set[str]) -> list[Site]:
+    found = [
+        Site(position, "exit", number, number)
+        for number, statement in enumerate(statements)
+        if statement.kind == "instruction" and statement.head.partition(".")[0] in heads
+    ]
+    if falls_off(statements):
+        found.append(Site(position, "end", len(statements), len(statements)))
+    return found
+
+
+def falls_off(statements: list[Statement]) -> bool:
+    """Whether control can run off the end of a function: its last instruction does not leave, or a label follows."""
+    for statement in reversed(statements):
+        if statement.kind == "instruction":
+            return bool(statement.guard) or statement.head.partition(".")[0] not in _LEAVES
+        if statement.kind == "label":
+            return True
+    return True
+
+
+def matches(position: Position, head: str) -> bool:
+    """Whether an opcode with its modifiers is one that an opcode position means."""
+    first, *wanted = position.words
+    opcode, *modifiers = head.split(".")
+    names = [opcode, *modifiers[:1]] if opcode == "wmma" else [opcode]  # wmma.mma is an mma
+    if not any(fnmatchcase(name, first) for name in names):
+        return False
+    if opcode in _SPACED and not any(modifier.startswith(_SPACES) for modifier in modifiers):
+        if "generic" not in wanted:
+            return False
+        wanted = [word for word in wanted if word != "generic"]
+    if opcode == "cp" and any(m in _OTHERS and m not in wanted for m in modifiers):
+        return False
+    return all(
+        any(fnmatchcase(modifier, word) or modifier.startswith(word + "::") for modifier in modifiers)
+        for word in wanted
+    )
+
+
+def _line_sites(module: Module, statements: list[Statement], position: Position) -> Iterable[Site]:
+    """For each run of instructions that a matching `.loc` begins: up to the next `.loc`, label or brace."""
+    wanted, line = position.words
+    files = {
+        number for number, path in module.files.items() if fnmatchcase(path, wanted) or fnmatchcase(path, f"*/{wanted}")
+    }
+    inside, first, last = False, -1, -1
+    for number, statement in enumerate([*statements, Statement("}", "", "", 0, 0)]):
+        if statement.kind == "instruction":
+            first, last = (number if first < 0 else first), number
+            continue
+        if statement.kind == "directive" and statement.head != ".loc":
+            continue
+        if inside and first >= 0:
+            yield Site(position, "line", first, last)
+        first = -1
+        inside = statement.head == ".loc" and _is_at(module.source(statement), files, int(line))
+
+
+def _is_at(loc: str, files: set[int], line: int) -> bool:
+    file, at = loc.split()[1:3]
+    return int(file) in files and int(at.rstrip(",")) == line

@@ -1,0 +1,39 @@
+"""Where the tables, keys and multi-line texts of a TOML file are: tomllib does not say, and a message must."""
+
+from __future__ import annotations
+
+import re
+
+_PIECE = re.compile(
+    r"""(?P<text> \"{3}(?:[^"\\]++|\\.|"{1,2}(?!"))*+\"{3,5} | '{3}(?:[^']++|'{1,2}(?!'))*+'{3,5})
+    | (?P<string> "(?:[^"\\\n]++|\\.)*+" | '[^'\n]*+')
+    | (?P<comment> \#[^\n]*+)
+    | (?P<header> (?<![^\n]) [ \t]*+ \[ [^\[\]\n]++ \])
+    | (?P<key> (?<![^\n]) [ \t]*+ (?: [\w.-]++ | "[^"\n]*+" ) [ \t]*+ = [ \t]*+ (?P<open> (?:\"{3}|'{3})\n | ))""",
+    re.VERBOSE | re.DOTALL,
+)
+_HEADER = re.compile(r"[\[\]\s\"']")
+
+
+def lines_of(source: str) -> dict[str, tuple[int, bool]]:
+    """The line of each table (`probe.count`) and key (`probe.count.before`); of a text, the line that it begins on.
+
+    With it, whether the key has a text of several lines, each a line of the file.
+    """
+    found: dict[str, tuple[int, bool]] = {}
+    table, line, at = "", 1, 0
+    position = 0
+    while piece := _PIECE.search(source, position):
+        line += source.count("\n", at, piece.start())
+        at = piece.start()
+        position = piece.end()
+        if piece["header"]:
+            table = _HEADER.sub("", piece["header"])
+            found.setdefault(table, (line, False))
+        elif piece["key"]:
+            name = piece["key"].partition("=")[0].strip().strip("\"'")
+            opened = piece["open"]
+            is_text = bool(opened) or source.startswith(('"' * 3, "'" * 3), position)
+            found.setdefault(f"{table}.{name}" if table else name, (line + bool(opened), is_text))
+            position -= len(opened)
+    return found

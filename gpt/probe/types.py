@@ -1,0 +1,81 @@
+"""What types the operands of an instruction in a snippet have, by its opcode; and those of the special registers."""
+
+from __future__ import annotations
+
+from gpt.probe.model import HELPERS, SIZES
+from gpt.ptx import tree
+
+# Special registers that a probe may read: they tell where and when it runs, and change nothing.
+SPECIAL = {
+    **dict.fromkeys(("%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid"), "u32"),
+    **dict.fromkeys(("%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank"), "u32"),
+    **dict.fromkeys(("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock_hi"), "u32"),
+    **dict.fromkeys((f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")), "u32"),
+    **dict.fromkeys(("%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size", "%total_smem_size"), "u32"),
+    **dict.fromkeys(("%aggr_smem_size", "%current_graph_exec_hi"), "u32"),
+    **dict.fromkeys(("%clock64", "%globaltimer", "%gridid", "%current_graph_exec"), "u64"),
+    **{f"%pm{number}": "u32" for number in range(8)},
+    **{f"%pm{number}_64": "u64" for number in range(8)},
+    **{f"%envreg{number}": "b32" for number in range(32)},
+}
+VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
+_PACKED = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "tf32": "b32", "u16x2": "b32", "s16x2": "b32"}
+
+
+def types_of(instruction: tree.Instruction) -> list[str | None]:
+    """The type of each operand, None where the opcode does not say."""
+    named = [_PACKED.get(word, word) for word in (m[1:] for m in instruction.modifiers)]
+    found = [word for word in named if word in SIZES]
+    last = found[-1] if found else None
+    count = len(instruction.operands)
+    match instruction.opcode:
+        case "cvt" if len(found) >= 2:
+            listed: list[str | None] = [found[0], *[found[1]] * (count - 1)]
+        case "setp":
+            listed = ["pred", last, last, "pred"]
+        case "set" if len(found) >= 2:
+            listed = [found[0], found[1], found[1], "pred"]
+        case "selp":
+            listed = [last, last, last, "pred"]
+        case "slct" if len(found) >= 2:
+            listed = [found[0], found[0], found[0], found[1]]
+        case "mul" | "mad" if "wide" in named and last:
+            wide = last[0] + str(SIZES[last] * 16)
+            listed = [wide, last, last, wide]
+        case "shl" | "shr":
+            listed = [last, last, "u32"]
+        case "shf":
+            listed = [last, last, last, "u32"]
+        case "popc" | "clz" | "bfind":
+            listed = ["u32", last]
+        case "bfe":
+            listed = [last, last, "u32", "u32"]
+        case "bfi":
+            listed = [last, last, last, "u32", "u32"]
+        case "testp":
+            listed = ["pred", last]
+        case "isspacep":
+            listed = ["pred", "u64"]
+        case "szext" | "bmsk":
+            listed = [last, last or "u32", "u32"] if instruction.opcode == "szext" else ["b32", "u32", "u32"]
+        case "dp4a" | "dp2a":
+            listed = ["b32"] * 4
+        case "bra":
+            listed = [None] * count
+        case _:
+            listed = [last] * count
+    return [*listed, *[None] * count][:count]
+
+
+def is_wide_enough(opcode: str, wanted: str, given: str) -> bool:
+    """Whether an operand of one type may stand where an instruction wants another: sizes count, not kinds."""
+    if "pred" in (wanted, given):
+        return wanted == given
+    return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted])
+
+
+def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:
+    """The type of a register, special register or helper; None of an operand's, whatever it is."""
+    if name.name in HELPERS:
+        return HELPERS[name.name]
+    return registers.get(name.name) or SPECIAL.get(name.name)

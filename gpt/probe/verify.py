@@ -1,0 +1,330 @@
+"""Proves a probe harmless, or refuses it with its file and line.
+
+What is not listed is refused. A snippet computes: arithmetic, logic, comparisons and conversions over registers that
+the probes of its file declared, special registers, constants and helpers. It reads the program through helpers only
+and writes nothing of it; SAVE is its one way out, and the weaver lowers that within the map's bounds. It has no memory
+access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
+count is plain: a register set to a constant before the label, one constant added to it in the loop, compared with a
+constant after that.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+
+from gpt.errors import GptError
+from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
+from gpt.probe.operands import Bound
+from gpt.probe.types import SPECIAL, VECTORS, is_wide_enough, type_of_name, types_of
+from gpt.ptx import tree
+
+MAX_LINES = 512  # statements of a snippet
+MAX_TURNS = 1024  # of a loop
+_OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
+    (1, 1): "activemask bra",
+    (2, 2): "abs neg rcp sqrt rsqrt sin cos lg2 ex2 tanh popc clz bfind brev not cnot testp mov isspacep",
+    (2, 4): "cvt",
+    (3, 3): "add sub mul mul24 div rem and or xor shl shr addc subc copysign bmsk szext",
+    (3, 4): "min max setp set",
+    (4, 4): "mad mad24 madc fma sad fns bfe dp4a dp2a selp slct shf prmt",
+    (5, 5): "bfi",
+    (5, 6): "lop3",
+}
+ALLOWED = {opcode: counts for counts, opcodes in _OPERANDS.items() for opcode in opcodes.split()}
+WORDS = {  # modifiers; types are in _TYPE
+    *("lo", "hi", "wide", "cc", "sat", "ftz", "rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi"),
+    *("rpi", "approx", "full", "relu", "noftz", "eq", "ne", "lt", "le", "gt", "ge", "ls", "hs", "equ"),
+    *("neu", "ltu", "leu", "gtu", "geu", "num", "nan", "and", "or", "xor", "l", "r", "wrap", "clamp"),
+    *(
+        "shiftamt",
+        "finite",
+        "infinite",
+        "number",
+        "notanumber",
+        "normal",
+        "subnormal",
+        "f4e",
+        "b4e",
+        "rc8",
+        "ecl",
+        "ecr",
+        "rc16",
+        "global",
+    ),
+    *("shared", "local", "const", "param", "uni", "xorsign", "abs", "NaN", "pack", "satfinite"),
+}
+_TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
+_INTEGER = re.compile(r"0[xX][\da-fA-F]{1,16}|0|[1-9]\d{0,19}")  # no octal
+_HOLDS = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "ne": operator.ne,
+    "eq": operator.eq,
+}
+
+
+def verify(file: ProbeFile) -> None:
+    """Proves every probe of a file harmless. Raises GptError for the first thing that is not."""
+    registers = {register.name: register.type for register in file.registers}
+    for register in file.registers:
+        if register.name in HELPERS or register.name in SPECIAL or register.name == "SAVE":
+            raise GptError(f"register '{register.name}' has a name that is taken", f"{file.path}:{register.line}")
+    for probe in file.probes:
+        for when, snippet in probe.snippets:
+            _Check(file, probe, when, snippet, registers).run()
+    for map_ in file.maps:
+        if not any(save.map == map_.name for probe in file.probes for _, s in probe.snippets for save in s.saves):
+            raise GptError(f"map '{map_.name}': no probe saves to it", f"{file.path}:{map_.line}")
+
+
+def find_misfit(probe: Probe, bound: Bound) -> str | None:
+    """Why a probe cannot run at an instruction that its position matched, or None: what its helpers lack there."""
+    for _, snippet in probe.snippets:
+        for helper in sorted(snippet.helpers):
+            if not bound.has(helper):
+                return f"has no {helper}"
+        for line in snippet.lines:
+            if not isinstance(line.node, tree.Instruction):
+                continue
+            for operand, wanted in zip(line.node.operands, types_of(line.node), strict=True):
+                bits = _bits(operand, bound)
+                room = (SIZES[wanted] * 8 or 1) if wanted else None
+                if bits and room and bits != room and line.node.opcode != "cvt":
+                    return f"{operand} has {bits} bits, and line {line.line} wants {room}"
+    return None
+
+
+def _bits(operand: tree.Operand, bound: Bound) -> int | None:
+    """The bits that OUT or IN1 to IN4 have at an instruction, None if it does not say."""
+    if not isinstance(operand, tree.Name) or HELPERS.get(operand.name, "") is not None:
+        return None
+    if operand.name != "OUT":
+        number = int(operand.name[2:]) - 1
+        return bound.widths[number] if number < len(bound.widths) else None
+    if isinstance(bound.out, tree.Vector) and bound.bits:
+        return bound.bits * len(bound.out.items)
+    return bound.bits
+
+
+class _Check:
+    """One snippet under the eye of the verifier."""
+
+    def __init__(self, file: ProbeFile, probe: Probe, when: str, snippet: Snippet, registers: dict[str, str]) -> None:
+        self.file, self.probe, self.when, self.snippet, self.registers = file, probe, when, snippet, registers
+        self.labels: dict[str, int] = {}
+        self.line = probe.line
+
+    def refuse(self, fact: str) -> GptError:
+        return GptError(f"probe '{self.probe.name}': {fact}", f"{self.file.path}:{self.line}")
+
+    def run(self) -> None:
+        lines = self.snippet.lines
+        if len(lines) > MAX_LINES:
+            raise self.refuse(f"{len(lines)} statements; the limit is {MAX_LINES}")
+        for number, line in enumerate(lines):
+            if isinstance(line.node, tree.Label):
+                self.line = line.line
+                if line.node.name in self.labels:
+                    raise self.refuse(f"label '{line.node.name}' stands twice")
+                self.labels[line.node.name] = number
+        for line in lines:
+            self.line = line.line
+            if isinstance(line.node, Save):
+                self.guard(line.node.guard)
+                self.save(line.node)
+            elif isinstance(line.node, tree.Instruction):
+                self.guard(line.node.guard)
+                self.instruction(line.node)
+        for number, line in enumerate(lines):  # each is known to be well-formed now
+            if isinstance(line.node, tree.Instruction) and line.node.opcode == "bra":
+                self.line = line.line
+                self.branch(line.node, number)
+
+    def guard(self, guard: tree.Guard | None) -> None:
+        if guard and guard.register != "PRED" and self.registers.get(guard.register) != "pred":
+            raise self.refuse(f"guard '{guard.register}' is no predicate of this file")
+
+    def instruction(self, node: tree.Instruction) -> None:
+        if node.opcode not in ALLOWED:
+            raise self.refuse(f"'{node.opcode}' is not allowed in a probe")
+        for modifier in node.modifiers:
+            if modifier[1:] not in WORDS and not _TYPE.fullmatch(modifier[1:]):
+                raise self.refuse(f"'{node.name}' is not allowed in a probe")
+        least, most = ALLOWED[node.opcode]
+        if not least <= len(node.operands) <= most:
+            raise self.refuse(f"'{node}' has {len(node.operands)} operands")
+        if node.opcode == "bra":
+            return
+        if None in types_of(node):
+            raise self.refuse(f"'{node}' lacks a type")
+        for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
+            for part, type_ in self.parts(operand, wanted):
+                if place == 0:
+                    self.written(part)
+                self.read(part, type_, node.opcode)
+
+    def parts(self, operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
+        """An operand's registers and their types: two results, or the halves of a vector."""
+        match operand:
+            case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
+                return [(part, wanted) for part in operands]
+            case tree.Vector(items) if wanted and items and SIZES[wanted] % len(items) == 0:
+                return [(part, f"b{SIZES[wanted] * 8 // len(items)}") for part in items]
+        return [(operand, wanted)]
+
+    def written(self, operand: tree.Operand) -> None:
+        if operand == tree.Name("_"):
+            return
+        if not isinstance(operand, tree.Name) or operand.parts:
+            raise self.refuse(f"writes '{operand}', which is no register")
+        if operand.name in HELPERS or operand.name in SPECIAL:
+            raise self.refuse(f"writes '{operand}', which can only be read")
+        if operand.name not in self.registers:
+            raise self.refuse(f"writes program register '{operand}'")
+
+    def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
+        """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
+        match operand:
+            case tree.Name("_" | "WARP_SZ", ()) | tree.Number():
+                return
+            case tree.Name(name, parts):
+                if name in HELPERS:
+                    self.helper(name)
+                elif name in SPECIAL:
+                    if bool(parts) != (name in VECTORS) or (parts and parts[0] not in (".x", ".y", ".z")):
+                        raise self.refuse(f"'{operand}' is no special register")
+                elif name not in self.registers or parts:
+                    raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
+                given = type_of_name(operand, self.registers)
+                if name in COUNTS and wanted in ("u64", "s64", "b64"):
+                    given = wanted
+                if wanted and given and not is_wide_enough(opcode, wanted, given):
+                    raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
+            case tree.Prefixed(prefixes, inner) if set(prefixes) <= {"-", "!", "~", "+"}:
+                self.read(inner, wanted, opcode)
+            case tree.Expression(operands, _) if all(isinstance(part, tree.Number | tree.Group) for part in operands):
+                for part in operands:
+                    self.read(part, wanted, opcode)
+            case tree.Group(items):
+                for part in items:
+                    self.read(part, wanted, opcode)
+            case tree.Address() | tree.Index():
+                raise self.refuse(f"accesses memory, '{operand}'")
+            case _:
+                raise self.refuse(f"'{operand}' has no place in a probe")
+
+    def helper(self, name: str) -> None:
+        kinds = {position.kind for position in self.probe.positions}
+        if name in OPERANDS and kinds & {"kernel", "func", "label"}:
+            where = next(str(p) for p in self.probe.positions if p.kind in ("kernel", "func", "label"))
+            raise self.refuse(f"'{name}' at position '{where}', which is no instruction")
+        if name in OPERANDS and "line" in kinds:
+            raise self.refuse(f"'{name}' at the position of a line, which may be many instructions")
+        if name == "OUT" and self.when == "before":
+            raise self.refuse("'OUT' before the instruction that makes it")
+
+    def save(self, node: Save) -> None:
+        map_ = self.file.map(node.map)
+        if map_ is None:
+            raise self.refuse(f"saves to '{node.map}', which is no map of this file")
+        if map_.level != self.probe.level:
+            raise self.refuse(f"of level {self.probe.level} saves to map '{map_.name}' of level {map_.level}")
+        fields = map_.fields[node.first : node.first + len(node.values)]
+        if len(fields) < len(node.values) or (node.last and node.first + len(node.values) != len(map_.fields)):
+            raise self.refuse(f"saves {len(node.values)} values, map '{map_.name}' has {len(map_.fields)} fields")
+        for value, field in zip(node.values, fields, strict=True):
+            if isinstance(value, tree.Vector):
+                raise self.refuse(f"saves '{value}', which is no register")
+            given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
+            if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4:
+                given = field.type
+            if given == "pred":
+                raise self.refuse(f"saves predicate '{value}'")
+            if given and SIZES[given] != field.size:
+                raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
+            self.read(value, None)
+
+    # Branches
+
+    def branch(self, node: tree.Instruction, number: int) -> None:
+        match node.operands:
+            case (tree.Name(label, ()),) if label in self.labels:
+                if self.labels[label] <= number:
+                    self.loop(node, self.labels[label], number)
+            case _:
+                raise self.refuse(f"branches out of itself, '{node}'")
+
+    def loop(self, node: tree.Instruction, begin: int, end: int) -> None:
+        """Refuses a branch back whose count is not plain to see: it is counted, by running what moves the counter."""
+        lines = [line.node for line in self.snippet.lines]
+        loop = _find_loop(node, lines, begin, end)
+        if loop is None:
+            raise self.refuse(f"loops without a static bound, '{node}'")
+        value, step, compare, bound, type_ = loop
+        for _ in range(MAX_TURNS):
+            value = _wrap(value + step, type_)
+            if not _HOLDS[compare](value, bound):
+                return
+        raise self.refuse(f"loops more than {MAX_TURNS} times, '{node}'")
+
+
+Node = tree.Instruction | tree.Label | Save
+
+
+def _find_loop(
+    node: tree.Instruction, lines: list[Node], begin: int, end: int
+) -> tuple[int, int, str, int, str] | None:
+    """Start, step, comparison, bound and type of the counter of a loop from a label to the branch back to it."""
+    body, label = lines[begin + 1 : end], lines[begin]
+    plain = [line for line in body if isinstance(line, tree.Instruction)]
+    others = [
+        line for line in lines if isinstance(line, tree.Instruction) and line.opcode == "bra" and line is not node
+    ]
+    if not node.guard or node.guard.negated or any(isinstance(line, tree.Label) for line in body):
+        return None
+    if any(line.opcode == "bra" for line in plain) or any(str(line.operands[0]) == str(label)[:-1] for line in others):
+        return None
+    tests = [line for line in plain if node.guard.register in _written(line)]
+    if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].modifiers) != 2:
+        return None
+    compare, type_ = (modifier[1:] for modifier in tests[0].modifiers)
+    _, counter, limit = tests[0].operands[:3]
+    bound = _constant(limit)
+    if compare not in _HOLDS or type_ not in ("u16", "u32", "u64", "s16", "s32", "s64") or bound is None:
+        return None
+    steps = [line for line in plain if str(counter) in _written(line)]
+    if len(steps) != 1 or steps[0].guard or steps[0].opcode != "add" or plain.index(steps[0]) > plain.index(tests[0]):
+        return None
+    step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 and steps[0].operands[1] == counter else None
+    if step is None or len(steps[0].modifiers) != 1 or steps[0].modifiers[0][2:] != type_[1:]:
+        return None
+    start = None
+    for line in lines[:begin]:
+        if isinstance(line, tree.Label) or (isinstance(line, tree.Instruction) and line.opcode == "bra"):
+            start = None
+        elif isinstance(line, tree.Instruction) and str(counter) in _written(line):
+            start = _constant(line.operands[1]) if line.opcode == "mov" and not line.guard else None
+    return None if start is None else (_wrap(start, type_), step, compare, _wrap(bound, type_), type_)
+
+
+def _wrap(value: int, type_: str) -> int:
+    """A number as a register of the type holds it."""
+    bits = SIZES[type_] * 8
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if type_[0] == "s" and value >> (bits - 1) else value
+
+
+def _written(node: tree.Instruction) -> set[str]:
+    return set(names_of(node.operands[0])) if node.operands else set()
+
+
+def _constant(operand: tree.Operand) -> int | None:
+    sign = 1
+    if isinstance(operand, tree.Prefixed) and operand.prefixes == ("-",):
+        sign, operand = -1, operand.operand
+    if not isinstance(operand, tree.Number) or not _INTEGER.fullmatch(operand.text):
+        return None
+    return sign * int(operand.text, 16 if operand.text[:2].lower() == "0x" else 10)

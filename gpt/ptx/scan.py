@@ -1,0 +1,262 @@
+"""Cuts a PTX module into items, and functions into statements, with regular expressions alone.
+
+Scanning goes over a copy of the text in which comments and the insides of strings are blank, so that no pattern
+has to know them, and offsets are those of the text. Patterns never go back over what they have read (possessive
+repetition) and end at most MAX_NESTING braces deep: time is in proportion to the size of whatever text comes.
+
+The language, as ptxas takes it (tried, for no page says it): a string has no escapes and may go over lines; `.version`,
+`.target`, `.address_size`, `.file`, `.loc` end without a semicolon; an instruction may stand on several lines and
+several on one; a function's attributes, between `)` and `{`, may hold a `.pragma` with its semicolon.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from gpt.errors import MalformedError
+
+MAX_NESTING = 32  # braces; compilers use a handful
+
+_NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
+_MODIFIERS = r"(?:\s*+\.\w++(?:::\w++)*+)*+"
+_QUOTED = re.compile(r'"[^"]*+("?+)|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(\*/|)', re.ASCII)
+
+
+def _block(inner: str) -> str:
+    block = rf"\{{{inner}\}}"
+    for _ in range(MAX_NESTING - 1):
+        block = rf"\{{{inner}(?:{block}{inner})*+\}}"
+    return block
+
+
+_VALUE = r"\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}"  # 4 dimensions
+_TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
+_ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"
+_RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"
+_SPECIFIER = (
+    rf"\.(?!(?:entry|func|section|version|target|address_size|file|alias|pragma)\b)\w++(?:::\w++)*+{_ARGUMENT}\s*+"
+)
+
+# An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
+_ITEM = re.compile(
+    rf"""\s*+(?:
+      (?P<function> (?:\.(?:visible|extern|weak|common)\s++){{0,9}}+ \.(?P<kind>entry|func)\b (?:
+        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
+        (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
+    | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
+    | (?P<line> \.(?:version\s++[\d.]++ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
+        | file\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+) | @@DWARF[^\n]*+)
+    | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
+        (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
+    | (?P<pragma> \.pragma\b (?:[^;{{}}]*+; | (?P<torn4>)))
+    | (?P<variable> (?:{_SPECIFIER}){{1,12}}+ (?P<vname>{_NAME}) (?:(?P<rest>{_TO_SEMICOLON}) | (?P<torn5>)))
+    | (?P<other> \.\w++[^\n;{{}}]*+;?+)
+    | (?P<bad> \S)
+    | \Z)""",
+    re.ASCII | re.VERBOSE,
+)
+_TORN = [f"torn{number}" for number in range(1, 6)]
+_STATEMENT = re.compile(
+    rf"""\s*+(?:
+      (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
+    | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
+    | (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS}) (?![\w$%.]) {_TO_SEMICOLON}
+    | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
+        (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
+    | (?P<file>\.file)\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+
+    | (?P<dwarf>@@DWARF)[^\n]*+
+    | (?P<directive>\.\w++) {_TO_SEMICOLON}
+    | (?P<open>\{{)
+    | (?P<close>\}})
+    | (?P<bad>\S)
+    | \Z)""",
+    re.ASCII | re.VERBOSE,
+)
+_NEXT_NAME = re.compile(  # in what follows the first name of a declaration
+    rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
+)
+_WORD = re.compile(r"\.?[\w$%]++|\S", re.ASCII)
+
+
+class Item(NamedTuple):
+    """A piece of a module, text[start:end].
+
+    `kind` is entry or func (`body` is then the offset of its opening brace, 0 for a prototype), variable, section,
+    prototype, or a directive's name without its dot. `names` are what it defines: one function, a variable or more.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    start: int
+    end: int
+    body: int = 0
+
+    @property
+    def name(self) -> str:
+        """The first name, empty where there is none."""
+        return self.names[0] if self.names else ""
+
+
+class Statement(NamedTuple):
+    """A statement of a function's body, text[start:end].
+
+    `kind` is instruction, label, directive, `{` or `}`. `head` is the opcode with its modifiers (`ld.global.v4.u32`),
+    the label's name, or the directive with its dot; `guard` the guard's text (`@!%p1`) or empty.
+    """
+
+    kind: str
+    head: str
+    guard: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module that was cut. `name` stands in messages; `skeleton` is the text without comments and strings."""
+
+    name: str
+    text: str
+    skeleton: str
+    items: tuple[Item, ...]
+
+    @property
+    def entries(self) -> list[Item]:
+        """The kernels that have a body, in order."""
+        return [item for item in self.items if item.kind == "entry" and item.body]
+
+    @property
+    def functions(self) -> list[Item]:
+        """The kernels and device functions that have a body, in order."""
+        return [item for item in self.items if item.body]
+
+    def find(self, name: str) -> Item | None:
+        """The function of that name that has a body."""
+        return next((item for item in self.functions if item.name == name), None)
+
+    def source(self, part: Item | Statement) -> str:
+        """The text of an item or statement."""
+        return self.text[part.start : part.end]
+
+    def statements(self, function: Item) -> list[Statement]:
+        """The statements of a function's body, without its own braces. Raises MalformedError."""
+        return list(self.cut(function.body + 1, function.end - 1)) if function.body else []
+
+    def cut(self, start: int, end: int) -> Iterator[Statement]:
+        """The statements between two offsets."""
+        for found in _STATEMENT.finditer(self.skeleton, start, end):
+            match found.lastgroup:
+                case "opcode":
+                    head = found["opcode"]
+                    if not head.replace(".", "").replace(":", "").isalnum():
+                        head = "".join(head.split())
+                    guard = found["guard"]
+                    start = found.start("guard" if guard else "opcode")
+                    yield Statement("instruction", head, guard.rstrip() if guard else "", start, found.end())
+                case "label":
+                    yield Statement("label", found["label"], "", found.start("label"), found.end())
+                case "targets":
+                    yield Statement("directive", found["targets"], "", found.start("named"), found.end())
+                case "open" | "close":
+                    yield Statement(found[found.lastgroup], "", "", found.end() - 1, found.end())
+                case None:  # blanks at the end
+                    pass
+                case "bad":
+                    raise self.malformed(found.start("bad"))
+                case kind:
+                    yield Statement("directive", found[kind], "", found.start(kind), found.end())
+
+    def where(self, offset: int) -> str:
+        """NAME:LINE:COLUMN of an offset, both from 1."""
+        return f"{self.name}:{self.line(offset)}:{offset - self.text.rfind(chr(10), 0, offset)}"
+
+    def line(self, offset: int) -> int:
+        """The line of an offset, from 1."""
+        return bisect_right(self._lines, offset)
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        return [0, *(found.end() for found in re.finditer("\n", self.text))]
+
+    @cached_property
+    def files(self) -> dict[int, str]:
+        """The paths of the `.file` directives by their numbers."""
+        found: dict[int, str] = {}
+        for item in self.items:
+            if item.kind == "file":
+                number, _, path = self.source(item).partition('"')
+                found[int(number.split()[1])] = path.partition('"')[0]
+        return found
+
+    def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
+        """The error for a place where no statement or item can be, or where one has no end."""
+        word = _WORD.search(self.skeleton, offset)
+        return MalformedError(f"PTX: {fact} '{word[0] if word else 'end'}'", self.where(offset))
+
+
+def scan_module(data: bytes, name: str = "PTX") -> Module:
+    """Cuts a module into its items. Raises MalformedError, with line and column, where something is none."""
+    text = data.rstrip(b"\0").decode("latin-1")
+    skeleton = blank(text, name)
+    module = Module(name, text, skeleton, ())
+    items = tuple(_items(module))
+    return Module(name, text, skeleton, items)
+
+
+def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
+    """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
+    module = Module(name, text, blank(text, name), ())
+    return module, list(module.cut(0, len(text)))
+
+
+def blank(text: str, name: str = "PTX") -> str:
+    """The text with spaces in place of comments and of what is in strings. Raises MalformedError."""
+
+    def replace(found: re.Match[str]) -> str:
+        whole = found[0]
+        if (whole[0] == '"' and not found[1]) or (whole[:2] == "/*" and not found[2]):
+            what = "string" if whole[0] == '"' else "comment"
+            raise MalformedError(f"PTX: {what} without end", Module(name, text, "", ()).where(found.start()))
+        return '"' + " " * (len(whole) - 2) + '"' if whole[0] == '"' else " " * len(whole)
+
+    return _QUOTED.sub(replace, text)
+
+
+def _items(module: Module) -> Iterator[Item]:
+    skeleton = module.skeleton
+    for found in _ITEM.finditer(skeleton):
+        group = next((group for group in _GROUPS if found.start(group) >= 0), None)
+        if group is None:  # blanks at the end
+            continue
+        start, end = found.span(group)
+        if group == "bad" or any(found.start(torn) >= 0 for torn in _TORN):
+            raise module.malformed(start, "unexpected" if group == "bad" else "no end to")
+        match group:
+            case "function":
+                yield Item(found["kind"], (found["fname"],), start, end, max(found.start("body"), 0))
+            case "variable":
+                yield Item("variable", (found["vname"], *_more_names(found["rest"])), start, end)
+            case "section":
+                yield Item("section", (found["sname"],), start, end)
+            case "named":
+                yield Item("alias" if found["alias"] else "prototype", (found["subject"],), start, end)
+            case _:
+                word = _WORD.match(skeleton, start)
+                yield Item(word[0].lstrip(".") if word else "", (), start, end)
+
+
+_GROUPS = ("variable", "function", "line", "section", "pragma", "named", "other", "bad")
+
+
+def _more_names(rest: str) -> Iterator[str]:
+    """The names behind the first one in a declaration."""
+    if "," in rest:
+        at = 0
+        while found := _NEXT_NAME.match(rest, at):
+            yield found[1]
+            at = found.end()

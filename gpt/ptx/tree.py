@@ -1,0 +1,340 @@
+"""The nodes of a PTX program. str(node) is its text: the same tokens in the same order as it was parsed from.
+
+Nodes are frozen and equal by value; they hold no positions (the scanner's statements do). An expression is flat:
+`a + 4 * b` has three operands and two operators, a conditional has `?` and `:` among its operators, and `%r1|%p1`,
+the two results of an instruction, is an expression too. Brackets nest, at most parse.MAX_NESTING deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_TIGHT = {"+", "-", "|"}
+
+
+def _list(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
+
+
+# Operands
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A register, variable, label or function; `parts` are what stands behind it: `.x` of `%tid.x`."""
+
+    name: str
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + "".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant as it is written: `0f3F800000`, `16`, `0xffU`."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """A string without its quotes."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return f'"{self.text}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """An operand behind `-`, `+`, `!`, `~` or casts, `(.s64)`, outermost first."""
+
+    prefixes: tuple[str, ...]
+    operand: Operand
+
+    def __str__(self) -> str:
+        return "".join(self.prefixes) + str(self.operand)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Operands with an operator between each two of them."""
+
+    operands: tuple[Operand, ...]
+    operators: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = str(self.operands[0])
+        for operator, operand in zip(self.operators, self.operands[1:], strict=True):
+            text += f"{operator}{operand}" if operator in _TIGHT else f" {operator} {operand}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operands in parentheses: the results and arguments of a call, or a part of an expression."""
+
+    items: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"({_list(self.items)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Operands in braces."""
+
+    items: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{{{_list(self.items)}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Operands in brackets: `[%rd1+8]`; a texture or tensor has several."""
+
+    items: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"[{_list(self.items)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """`generic(x)` or `0xff(x)`: a function, or a mask, over its arguments."""
+
+    function: Name | Number
+    arguments: Group
+
+    def __str__(self) -> str:
+        return f"{self.function}{self.arguments}"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An element: `table[3]`, `grid[1][2]`."""
+
+    base: Name
+    indexes: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return str(self.base) + "".join(map(str, self.indexes))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A property of a sampler: `filter_mode = nearest`."""
+
+    key: Operand
+    value: Operand
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}"
+
+
+Operand = Name | Number | String | Prefixed | Expression | Group | Vector | Address | Apply | Index | Setting
+
+# Declarations
+
+
+@dataclass(frozen=True, slots=True)
+class Specifier:
+    """A word of a declaration, with its brackets if it has any: `.global`, `.align` `16`, `.const` `[2]`."""
+
+    word: str
+    argument: str = ""
+
+    def __str__(self) -> str:
+        return self.word + (f" {self.argument}" if self.argument[:1].isdigit() else self.argument)
+
+
+@dataclass(frozen=True, slots=True)
+class Declarator:
+    """A declared name: `%r<9>` has a count, `x[4][]` dimensions (None where empty), `x = 4` a value."""
+
+    name: str
+    count: int | None = None
+    dimensions: tuple[Operand | None, ...] = ()
+    value: Operand | None = None
+
+    def __str__(self) -> str:
+        count = "" if self.count is None else f"<{self.count}>"
+        dimensions = "".join(f"[{'' if d is None else d}]" for d in self.dimensions)
+        return self.name + count + dimensions + ("" if self.value is None else f" = {self.value}")
+
+
+def _specifiers(specifiers: Iterable[Specifier]) -> str:
+    return "".join(f"{specifier} " for specifier in specifiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Variables, registers or parameters, of a module, a function or a scope."""
+
+    specifiers: tuple[Specifier, ...]
+    declarators: tuple[Declarator, ...]
+
+    def __str__(self) -> str:
+        return f"{_specifiers(self.specifiers)}{_list(self.declarators)}".rstrip() + ";"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter or result of a function."""
+
+    specifiers: tuple[Specifier, ...]
+    declarator: Declarator
+
+    def __str__(self) -> str:
+        return f"{_specifiers(self.specifiers)}{self.declarator}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """What stands behind a function's parameters: `.maxntid 256, 1, 1`."""
+
+    word: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.word} {_list(self.values)}".rstrip()
+
+
+# Statements
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`@%p1` or `@!%p1`."""
+
+    register: str
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"@{'!' * self.negated}{self.register}"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`modifiers` keep their dots: (`.global`, `.v4`, `.u32`), (`.L1::no_allocate`,)."""
+
+    opcode: str
+    modifiers: tuple[str, ...] = ()
+    operands: tuple[Operand, ...] = ()
+    guard: Guard | None = None
+
+    @property
+    def name(self) -> str:
+        """The opcode with its modifiers."""
+        return self.opcode + "".join(self.modifiers)
+
+    def __str__(self) -> str:
+        guard = f"{self.guard} " if self.guard else ""
+        return f"{guard}{self.name} {_list(self.operands)}".rstrip() + ";"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A place to branch to."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """A directive whose arguments have no structure of their own: `.version 9.0`, `.pragma "nounroll";`, `.loc 1 2 3`.
+
+    `end` is `;` where it ends so.
+    """
+
+    word: str
+    text: str
+    end: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.text}".rstrip() + self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Prototype:
+    """`.callprototype`: what an indirect call calls. The label before it is a statement of its own."""
+
+    returns: tuple[Parameter, ...] | None
+    name: str
+    params: tuple[Parameter, ...] | None
+    attributes: tuple[Attribute | Directive, ...]
+
+    def __str__(self) -> str:
+        return f".callprototype {_signature(self)};"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Statements in braces: a function's body, or part of one with registers of its own."""
+
+    statements: tuple[Statement, ...]
+
+    def __str__(self) -> str:
+        return "{\n" + "".join(f"{statement}\n" for statement in self.statements) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """An entry or device function: `kind` is `.entry` or `.func`; without `body` it is declared only.
+
+    `specifiers` stand before the kind (`.visible`), `more` behind it (`.attribute(...)`).
+    """
+
+    specifiers: tuple[Specifier, ...]
+    kind: str
+    more: tuple[Specifier, ...]
+    returns: tuple[Parameter, ...] | None
+    name: str
+    params: tuple[Parameter, ...] | None
+    attributes: tuple[Attribute | Directive, ...]
+    body: Scope | None
+
+    def __str__(self) -> str:
+        head = f"{_specifiers(self.specifiers)}{self.kind} {_specifiers(self.more)}{_signature(self)}"
+        return f"{head};" if self.body is None else f"{head}\n{self.body}"
+
+
+def _signature(node: Function | Prototype) -> str:
+    returns = "" if node.returns is None else f"({_list(node.returns)}) "
+    params = "" if node.params is None else f"({_list(node.params)})"
+    return returns + node.name + params + "".join(f" {attribute}" for attribute in node.attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A debug section: lines of data and labels."""
+
+    name: str
+    lines: tuple[Directive | Label, ...]
+
+    def __str__(self) -> str:
+        return f".section {self.name} {{\n" + "".join(f"{line}\n" for line in self.lines) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A whole program."""
+
+    items: tuple[Item, ...]
+
+    def __str__(self) -> str:
+        return "".join(f"{item}\n" for item in self.items)
+
+
+Statement = Instruction | Label | Declaration | Directive | Prototype | Scope
+Item = Function | Section | Statement

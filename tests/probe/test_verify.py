@@ -1,0 +1,216 @@
+"""The verifier: what a snippet may do, and one line for each thing that it may not."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.errors import GptError
+from gpt.probe.load import parse_toml
+from gpt.probe.operands import bind
+from gpt.probe.verify import ALLOWED, find_misfit, verify
+from gpt.ptx.parse import parse_statements
+
+OPERANDS = ["%a", "%x", "%y", "%f", "%p", "%q", "%r1", "ADDR", "BYTES", "OUT", "IN1", "L", "{%x, %y}", "[%a]"]
+OPERANDS += ["1", "-1", "09", "%p|%q", "_", "%tid.x", "0x"]
+REGISTERS = ".reg .b64 %a, %b; .reg .b32 %x, %y; .reg .f32 %f; .reg .pred %p, %q; .reg .b16 %h;\n"
+
+
+def check(snippet, position="ld.global", when="before", **options):
+    extra = "".join(f"{key} = {value}\n" for key, value in options.items())
+    file = parse_toml(f"[t]\nposition = '{position}'\n{extra}{when} = '''\n{REGISTERS}{snippet}'''\n", "p.toml")
+    verify(file)
+    return file
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        "add.u64 %a, %a, %b; sub.s32 %x, %y, -1; mul.lo.u32 %x, %x, 0x10; mul.wide.u32 %a, %x, %y;",
+        "mad.lo.s32 %x, %x, 2, %y; fma.rn.f32 %f, %f, 0f3F800000, %f; min.u32 %x, %x, BYTES;",
+        "mov.u64 %a, ADDR; mov.u64 %a, CLOCK; mov.u64 %a, TIME; mov.u32 %x, SMID; mov.u64 %b, BLOCK;",
+        "mov.u32 %x, %tid.x; mov.u64 %a, %globaltimer; mov.b64 %a, {%x, %y}; mov.b64 {%x, _}, %a;",
+        "setp.lt.u32 %p, %x, 3; setp.eq.u64 %p|%q, %a, 0; @%p add.u32 %x, %x, 1; @!%q mov.u32 %x, 0;",
+        "selp.b32 %x, 1, 0, %p; and.pred %p, %p, PRED; not.pred %q, %p; @PRED add.u32 %x, %x, 1;",
+        "cvt.u32.u64 %x, %a; cvt.rn.f32.u32 %f, %x; cvt.u64.u32 %a, BYTES; shl.b64 %a, %a, 3; shr.u64 %a, %a, %x;",
+        "add.u64 %a, %a, BYTES; add.u32 %x, %x, BYTES;",
+        "activemask.b32 %x; popc.b32 %x, %x; isspacep.shared %p, ADDR; lop3.b32 %x, %x, %y, 1, 0x96;",
+        "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.number.f32 %p, %f;",
+        "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; add.cc.u32 %x, %x, 1; addc.u32 %y, %y, 0;",
+        "setp.eq.u32 %p, %x, 0; @%p bra DONE; add.u32 %x, %x, 1; DONE: add.u32 %y, %y, 1;",
+        "mov.u32 %x, 0; LOOP: add.u64 %a, %a, %b; add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 10; @%p bra LOOP;",
+        "mov.u32 %x, 0; LOOP: add.u32 %x, %x, 3; setp.ne.u32 %p, %x, 12; @%p bra LOOP;",
+        "mov.s32 %x, 10; LOOP: add.s32 %x, %x, -2; setp.gt.s32 %p, %x, 0; @%p bra LOOP;",
+    ],
+)  # fmt: skip
+def test_what_computes_is_allowed(snippet):
+    check(snippet)
+
+
+@pytest.mark.parametrize(
+    ("snippet", "fact"),
+    [
+        ("ld.global.u64 %a, [%b];", "'ld' is not allowed in a probe"),
+        ("st.global.u64 [ADDR], %a;", "'st' is not allowed in a probe"),
+        ("atom.global.add.u32 %x, [%a], 1;", "'atom' is not allowed in a probe"),
+        ("shfl.sync.idx.b32 %x, %y, 0, 31, -1;", "'shfl' is not allowed in a probe"),
+        ("bar.sync 0;", "'bar' is not allowed in a probe"),
+        ("vote.sync.any.pred %p, %q, -1;", "'vote' is not allowed in a probe"),
+        ("call f;", "'call' is not allowed in a probe"),
+        ("ret;", "'ret' is not allowed in a probe"),
+        ("exit;", "'exit' is not allowed in a probe"),
+        ("trap;", "'trap' is not allowed in a probe"),
+        ("nanosleep.u32 1000000;", "'nanosleep' is not allowed in a probe"),
+        ("setmaxnreg.inc.sync.aligned.u32 240;", "'setmaxnreg' is not allowed in a probe"),
+        ("brandnew.u32 %x, %y;", "'brandnew' is not allowed in a probe"),
+        ("add.brandnew.u32 %x, %y, %x;", "'add.brandnew.u32' is not allowed in a probe"),
+        ("mov.u64 %rd17, 1;", "writes program register '%rd17'"),
+        ("add.u32 %r1, %x, %y;", "writes program register '%r1'"),
+        ("mov.u64 %a, %rd17;", "reads program register '%rd17'"),
+        ("mov.b64 {%x, %r3}, %a;", "writes program register '%r3'"),
+        ("setp.eq.u32 %p|%p9, %x, 0;", "writes program register '%p9'"),
+        ("@%p9 mov.u32 %x, 1;", "guard '%p9' is no predicate of this file"),
+        ("@%x mov.u32 %x, 1;", "guard '%x' is no predicate of this file"),
+        ("mov.u64 %a, symbol;", "reads 'symbol'"),
+        ("mov.u64 %a, table[2];", "accesses memory, 'table[2]'"),
+        ("mov.u64 %a, [ADDR];", "accesses memory, '[ADDR]'"),
+        ("mov.u64 ADDR, %a;", "writes 'ADDR', which can only be read"),
+        ("mov.u32 %tid.x, 1;", "writes '%tid.x', which is no register"),
+        ("mov.u32 %smid, 1;", "writes '%smid', which can only be read"),
+        ("mov.u32 %x, %tid;", "'%tid' is no special register"),
+        ("mov.u32 %x, %x.y;", "reads program register '%x.y'"),
+        ("mov.u32 %x, ADDR;", "'ADDR' is .u64, where .u32 is wanted"),
+        ("add.u64 %a, %a, %x;", "'%x' is .b32, where .u64 is wanted"),
+        ("add.u16 %h, %h, BYTES;", "'BYTES' is .u32, where .u16 is wanted"),
+        ("add.u64 %a, %a, SMID;", "'SMID' is .u32, where .u64 is wanted"),
+        ("selp.b32 %x, 1, 0, %y;", "'%y' is .b32, where .pred is wanted"),
+        ("mov.u32 %x, OUT;", "'OUT' before the instruction that makes it"),
+        ("bra elsewhere;", "branches out of itself, 'bra elsewhere;'"),
+        ("L: add.u32 %x, %x, 1; bra L;", "loops without a static bound, 'bra L;'"),
+        ("L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without a static bound"),
+        ("mov.u32 %x, 0; L: setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without a static bound"),
+        ("mov.u32 %x, 9; L: add.u32 %x, %x, -2; setp.gt.u32 %p, %x, 0; @%p bra L;", "loops more than 1024 times"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 5; setp.ne.u32 %p, %x, 9; @%p bra L;", "loops more than 1024 times"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 0; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops more than 1024 times"),
+        ("bra L; mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; @%q bra L; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        (
+            "mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.b64 {%x, %y}, %a; setp.lt.u32 %p, %x, 9; @%p bra L;",
+            "loops without",
+        ),
+        ("mov.f32 %f, 0f00000000; L: add.f32 %f, %f, 1; setp.lt.f32 %p, %f, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 09; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 19; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.u32 %x, 0; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: @%q add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; @%q bra M; M: setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 4000; @%p bra L;", "loops more than 1024"),
+        ("L: add.u32 %x, %x, 1; L: add.u32 %x, %x, 1;", "label 'L' stands twice"),
+        ("L: setp.lt.u32 %p; @%p bra L;", "'setp.lt.u32 %p;' has 1 operands"),
+        ("M: @%p bra M; @%p bra;", "'@%p bra;' has 0 operands"),
+        ("add.u32 %x, %x, 1, 2;", "has 4 operands"),
+        ("add;", "'add;' has 0 operands"),
+        ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
+        ("SAVE.u64 {%a};", "saves without a datamodel"),
+        (".reg .b64 ADDR;", "register 'ADDR' has a name that is taken"),
+        (".reg .b64 %smid;", "register '%smid' has a name that is taken"),
+    ],
+)
+def test_what_is_refused(snippet, fact):
+    with pytest.raises(GptError) as error:
+        check(snippet)
+    assert fact in error.value.fact
+    assert error.value.where.startswith("p.toml:")
+    if "without a datamodel" not in fact:
+        assert error.value.where in ("p.toml:4", "p.toml:5")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "@%p ", "@!%q ", "@PRED "]),
+            st.sampled_from([*ALLOWED, "bra", "bra", "setp.lt", "add", "mov", "L: add", "SAVE", "ld"]),
+            st.sampled_from(["", ".u32", ".u64", ".s32", ".f32", ".pred", ".wide.u32", ".u64.u32", ".lt.u32"]),
+            st.lists(
+                st.sampled_from(OPERANDS),
+                max_size=5,
+            ).map(", ".join),
+        ).map(lambda parts: f"{parts[0]}{parts[1]}{parts[2]} {parts[3]};" if ":" not in parts[1] else "L:"),
+        max_size=6,
+    )
+)
+def test_any_snippet_is_allowed_or_refused(lines):
+    try:
+        check("\n".join(lines))
+    except GptError as error:
+        assert error.where.startswith("p.toml:")
+
+
+@pytest.mark.parametrize(
+    ("position", "helper", "fact"),
+    [
+        ("kernel", "ADDR", "'ADDR' at position 'kernel', which is no instruction"),
+        ("kernel", "OUT", "'OUT' at position 'kernel'"),
+        ("func:f", "IN1", "'IN1' at position 'func:f'"),
+        ("ld.global:label:L", "IN1", "'IN1' at position 'label:L'"),
+        ("line:f.cu:3", "ADDR", "position of a line"),
+    ],
+)
+def test_helpers_need_an_instruction(position, helper, fact):
+    with pytest.raises(GptError) as error:
+        check(f"mov.b64 %a, {helper};", position, "after")
+    assert fact in error.value.fact
+
+
+@pytest.mark.parametrize(
+    ("save", "size", "fact"),
+    [
+        ("SAVE.u32 {%a};", 8, "saves '%a', .b64, as field 'a' of type u32"),
+        ("SAVE.u32 {ADDR};", 8, "saves 'ADDR', .u64, as field 'addr' of type u32"),
+        ("SAVE.u64 {%smid};", 8, "saves '%smid', .u32"),
+        ("SAVE.u32 {%p};", 8, "saves predicate '%p'"),
+        ("SAVE.u32 {%r9};", 8, "reads program register '%r9'"),
+        ("SAVE.u32 {{%x, %y}};", 8, "saves '{%x, %y}', which is no register"),
+        ("SAVE.u64 {%a}; SAVE.u64 {%b};", 8, "16 bytes of fields in a record of 8"),
+    ],
+)
+def test_saves_fit_their_map(save, size, fact):
+    with pytest.raises(GptError) as error:
+        check(save, datamodel=f"'warp:{size}'")
+    assert fact in error.value.fact
+
+
+def test_special_registers_and_numbers_may_be_saved():
+    check("SAVE.u64 {BYTES}; SAVE.u32 {BYTES};", datamodel="'thread:16'")
+    file = check("SAVE.u64 {%a, %clock64}; SAVE.u32 {%smid, %tid.x, 7};", datamodel="'thread:32'")
+    assert [field.offset for field in file.maps[0].fields] == [0, 8, 16, 20, 24]
+
+
+@pytest.mark.parametrize(
+    ("snippet", "instruction", "misfit"),
+    [
+        ("mov.b32 %x, OUT;", "ld.global.u32 %r1, [%rd1];", None),
+        ("mov.b32 %x, OUT;", "ld.global.u64 %rd2, [%rd1];", "OUT has 64 bits, and line 5 wants 32"),
+        ("mov.b64 %a, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", None),
+        ("mov.b32 %x, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", "OUT has 64 bits, and line 5 wants 32"),
+        ("mov.u64 %a, ADDR;", "bar.sync 0;", "has no ADDR"),
+        ("mov.b32 %x, OUT;", "setp.eq.u32 %p1, %r1, 0;", "OUT has 1 bits, and line 5 wants 32"),
+        ("mov.pred %p, OUT;", "setp.eq.u32 %p1|%p2, %r1, 0;", None),
+        ("mov.pred %p, OUT;", "ld.global.u32 %r1, [%rd1];", "OUT has 32 bits, and line 5 wants 1"),
+        ("mov.b32 %x, OUT;", "popc.b64 %r1, %rd1;", None),
+        ("mov.b32 %x, IN3;", "selp.b32 %r1, 1, 0, %p1;", "IN3 has 1 bits, and line 5 wants 32"),
+        ("mov.b32 %x, OUT;", "st.global.u32 [%rd1], %r1;", "has no OUT"),
+        ("mov.u32 %x, FLOPS;", "ld.global.u32 %r1, [%rd1];", "has no FLOPS"),
+        ("mov.b64 %a, IN1;", "ld.global.u32 %r1, [%rd1+4];", None),
+        ("mov.b64 %a, IN1;", "st.global.u32 [%rd1], %r1;", "IN1 has 32 bits, and line 5 wants 64"),
+        ("mov.b32 %x, IN2;", "atom.global.add.u64 %rd3, [%rd1], %rd2;", "IN2 has 64 bits, and line 5 wants 32"),
+        ("mov.b32 %x, IN1;", "mul.wide.u32 %rd1, %r1, %r2;", None),
+        ("mov.b32 %x, IN2;", "cp.async.cg.shared.global [%r1], [%rd1], 16;", None),
+        ("mov.b32 %x, IN1;", "add.f64 %fd1, %fd2, 0d3FF0000000000000;", "IN1 has 64 bits, and line 5 wants 32"),
+        ("mov.u64 %a, ADDR;", "ld.param.u64 %rd1, [k_param_0];", "has no ADDR"),
+    ],
+)
+def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):
+    file = check(snippet, when="after")
+    (node,) = parse_statements(instruction)
+    assert find_misfit(file.probes[0], bind(node)) == misfit

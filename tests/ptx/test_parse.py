@@ -1,0 +1,352 @@
+"""The grammar and the tree: what is printed has the tokens of what was parsed, and ptxas makes the same code of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.errors import MalformedError
+from gpt.ptx import parse, scan, tree
+from gpt.ptx.tree import Address, Expression, Group, Guard, Instruction, Name, Number, Prefixed, Vector
+from tests import cuda
+
+SHAPES = Path(__file__).with_name("shapes.ptx")
+HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
+TOKEN = re.compile(
+    r'//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[A-Za-z_$%][\w$]*|\.\w+(?:::\w+)*|\d+\.?\d*[eE][-+]\d+|\d[\w.]*|<<|>>|[<>=!]=|.)',
+    re.DOTALL | re.ASCII,
+)
+
+
+def tokens(text):
+    return [token for token in TOKEN.findall(text) if token]
+
+
+def one(text):
+    (statement,) = parse.parse_statements(text)
+    return statement
+
+
+def r(name):
+    return Name(f"%{name}")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("ret;", Instruction("ret")),
+        ("@!%p bra L;", Instruction("bra", (), (Name("L"),), Guard("%p", True))),
+        (
+            "ld.global.v2.u32 {%a, _}, [%b+-8];",
+            Instruction(
+                "ld",
+                (".global", ".v2", ".u32"),
+                (
+                    Vector((r("a"), Name("_"))),
+                    Address((Expression((r("b"), Prefixed(("-",), Number("8"))), ("+",)),)),
+                ),
+            ),
+        ),
+        (
+            "setp.eq.u32 %p|%q, %tid.x, 1, !%s;",
+            Instruction(
+                "setp",
+                (".eq", ".u32"),
+                (
+                    Expression((r("p"), r("q")), ("|",)),
+                    Name("%tid", (".x",)),
+                    Number("1"),
+                    Prefixed(("!",), r("s")),
+                ),
+            ),
+        ),
+        ("call (%a), f, (1);", Instruction("call", (), (Group((r("a"),)), Name("f"), Group((Number("1"),))))),
+        ("bar.warp.sync -1;", Instruction("bar", (".warp", ".sync"), (Prefixed(("-",), Number("1")),))),
+        ("new.ly_made::up.b4x16_p64 %a;", Instruction("new", (".ly_made::up", ".b4x16_p64"), (r("a"),))),
+    ],
+)
+def test_nodes(text, node):
+    assert one(text) == node
+    assert tokens(str(node)) == tokens(text)
+
+
+def test_a_head_says_what_a_function_takes():
+    module = scan.scan_module(SHAPES.read_bytes())
+    head = parse.parse_head(module, module.find("shapes"))
+    assert head.kind == ".entry"
+    assert head.body is None
+    assert [str(parameter.declarator) for parameter in head.params] == [
+        "shapes_param_0",
+        "shapes_param_1[128]",
+        "shapes_param_2",
+    ]
+    assert [str(attribute) for attribute in head.attributes] == [".reqntid 128, 1, 1", ".maxnreg 128"]
+
+
+def test_every_item_parses_alone():
+    module = scan.scan_module(SHAPES.read_bytes())
+    whole = parse.parse_module(SHAPES.read_bytes())
+    assert [parse.parse_item(module, item) for item in module.items if item.kind != "section"] == [
+        item for item in whole.items if not isinstance(item, tree.Section)
+    ]
+
+
+def test_shapes_print_back_token_for_token():
+    text = SHAPES.read_text()
+    program = parse.parse_module(text.encode())
+    assert tokens(str(program)) == tokens(text)
+    assert parse.parse_module(str(program).encode()) == program
+
+
+@pytest.mark.parametrize("home", ["fresh", "torn", "file", "readonly"])
+def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if home == "torn":
+        (tmp_path / "cache" / "gpt").mkdir(parents=True)
+        (tmp_path / "cache" / "gpt" / "ptx-tables").write_bytes(b"\x80torn")
+    elif home == "file":
+        (tmp_path / "cache").write_text("no folder")
+    elif home == "readonly":
+        (tmp_path / "cache" / "gpt" / "ptx-tables").mkdir(parents=True)
+    for _ in range(2):
+        parse.parser.cache_clear()
+        assert one("ret;") == Instruction("ret")
+    assert (tmp_path / "cache" / "gpt" / "ptx-tables").is_file() == (home in ("fresh", "torn"))
+    parse.parser.cache_clear()
+
+
+SEPARATORS = [" ", "\n", "\t", " // ; } {\n", '/* ) ] } \n "*/', "\r\n"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_blanks_and_comments_mean_nothing(random):
+    text = SHAPES.read_text()
+    loose = "".join(token + random.choice(SEPARATORS) for token in tokens(text))
+    assert parse.parse_module(loose.encode()) == parse.parse_module(text.encode())
+    plain, spread = scan.scan_module(text.encode()), scan.scan_module(loose.encode())
+    assert [item[:2] for item in spread.items] == [item[:2] for item in plain.items]
+    for one_function, other in zip(plain.functions, spread.functions, strict=True):
+        before, after = plain.statements(one_function), spread.statements(other)
+        assert [s[:2] for s in after] == [s[:2] for s in before]
+        assert [tokens(spread.source(s)) for s in after] == [tokens(plain.source(s)) for s in before]
+
+
+# What compilers write
+
+SOURCE = """
+#include <cuda_fp16.h>
+#include <mma.h>
+struct S { float x[5]; char c; };
+__device__ __noinline__ int deep(int n, S s) { return n > 1 ? deep(n - 1, s) * n : s.c; }
+__device__ int (*chosen)(int, S) = deep;
+__constant__ double table[3] = {1.5, 2, 3};
+extern __shared__ int dynamic[];
+__global__ void __launch_bounds__(128, 2) all(int *p, S s, __half2 *h, float *f, int n) {
+    __shared__ float tile[64];
+    tile[threadIdx.x & 63] = s.x[n % 5] * table[n % 3];
+    dynamic[threadIdx.x] = n;
+    __syncthreads();
+    if (n > 3) { p[0] = deep(n, s) + chosen(n, s) + dynamic[n]; printf("%d \\n", n); }
+    switch (n) { case 0: p[1] = 7; break; case 1: p[2] = 9; break; case 2: p[3] = 1; break; case 9: p[4] = 0; break; }
+    for (int i = 0; i < n; i++) atomicAdd(f + i, __shfl_xor_sync(~0u, tile[i & 63], 1));
+    h[n] = __hfma2(h[0], h[1], h[2]);
+    asm volatile("{ .reg .b32 t; // not; a statement\\n mov.b32 t, %1; st.global.v2.u32 [%0], {t, t}; }"
+                 :: "l"(p), "r"(n));
+    using namespace nvcuda;
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+    wmma::fill_fragment(c, 0.f);
+    wmma::load_matrix_sync(a, (half *)h, 16);
+    wmma::load_matrix_sync(b, (half *)h, 16);
+    wmma::mma_sync(c, a, b, c);
+    wmma::store_matrix_sync(f, c, 16, wmma::mem_row_major);
+    if (n == 77) __trap();
+}
+"""
+
+
+def code_of(ptx, arch, folder):
+    """What ptxas makes of it, without the lines of the text, which it appends to names."""
+    source, out = folder / "in.ptx", folder / "out.cubin"
+    source.write_bytes(ptx)
+    cuda.run("ptxas", "-arch", arch, "-c", source, "-o", out)
+    return re.sub(r"__\d+\b", "", cuda.run("nvdisasm", "-c", out))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [("75", []), ("80", ["-lineinfo"]), ("90", ["-G"]), ("90a", []), ("100a", ["-rdc=true"])],
+)
+def test_ptxas_makes_the_same_code_of_what_is_printed(arch, options, tmp_path):
+    text = cuda.nvrtc_compile(SOURCE, f"compute_{arch}", options)
+    program = parse.parse_module(text)
+    printed = str(program)
+    assert tokens(printed) == tokens(text.decode())
+    before, after = (code_of(data, f"sm_{arch}", tmp_path) for data in (text, printed.encode()))
+    assert after == before
+    assert "STG" in before or "ST.E" in before
+
+
+def test_ptxas_takes_the_shapes(tmp_path):
+    printed = str(parse.parse_module(SHAPES.read_bytes())).encode()
+    assert code_of(printed, "sm_90a", tmp_path) == code_of(SHAPES.read_bytes(), "sm_90a", tmp_path)
+
+
+# Any program
+
+names = st.from_regex(r"[A-Za-z_$%][a-z0-9_$]{1,5}", fullmatch=True).filter(
+    lambda name: name not in ("function_name", "inlined_at")
+)
+words = st.from_regex(r"\.[a-z0-9_]{1,4}(::[a-z0-9]{1,3})?", fullmatch=True).filter(
+    lambda word: (
+        word not in (".entry", ".func", ".file", ".loc", ".pragma", ".alias", ".section", ".version", ".target")
+    )
+)
+numbers = st.one_of(
+    st.integers(0, 1 << 64).map(str),
+    st.integers(0, 1 << 32).map(lambda n: f"0x{n:x}U"),
+    st.integers(0, (1 << 32) - 1).map(lambda n: f"0f{n:08X}"),
+    st.sampled_from(["1.5", "2.", "1e-5", "0b101", "0d3FF0000000000000"]),
+).map(Number)
+strings = st.text(st.characters(max_codepoint=255, exclude_characters='"\0'), max_size=5).map(tree.String)
+registers = st.builds(Name, names, st.lists(words, max_size=2).map(tuple))
+OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=", ">=", "<", ">", "&&", "||", "?", ":"]
+
+
+def expressions(operand):
+    """An operand in an expression stands in no prefix and is no expression itself, or the tree would be another."""
+    plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
+    base = plain.filter(lambda node: not isinstance(node, Prefixed))
+    items = st.lists(operand, max_size=3).map(tuple)
+    prefixes = st.lists(st.sampled_from(["-", "+", "!", "~", "(.s64)"]), min_size=1, max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(Group, items),
+        st.builds(Vector, items),
+        st.builds(Address, items),
+        st.builds(Prefixed, prefixes, base),
+        st.builds(tree.Apply, registers | numbers, st.builds(Group, items)),
+        st.builds(tree.Index, registers, st.lists(st.builds(Address, items), min_size=1, max_size=2).map(tuple)),
+        st.lists(plain, min_size=2, max_size=4).flatmap(
+            lambda nodes: st.tuples(*[st.sampled_from(OPERATORS)] * (len(nodes) - 1)).map(
+                lambda operators: Expression(tuple(nodes), operators)
+            )
+        ),
+    )
+
+
+operands = st.recursive(registers | numbers | strings, expressions, max_leaves=8)
+guards = st.none() | st.builds(Guard, names, st.booleans())
+opcodes = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True)
+instructions = st.builds(
+    Instruction, opcodes, st.lists(words, max_size=4).map(tuple), st.lists(operands, max_size=4).map(tuple), guards
+)
+labels = st.builds(tree.Label, names)
+specifiers = st.one_of(
+    st.builds(tree.Specifier, words),
+    st.builds(tree.Specifier, st.just(".align"), st.integers(1, 128).map(str)),
+    st.builds(tree.Specifier, st.just(".attribute"), st.sampled_from(["(.managed)", "(.unified(1, 2))"])),
+)
+declarators = st.builds(
+    tree.Declarator,
+    names,
+    st.none() | st.integers(1, 99),
+    st.lists(st.none() | numbers, max_size=2).map(tuple),
+    st.none() | operands,
+)
+declarations = st.builds(
+    tree.Declaration,
+    st.lists(specifiers, min_size=1, max_size=4).map(tuple),
+    st.lists(declarators, min_size=1, max_size=3).map(tuple),
+)
+pragmas = strings.map(lambda text: tree.Directive(".pragma", str(text), ";"))
+locs = st.integers(1, 9).map(lambda n: tree.Directive(".loc", f"1 {n} 3"))
+statements = st.recursive(
+    st.one_of(instructions, labels, declarations, pragmas, locs),
+    lambda inner: st.lists(inner, max_size=3).map(lambda nodes: tree.Scope(tuple(nodes))),
+    max_leaves=6,
+)
+parameters = st.builds(
+    tree.Parameter,
+    st.lists(specifiers, min_size=1, max_size=3).map(tuple),
+    st.builds(tree.Declarator, names, st.none(), st.lists(st.none() | numbers, max_size=1).map(tuple)),
+)
+signatures = st.none() | st.lists(parameters, max_size=3).map(tuple)
+attributes = st.builds(tree.Attribute, words, st.lists(numbers.map(str), max_size=3).map(tuple))
+functions = st.builds(
+    tree.Function,
+    st.lists(st.sampled_from([".visible", ".weak", ".extern"]).map(tree.Specifier), max_size=2).map(tuple),
+    st.sampled_from([".entry", ".func"]),
+    st.just(()),
+    signatures,
+    names,
+    signatures,
+    st.lists(attributes, max_size=3).map(tuple),
+    st.none() | st.lists(statements, max_size=4).map(lambda nodes: tree.Scope(tuple(nodes))),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(statements, max_size=5))
+def test_what_is_printed_parses_to_the_same_tree(nodes):
+    assert parse.parse_statements("\n".join(map(str, nodes))) == nodes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(functions | declarations, max_size=3))
+def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
+    program = tree.Module(tuple(nodes))
+    data = str(program).encode("latin-1")
+    assert parse.parse_module(data) == program
+    if any(item.body is None for item in nodes if isinstance(item, tree.Function)):
+        return
+    module = scan.scan_module(data)
+    assert len(module.items) == len(nodes)
+    for item, node in zip(module.items, nodes, strict=True):
+        if isinstance(node, tree.Function):
+            assert item.names == (node.name,)
+            assert len(module.statements(item)) == sum(map(pieces, node.body.statements))
+
+
+def pieces(statement):
+    """How many statements the scanner sees in one of the tree: a scope is its braces and what is between."""
+    return 2 + sum(map(pieces, statement.statements)) if isinstance(statement, tree.Scope) else 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.sampled_from('ab%.,;:{}[]()<>=+-"/* \n019@!|_#\\\xe9'), max_size=60))
+def test_any_text_is_parsed_or_refused_with_its_place(text):
+    for read in (parse.parse_module, scan.scan_module):
+        try:
+            read(text.encode("latin-1"), "k")
+        except MalformedError as error:
+            assert re.fullmatch(r"k:\d+:\d+", error.where)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "fact"),
+    [
+        ("ret;\n  add.u32 %a # %b;", "k:2:14", "unexpected '#'"),
+        ("add.u32 %a,, %b;", "k:1:12", "unexpected ','"),
+        ("add.u32 %a", "k:1:11", "unexpected end"),
+        ("add.u32 %a %b, 1;", "k:1:12", "unexpected '%b'"),
+        ("%add.u32 %a, 1;", "k:1:5", "unexpected '.u32'"),
+        ("@bra $L;", "k:1:6", "unexpected '$L'"),
+        ("add.u32 {%a;", "k:1:12", "unexpected ';'"),
+        ("mov.u32 %a, " + "(" * 65 + "1" + ")" * 65 + ";", "k:1:77", "nested more than 64 deep"),
+    ],
+)
+def test_malformed_statements_are_refused_with_their_place(text, where, fact):
+    with pytest.raises(MalformedError) as error:
+        parse.parse_statements(text, "k")
+    assert error.value.where == where
+    assert fact in error.value.fact
+
+
+@pytest.mark.parametrize("repeated", ["-", "(.u32)", "b+", "[1]", "b?1:"])
+def test_long_expressions_do_not_exhaust_the_stack(repeated):
+    text = f"mov.u32 {'b' if repeated == '[1]' else ''}{repeated * 20000}{'' if repeated == '[1]' else 1};"
+    assert tokens(str(one(text))) == tokens(text)

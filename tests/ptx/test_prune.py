@@ -1,0 +1,70 @@
+"""What is left of a module for one kernel."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt.errors import GptError
+from gpt.ptx import prune, scan
+from tests import cuda
+
+SHAPES = Path(__file__).with_name("shapes.ptx").read_bytes()
+SOURCE = """
+__device__ int counter, unused, reached[4] = {1, 2, 3, 4};
+__constant__ int *through = reached;
+__device__ __noinline__ int leaf(int x) { return x + counter; }
+__device__ __noinline__ int other(int x) { return x * unused; }
+__device__ __noinline__ int middle(int x) { return leaf(x) * *through; }
+extern "C" __global__ void one(int *p) { p[0] = middle(p[1]); }
+extern "C" __global__ void two(int *p) { p[0] = other(p[1]); }
+extern "C" __global__ void three(int *p) { *p = 3; }
+"""
+
+
+def names(data):
+    return {name for item in scan.scan_module(data).items for name in item.names}
+
+
+@pytest.mark.parametrize("options", [[], ["-lineinfo"], ["-G"]])
+def test_what_a_kernel_leads_to_stays_and_assembles(options, tmp_path):
+    module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", options))
+    for entry, kept in {
+        "one": {"one", "middle", "leaf", "counter", "through", "reached"},
+        "two": {"two", "other", "unused"},
+        "three": {"three"},
+    }.items():
+        pruned = prune.prune(module, [entry])
+        found = {name for name in names(pruned) if not name.startswith(".debug")}
+        assert {name for name in found if any(part in name for part in kept)} == found
+        assert len(found) == len(kept)
+        path = tmp_path / "pruned.ptx"
+        path.write_bytes(pruned)
+        cuda.run("ptxas", "-arch", "sm_90", path, "-o", tmp_path / "out")
+        assert ("entry", (entry,)) in [(item.kind, item.names) for item in scan.scan_module(pruned).items]
+
+
+def test_order_and_text_stay():
+    module = scan.scan_module(SHAPES)
+    pruned = prune.prune(module, ["shapes"])
+    kept = [module.source(item) for item in module.items if item.kind != "section"]
+    after = scan.scan_module(pruned)
+    lines = [after.source(item) for item in after.items]
+    assert [text for text in kept if text in lines] == [text for text in lines if not text.startswith(".section")]
+    assert names(pruned) >= {"shapes", "later", "old_style", "nothing", "grid", "texture", "sampler"}
+    assert names(pruned).isdisjoint({"hidden", "unseen", "vprintf", "pointers", "floats", "twin"})
+
+
+def test_everything_wanted_is_everything_needed():
+    module = scan.scan_module(SHAPES)
+    whole = prune.prune(module, [entry.name for entry in module.entries])
+    assert names(whole) >= {"hidden", "unseen", "shapes", ".debug_info", ".debug_str"}
+
+
+def test_an_alias_brings_what_it_names():
+    text = SHAPES.replace(b".weak .entry hidden() { exit; }", b".entry hidden() { call twin, (0); }")
+    assert {"twin", "same"} <= names(prune.prune(scan.scan_module(text), ["hidden"]))
+
+
+def test_a_kernel_that_is_not_there():
+    with pytest.raises(GptError, match="k: no kernel 'later'"):
+        prune.prune(scan.scan_module(SHAPES, "k"), ["later"])
