@@ -74,6 +74,7 @@ static const struct {
 // Makes a `calls` record of unused rows in the thread's chunk.
 static bool new_batch(struct thread *thread, enum layout layout) {
     int error = errno;
+    hook_keep_queries(thread);
     struct batch *batch = &thread->batches[layout];
     uint32_t count = batch->rows;
     unsigned char *rows = NULL;
@@ -214,8 +215,6 @@ static uint64_t stack_words(const struct frame *frame) {
 }
 
 static uint64_t counted_key(const struct frame *frame) {
-    if (frame->slot->flags & SLOT_QUERY)
-        return (uint64_t)frame->slot;
     return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
 }
 
@@ -254,7 +253,7 @@ uint64_t hook_enter(struct frame *frame) {
     if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
         hook_announce(slot);
 
-    if (slot->flags & SLOT_COUNTED)
+    if (slot->flags & SLOT_COUNTED && !(slot->flags & SLOT_QUERY))
         frame->counter = hook_counter(thread, counted_key(frame));
     struct batch *batch = &thread->batches[slot->layout];
     if (slot->flags & SLOT_RECORDED && (LIKELY(batch->next != batch->end) || new_batch(thread, slot->layout)))
@@ -324,7 +323,9 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    if (slot->flags & SLOT_COUNTED && thread && (done || slot->flags & SLOT_QUERY))
+    if (slot->flags & SLOT_QUERY && thread)
+        hook_count_query(slot);
+    else if (slot->flags & SLOT_COUNTED && thread && done)
         count(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&

@@ -27,6 +27,8 @@
 #define SLOT_SHIFT 6   // a slot is 64 bytes
 #define SLOT_REAL 0
 #define SLOT_FLAGS 8
+#define SLOT_QUERY_INDEX 57
+#define MAX_QUERIES 32  // that one process can count
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
 #define SLOT_COUNTED                                                                                         \
@@ -132,10 +134,12 @@ struct slot {
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program asked for it
     const struct known *known;
-    int8_t words; // of stack arguments, an even number; STACK_WORDS where it is not known
-    char pad[7];
+    int8_t words;  // of stack arguments, an even number; STACK_WORDS where it is not known
+    uint8_t query; // its place in hook_queries
+    char pad[6];
 };
 _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
+_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX, "as the stub has it");
 
 // What a stub has on its stack while the real function runs.
 struct frame {
@@ -306,6 +310,10 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+extern TLS uint32_t hook_queries[MAX_QUERIES]; // that this thread made and are in no row yet
+void hook_count_query(struct slot *slot);
+void hook_keep_queries(struct thread *thread);
+void hook_forget_queries(void);
 
 // graphs.c
 extern handler hook_on_instantiate;

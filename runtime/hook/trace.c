@@ -223,7 +223,10 @@ unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, s
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
-    if (thread->pid != atomic_load(&hook_live->pid) || atomic_exchange(&hook_live->pool_lock, 1))
+    if (thread->pid != atomic_load(&hook_live->pid))
+        return;
+    hook_keep_queries(thread);
+    if (atomic_exchange(&hook_live->pool_lock, 1))
         return;
     thread->next = hook_live->pool;
     hook_live->pool = thread;
@@ -232,6 +235,7 @@ static void leave_thread(void *state) {
 
 static struct thread *new_thread(void) {
     struct thread *thread = NULL;
+    hook_forget_queries();                            // of a parent
     if (!atomic_exchange(&hook_live->pool_lock, 1)) { // it is never waited for
         thread = hook_live->pool;
         if (thread)
@@ -539,6 +543,8 @@ void hook_finish(unsigned status) {
     int error = errno;
     hook_scan_libraries();
     struct thread *thread = hook_this_thread();
+    if (thread)
+        hook_keep_queries(thread);
     if (thread && use_chunk(thread, take_chunk(ENDED))) {
         if (hook_has_tsc)
             HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
