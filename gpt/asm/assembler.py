@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgpack
 
@@ -13,7 +12,6 @@ from gpt.asm.find import Tool, Tools
 from gpt.asm.ptxas import Assembled, Options, Report, Runner
 from gpt.asm.targets import Target, find_target, find_version
 from gpt.errors import GptError
-from gpt.formats.cubin import parse_cubin
 from gpt.formats.nvinfo import read_needs
 
 FORMAT = b"1"  # of what is kept: a change makes all of it unknown
@@ -104,11 +102,9 @@ def _resources(done: Assembled) -> dict[str, dict[str, int]]:
     The cubin says how many registers, how much stack with all that is called, and which constant banks; only
     ptxas says what was spilled, and how much shared memory the kernel declares itself.
     """
-    needs = read_needs(done.cubin)
     found: dict[str, dict[str, int]] = {}
-    for symbol in parse_cubin(done.cubin).kernels:
-        name = symbol["name"]
-        values: dict[str, Any] = asdict(needs[name])
+    for name, needs in read_needs(done.cubin).items():
+        values = asdict(needs)
         if report := done.reports.get(name):
             values |= {"spills": report.spills, "stack": max(values["stack"], report.frame)}
             values |= {} if report.shared is None else {"shared": report.shared}

@@ -84,7 +84,7 @@ class Tools:
             if fit:
                 return max(fit, key=lambda tool: tool.release)
         others = "" if self._only or len(self._found) == 1 else f", nor does any other of {len(self._found)}"
-        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install a newer one")
+        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install one that does")
 
     def _iter_tools(self) -> Iterator[Tool]:
         yield from self._found
