@@ -14,7 +14,7 @@ from gpt.asm.targets import Target, find_target, find_version
 from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
 
-FORMAT = b"1"  # of what is kept: a change makes all of it unknown
+FORMAT = b"2"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)

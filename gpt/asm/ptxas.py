@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpt.asm.find import Tool
@@ -59,12 +59,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Report:
-    """What `ptxas -v` says of a function: registers of a thread, and bytes. An entry has all of it."""
+    """What `ptxas -v` says of an entry: bytes of its stack frame and of spills, registers, bytes of shared memory."""
 
     frame: int
     spills: int
     registers: int | None = None
     shared: int | None = None
+
+
+_NOTHING = Report(0, 0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Runner:
             read_needs(cubin)
         except MalformedError as error:
             raise GptError(f"{tool.name} says that it succeeded, and wrote no cubin: {error.fact}", name) from None
-        return Assembled(cubin, read_reports(output), _messages(output, text, name, target, (b"warning", b"info")))
+        reports = read_reports(output, options.relocatable)
+        return Assembled(cubin, reports, _messages(output, text, name, target, (b"warning", b"info")))
 
     def stop(self) -> None:
         """Kills what runs; nothing more is started."""
@@ -194,15 +198,24 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def read_reports(output: bytes) -> dict[str, Report]:
-    """What `-v` says, by function. What is not understood is left out."""
+def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
+    """What `-v` says of each entry. What is not understood is left out.
+
+    Each entry has its own copy of the device functions that it calls, which are told of after it: what they spill
+    is counted with it. In relocatable code they stand for themselves, and before the entries.
+    """
     reports: dict[str, Report] = {}
     entry = name = ""
     found = sorted([*_LINE.finditer(output), *_FRAME.finditer(output)], key=lambda match: match.start())
     for match in found:
+        own = reports.get(entry, _NOTHING)
         if match.re is _FRAME:
             frame, stores, loads = map(int, match.groups())
-            reports[name] = Report(frame, stores + loads)
+            if name and name == entry:
+                reports[entry] = replace(own, frame=frame, spills=own.spills + stores + loads)
+            elif entry in reports and not relocatable:
+                reports[entry] = replace(own, spills=own.spills + stores + loads)
+            name = ""
             continue
         text = match[4].decode("utf-8", "surrogateescape")
         if begun := _ENTRY.match(text):
@@ -212,10 +225,7 @@ def read_reports(output: bytes) -> dict[str, Report]:
         elif (used := _USED.match(text)) and entry in reports:
             shared = _SHARED.search(text)
             size = sum(int(part or 0) for part in shared.groups()) if shared else 0
-            own = reports[entry]
-            reports[entry] = Report(own.frame, own.spills, int(used[1]), size)
-            entry = ""
-    reports.pop("", None)
+            reports[entry] = replace(own, registers=int(used[1]), shared=size)
     return reports
 
 

@@ -70,6 +70,46 @@ RICH = (
 """
 )
 
+RECURSIVE = """\
+.func (.param .b32 r) depth(.param .b32 a) {
+    .reg .b32 %r<4>;
+    .reg .pred %p;
+    ld.param.b32 %r1, [a];
+    setp.lt.s32 %p, %r1, 2;
+    @%p bra DONE;
+    sub.s32 %r2, %r1, 1;
+    {
+    .param .b32 a2;
+    .param .b32 r2;
+    st.param.b32 [a2], %r2;
+    call (r2), depth, (a2);
+    ld.param.b32 %r3, [r2];
+    }
+    mul.lo.s32 %r1, %r1, %r3;
+DONE:
+    st.param.b32 [r], %r1;
+    ret;
+}
+"""
+CALLER = """\
+.visible .entry {name}(.param .u64 p) {{
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [p];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    {{
+    .param .b32 a;
+    .param .b32 back;
+    st.param.b32 [a], %r1;
+    call (back), depth, (a);
+    ld.param.b32 %r2, [back];
+    }}
+    st.global.u32 [%rd2], %r2;
+    ret;
+}}
+"""
+
 
 def hungry(registers: int) -> str:
     """A kernel that keeps so many values at once."""
