@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import msgpack
 
@@ -34,7 +33,7 @@ class Code:
 class Assembler:
     """Assembles modules, from several threads at once."""
 
-    def __init__(self, ptxas: Path | None, cache: Cache, options: Options, timeout: float) -> None:
+    def __init__(self, ptxas: str | None, cache: Cache, options: Options, timeout: float) -> None:
         """Raises MissingError where there is no ptxas."""
         self._tools = Tools(ptxas)
         self._tools.check()

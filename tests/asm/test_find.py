@@ -43,7 +43,7 @@ def test_the_order(places):
         tool = find.Tools(None, places(*names[first:])).choose((8, 0), SM_90)
         assert tool.path == str(places.found[names[first]])
     given = places.found["triton"]
-    assert find.Tools(given, places(*names)).choose((8, 0), SM_90).path == str(given)
+    assert find.Tools(str(given), places(*names)).choose((8, 0), SM_90).path == str(given)
 
 
 def test_the_wheels_of_cuda_12_and_11(places, tmp_path):
@@ -59,9 +59,17 @@ def test_none_says_what_to_install(places):
 
 def test_one_that_was_named_must_be_there(places, tmp_path):
     with pytest.raises(MissingError, match=r"absent: --ptxas: no such executable"):
-        find.Tools(tmp_path / "absent", places("PATH"))
+        find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).check()
+
+
+def test_a_name_is_one_on_path_and_a_path_is_one(places, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ptxas(tmp_path, "exit 1", release="11.1.1")
+    monkeypatch.setenv("PATH", str(places.found["PATH"].parent), prepend=os.pathsep)
+    assert find.Tools("ptxas", places()).choose(None, SM_90).release == (12, 0, 1)
+    assert find.Tools("./ptxas", places()).choose(None, SM_90).path == str(tmp_path / "ptxas")
 
 
 def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
@@ -83,7 +91,7 @@ def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
 def test_the_one_that_was_named_is_not_replaced(places):
     given = places.found["triton"]
     with pytest.raises(MissingError, match=r"does not know PTX 9\.1: install"):
-        find.Tools(given, places("PATH")).choose((9, 1), SM_90)
+        find.Tools(str(given), places("PATH")).choose((9, 1), SM_90)
 
 
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hello\n", "", "#!/absent\n"])

@@ -34,7 +34,7 @@ def bad(tmp_path):
 
     def run(does, timeout=30.0):
         path = fake.ptxas(tmp_path / "bad", does)
-        tool = Tools(path).choose((8, 0), SM_90)
+        tool = Tools(str(path)).choose((8, 0), SM_90)
         return Runner(timeout).assemble(tool, PLAIN.encode(), "m", SM_90, Options())
 
     return run
@@ -237,7 +237,7 @@ def test_stop_ends_what_runs_and_nothing_is_left(bad, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
     path = fake.ptxas(tmp_path / "bad", f"echo $$ > {tmp_path}/pid; sleep 300")
-    tool = Tools(path).choose((8, 0), SM_90)
+    tool = Tools(str(path)).choose((8, 0), SM_90)
     runner, failed = Runner(600), []
 
     def work():
