@@ -225,7 +225,7 @@ def test_an_image_larger_than_a_record_is_told(tmp_path):
     copy = f"cat {tmp_path}/real.cubin /dev/zero | head -c {65 << 20} > $out"
     (tmp_path / "real.cubin").write_bytes(asm(segment(ptx(1, PLAIN))).kind("cubin")[0]["data"])
     done = asm(segment(ptx(1, PLAIN)), "--ptxas", fake.ptxas(tmp_path / "large", copy))
-    assert done.status == 3 and "cubin record of" in done.err and done.records[-1]["kind"] == "end"
+    assert done.status == 1 and "error: libfoo.so#1: cubin record of" in done.err and done.records[-1]["kind"] == "end"
 
 
 # The cache
