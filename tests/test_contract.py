@@ -25,6 +25,7 @@ from tests.trace import forge
 
 STAGES = {
     "gpt-analyze": ["summary"],
+    "gpt-asm": ["--arch", "sm_90"],
     "gpt-extract": [],
     "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
     "gpt-patch": ["-o", "slim"],
@@ -95,6 +96,8 @@ def work(stage, folder):
         rows = [(1000 + i, 50, 7 + i % 2, 0, 1, 2, 4096, 0) for i in range(9)]
         kernel = records.make("function", id=1, name="_Z1kv")
         found = forge.trace(*apis, forge.calls(rows, forge.MEMORY), kernel, forge.launches({1: 2}))
+    elif stage.name == "gpt-asm":
+        found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     else:
         data = run(["gpt-extract", "libdemo.so"], folder).stdout
         if stage.name != "gpt-locate":
