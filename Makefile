@@ -40,11 +40,11 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/records.h: runtime/mkrecords.py gpt/records.py | $(READY)
-	@$(VENV)/bin/python $< >$@.part
+runtime/records.h: runtime/mkrecords.py gpt/records.py
+	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(RUNTIME)/gpt-hook $(RUNTIME)/libgpthook.so $(RUNTIME)/sim/libcuda.so.1 ## build what is in C: gpt-hook, its library, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: runtime/hook/launcher.c runtime/cuda_abi.h gpt/__init__.py
 	@echo "cc $@"
@@ -57,6 +57,11 @@ $(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hoo
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
 	    $(filter %.c %.S,$^) -o $@
+
+$(RUNTIME)/libgptreplace.so: runtime/replace/replace.c
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $< -o $@
 
 $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) runtime/sim/sim.h runtime/cuda_abi.h
 	@echo "cc $@"
@@ -100,8 +105,9 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) ## measure against cuobjdump on real libraries
+bench: $(READY) runtime ## measure against cuobjdump on real libraries, and what a hooked call costs
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
+	@$(VENV)/bin/python -m tests.bench.hook
 
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh

@@ -69,6 +69,7 @@ KINDS: dict[str, Keys] = {
         "sha256": ("str?", "hexadecimal, of the file"),
         "machine": ("str?", "x86_64, aarch64 or cuda"),
         "gpu": ("u64?", "bytes of its sections that hold GPU code; absent where a trace saw none"),
+        "replaces": ("str?", "the path that the program knows, where gpt-hook put this file in its place"),
     },
     "library_end": {"path": ("str", "of the library that is complete with this record")},
     "element": {
@@ -159,13 +160,30 @@ KINDS: dict[str, Keys] = {
         "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
         "op": ("str", "what it does within its type: alloc, free, HtoD, launch, ..."),
     },
+    "graph": {
+        "exec": ("u64", "handle of the graph that can be launched"),
+        "at": ("u64", "time stamp: later launches of the handle mean this graph"),
+        "nodes": ("u64", "nodes, those of graphs inside it included"),
+        "functions": ("[u64]", "ids of the functions that its kernel nodes launch"),
+        "launches": ("[u64]", "how often each of them is launched"),
+    },
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "a row for each function; rows of zero bytes are padding"),
+        "rows": ("bin", "rows of zero bytes are padding"),
+    },
+    "counts": {
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "rows of zero bytes are padding"),
     },
     "calls": {
         "thread": ("u64", "thread id"),
+        "fields": ("[field]", "layout of a row"),
+        "stride": ("u64", "bytes of a row"),
+        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+    },
+    "gpu_times": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),

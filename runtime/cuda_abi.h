@@ -34,6 +34,11 @@ enum {
 };
 
 enum {
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
+enum {
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
 };
 
@@ -68,6 +73,21 @@ typedef struct {
 } CUlaunchConfig;
 
 enum { CU_MEMORYTYPE_HOST = 1 };
+
+enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+};
+
+typedef struct {
+    void *func;
+    uint32_t gridDimX, gridDimY, gridDimZ;
+    uint32_t blockDimX, blockDimY, blockDimZ;
+    uint32_t sharedMemBytes;
+    void **kernelParams, **extra;
+    void *kern; // where func is NULL
+    void *ctx;
+} CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct {
     size_t srcXInBytes, srcY;
@@ -119,5 +139,22 @@ struct fatbin_region {
     uint16_t version, header_size;
     uint64_t size; // bytes after the header
 };
+
+enum { FATBIN_DEAD = 0, FATBIN_PTX = 1, FATBIN_CUBIN = 2 };
+
+struct fatbin_element {
+    uint16_t kind, version;
+    uint32_t header_size;
+    uint64_t payload_size;
+    uint32_t packed_size, options_offset;
+    uint16_t minor, major;
+    uint32_t arch; // 90
+    uint32_t name_offset, name_size;
+    uint64_t flags;
+};
+
+#define FATBIN_PACKED (1u << 13 | 1u << 15) // LZ4, zstd
+#define FATBIN_SUFFIX_A (1u << 20)
+#define FATBIN_SUFFIX_F (1u << 21)
 
 #endif

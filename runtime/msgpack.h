@@ -34,8 +34,8 @@ static inline void gpt_put_raw(struct gpt_buffer *buffer, const void *data, size
 }
 
 // A type byte, and `width` bytes of a number after it, big-endian.
-static inline void gpt_put_number(struct gpt_buffer *buffer, unsigned char type, unsigned width,
-                                  uint64_t value) {
+__attribute__((noinline, unused)) static void gpt_put_number(struct gpt_buffer *buffer, unsigned char type,
+                                                             unsigned width, uint64_t value) {
     unsigned char *at = gpt_reserve(buffer, 1 + width);
     if (!at)
         return;

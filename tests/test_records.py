@@ -73,7 +73,7 @@ def value_of(type_):
     number = next(turn)
     if type_.startswith("["):
         pairs = [value_of(type_[1:-1]) for _ in range(COUNTS[number % len(COUNTS)])]
-        c_type = f"struct gpt_{type_[1:-1]}"
+        c_type = "uint64_t" if type_ == "[u64]" else f"struct gpt_{type_[1:-1]}"
         return [p for p, _ in pairs], f"ARRAY({c_type}, {len(pairs)}, {', '.join(c for _, c in pairs)})"
     if type_ in records.STRUCTS:
         python, c = values_of(records.STRUCTS[type_], optional=bool(number % 2))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOOL = "gpt-extract"
 TYPES = {"cubin", "ptx", "ltoir"}
-JOBS = len(os.sched_getaffinity(0))
+JOBS = min(4, len(os.sched_getaffinity(0)))  # 40 MB each; four stay under 300 MB
 STREAM = b"\x80"  # a msgpack map begins with this byte or a higher one, no file of ours does
 
 Records = Iterator[cli.Output]
@@ -44,7 +44,7 @@ def extract(
     ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one a core")
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one a core, at most 4")
     ] = JOBS,
     json: cli.Json = False,
     from_json: cli.FromJson = False,

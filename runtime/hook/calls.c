@@ -51,6 +51,12 @@ static const struct gpt_field LAUNCH[] = {
     ITEM("cooperative", "u8", offsetof(struct row_launch, cooperative)),
 };
 
+static const struct gpt_field GPU[] = {
+    FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
+    FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
+    FIELD(row_gpu, thread, "u32"),
+};
+
 #define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
 static const struct {
     const struct gpt_field *items;
@@ -60,23 +66,10 @@ static const struct {
     [LAYOUT_OBJECT] = {FIELDS(OBJECT), sizeof(struct row_object)},
     [LAYOUT_MEMORY] = {FIELDS(MEMORY), sizeof(struct row_memory)},
     [LAYOUT_LAUNCH] = {FIELDS(LAUNCH), sizeof(struct row_launch)},
+    [LAYOUT_GPU] = {FIELDS(GPU), sizeof(struct row_gpu)},
 };
 
 #define MAX_ROWS 512
-
-// After a record whose last value are no bytes: makes them `size` bytes, aligned, that stay as they are,
-// zero. Gives where they begin, or NULL where they do not fit.
-static unsigned char *grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size) {
-    struct gpt_buffer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
-    gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
-    size_t pad = -(uintptr_t)head.at & 7;
-    if (head.full || pad + size > (size_t)(head.end - head.at))
-        return NULL;
-    memmove(start + pad, start, (size_t)(head.at - start));
-    memset(start, 0, pad); // between records
-    buffer->at = head.at + pad + size;
-    return head.at + pad;
-}
 
 // Makes a `calls` record of unused rows in the thread's chunk.
 static bool new_batch(struct thread *thread, enum layout layout) {
@@ -96,8 +89,10 @@ static bool new_batch(struct thread *thread, enum layout layout) {
         if (fit < 16)
             continue; // in the next chunk
         count = fit < count ? (uint32_t)fit : count;
-        if (gpt_pack_calls(&buffer, &calls))
-            rows = grow_rows(&buffer, start, count * layouts[layout].stride);
+        struct gpt_gpu_times times = {.fields = {layouts[layout].items, layouts[layout].count},
+                                      .stride = calls.stride};
+        if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
+            rows = hook_grow_rows(&buffer, start, count * layouts[layout].stride);
     }
     if (rows && hook_close(&buffer)) {
         batch->next = rows;
@@ -109,66 +104,13 @@ static bool new_batch(struct thread *thread, enum layout layout) {
     return rows;
 }
 
-// Counts of launches
-
-// The counts of functions 1, 2, ... are rows of `launches` records in chunks that stay mapped.
-struct launches {
-    _Atomic uint64_t count, first; // how many; when
-    uint32_t function, pad;
-};
-
-static const struct gpt_field COUNTS[] = {
-    FIELD(launches, count, "u64"),
-    FIELD(launches, first, "u64"),
-    FIELD(launches, function, "u32"),
-};
-
-#define ROWS_A_CHUNK 20000
-_Static_assert(ROWS_A_CHUNK * sizeof(struct launches) + 1024 < CHUNK_SIZE, "they fit");
-
-static struct launches *launches_of(uint32_t function) {
-    uint32_t number = (function - 1) / ROWS_A_CHUNK;
-    unsigned char *rows = number < MAX_LAUNCH_CHUNKS ? atomic_load(&hook_live->launches[number]) : NULL;
-    return rows ? (struct launches *)rows + (function - 1) % ROWS_A_CHUNK : NULL;
-}
-
-// Makes room to count the launches of a new function.
-bool hook_new_launch_rows(uint32_t function) {
-    uint32_t number = (function - 1) / ROWS_A_CHUNK;
-    if (number >= MAX_LAUNCH_CHUNKS)
-        return false;
-    if (!atomic_load(&hook_live->launches[number])) {
-        unsigned char *chunk = hook_new_chunk();
-        if (!chunk)
-            return false;
-        struct gpt_launches record = {.fields = {FIELDS(COUNTS)}, .stride = sizeof(struct launches)};
-        struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
-        gpt_pack_launches(&buffer, &record);
-        unsigned char *rows = grow_rows(&buffer, chunk + CHUNK_HEAD, ROWS_A_CHUNK * sizeof(struct launches));
-        unsigned char *expected = NULL;
-        // Where two threads meet here, the second one's chunk stays empty.
-        if (atomic_compare_exchange_strong(&hook_live->launches[number], &expected, rows)) {
-            hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-            atomic_fetch_add(&hook_live->tail->records, 1);
-        }
-    }
-    struct launches *row = launches_of(function);
-    row->function = function;
-    return true;
-}
-
-static void count_launch(uint32_t function, uint64_t now) {
-    // The state may be gone: zero in a forked child, where the mapping of its parent must stay as it is.
-    struct launches *row = launches_of(function);
-    if (!row)
-        return;
-    if (!atomic_fetch_add_explicit(&row->count, 1, memory_order_relaxed))
-        atomic_store_explicit(&row->first, now, memory_order_relaxed);
-}
-
-static uint32_t function_of(uint64_t handle) {
-    _Atomic uint64_t *value = hook_map_find(&hook_live->function_ids, handle, false);
-    return value ? (uint32_t)atomic_load_explicit(value, memory_order_acquire) : 0;
+struct row_gpu *hook_new_gpu_row(struct thread *thread) {
+    struct batch *batch = &thread->batches[LAYOUT_GPU];
+    if (batch->next == batch->end && !new_batch(thread, LAYOUT_GPU))
+        return NULL;
+    struct row_gpu *row = (struct row_gpu *)batch->next;
+    batch->next += sizeof(*row);
+    return row;
 }
 
 // Arguments
@@ -271,18 +213,28 @@ static uint64_t stack_words(const struct frame *frame) {
     return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
+static uint64_t counted_key(const struct frame *frame) {
+    if (frame->slot->flags & SLOT_QUERY)
+        return (uint64_t)frame->slot;
+    return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     struct thread *thread = hook_this_thread();
     frame->row = NULL;
-    frame->function = 0;
+    frame->counter = NULL;
+    frame->thread = thread;
+    frame->timed = NULL;
     if (UNLIKELY(!thread))
         return stack_words(frame);
     if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
         hook_announce(slot);
 
-    if (slot->layout == LAYOUT_LAUNCH)
-        frame->function = function_of(frame->args[slot->special == SPECIAL_LAUNCH_EX]);
+    if (slot->flags & SLOT_COUNTED)
+        frame->counter = hook_counter(thread, counted_key(frame));
+    if (UNLIKELY(slot->flags & SLOT_TIMED))
+        hook_gpu_begin(frame);
     struct batch *batch = &thread->batches[slot->layout];
     if (!(slot->flags & SLOT_RECORDED) ||
         (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
@@ -301,7 +253,7 @@ uint64_t hook_enter(struct frame *frame) {
             read_memory((struct row_memory *)row, frame, slot);
             break;
         case LAYOUT_LAUNCH:
-            ((struct row_launch *)row)->function = frame->function;
+            ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
             read_launch((struct row_launch *)row, frame, slot);
             break;
         }
@@ -310,6 +262,36 @@ uint64_t hook_enter(struct frame *frame) {
         atomic_store_explicit(&row->start, frame->start, memory_order_release);
     }
     return stack_words(frame);
+}
+
+// What is known once the call has returned well.
+static void read_results(struct row *row, const struct frame *frame, const struct slot *slot) {
+    struct row_memory *memory = (struct row_memory *)row;
+    switch (slot->layout) {
+    case LAYOUT_MEMORY:
+        if (slot->values[0] & ARG_OUT)
+            memory->to = read_value(frame, slot->values[0]);
+        if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
+            memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
+        break;
+    case LAYOUT_OBJECT:
+        if (slot->values[0] & ARG_OUT)
+            ((struct row_object *)row)->object = read_value(frame, slot->values[0]);
+        break;
+    case LAYOUT_LAUNCH:
+        if (frame->counter)
+            ((struct row_launch *)row)->function = frame->counter->id;
+        break;
+    }
+}
+
+// A function that nobody looked up by name has one all the same.
+static void count(struct frame *frame, struct thread *thread) {
+    uint64_t key = counted_key(frame);
+    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
+        frame->counter = hook_counter(thread, key);
+    if (frame->counter)
+        hook_count(frame->counter, frame->start);
 }
 
 static bool is_mapped(const struct thread *thread, const struct row *row) {
@@ -321,24 +303,29 @@ void hook_leave(struct frame *frame) {
     uint64_t now = hook_now();
     struct slot *slot = frame->slot;
     struct thread *thread = hook_thread;
+    if (UNLIKELY(thread != frame->thread))
+        thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    if (slot->flags & SLOT_COUNTED && thread && (done || slot->flags & SLOT_QUERY))
+        count(frame, thread);
     struct row *row = frame->row;
-    if (row && LIKELY(thread && thread->pid == atomic_load_explicit(&hook_live->pid, memory_order_relaxed)) &&
-        is_mapped(thread, row) && atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start) {
+    if (row && thread && is_mapped(thread, row) &&
+        LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
         row->result = (int32_t)frame->rax;
-        if (done && slot->layout == LAYOUT_MEMORY) {
-            struct row_memory *memory = (struct row_memory *)row;
-            if (slot->values[0] & ARG_OUT)
-                memory->to = read_value(frame, slot->values[0]);
-            if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
-                memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
-        } else if (done && slot->layout == LAYOUT_OBJECT && slot->values[0] & ARG_OUT)
-            ((struct row_object *)row)->object = read_value(frame, slot->values[0]);
+        if (done)
+            read_results(row, frame, slot);
         uint64_t duration = now - frame->start;
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
-    if (done && frame->function)
-        count_launch(frame->function, frame->start);
+    if (UNLIKELY(frame->timed) && thread)
+        hook_gpu_end(frame, done);
+    if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
+        hook_gpu_read(thread);
+    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH)) {
+        int error = errno;
+        hook_on_failure(frame);
+        errno = error;
+    }
     if (done && slot->on_return) {
         int error = errno;
         slot->on_return(frame);

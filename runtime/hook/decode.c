@@ -73,9 +73,10 @@ static const struct known table[] = {
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
     {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1))},
-    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0))},
-    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0))},
+    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
+    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0)),
+     .on_return = hook_on_instantiate},
     {"cuGraphExecDestroy", "graph", "destroy", OBJECT(IN(0))},
 
     {"cuStreamSynchronize", "sync", "stream", OBJECT(0, IN(0))},
@@ -118,6 +119,9 @@ static const struct known table[] = {
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_primary_context},
     {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
+    {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .on_return = hook_on_context_gone},
+    {"cuDevicePrimaryCtxRelease", "context", "release", .on_return = hook_on_context_gone},
+    {"cuDevicePrimaryCtxReset", "context", "reset", .on_return = hook_on_context_gone},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
 };
@@ -144,12 +148,48 @@ static const struct {
 };
 _Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts the lines of names.h");
 
-static const char *calls = "all"; // which are recorded: words with commas between them
+static const char *calls = "all,-query"; // which are recorded: words with commas between them
+
+// Functions that tell what the driver knows already. PyTorch asks some of them 15 times a launch.
+static const char *const queries[] = {
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetFlags",
+    "cuCtxGetLimit",
+    "cuCtxGetApiVersion",
+    "cuCtxGetStreamPriorityRange",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDevicePrimaryCtxGetState",
+    "cuDriverGetVersion",
+    "cuFuncGetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuKernelGetAttribute",
+    "cuPointerGetAttribute",
+    "cuPointerGetAttributes",
+    "cuStreamGetCaptureInfo",
+    "cuStreamGetCtx",
+    "cuStreamGetFlags",
+    "cuStreamGetId",
+    "cuStreamGetPriority",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+};
+
+static bool is_query(const char *name) {
+    for (size_t i = 0; i < sizeof(queries) / sizeof(*queries); i++)
+        if (!strcmp(queries[i], name))
+            return true;
+    return false;
+}
 
 void hook_decode_setup(void) {
     const char *wanted = getenv("GPT_HOOK_CALLS");
     if (wanted && *wanted)
         calls = wanted;
+    hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
     for (unsigned i = 0; i < HOOK_NAMES; i++)
         hook_describe(&hook_slots[i], names[i].symbol);
 }
@@ -174,7 +214,8 @@ static bool is_recorded(const char *name, const char *type) {
         size_t size = strcspn(at, ",");
         snprintf(text, sizeof(text), "%.*s", (int)size, at);
         const char *word = text + (*text == '-');
-        if (!strcmp(word, "all") || !strcmp(word, type) || !fnmatch(word, name, 0))
+        if (!strcmp(word, "all") || !strcmp(word, type) || (!strcmp(word, "query") && is_query(name)) ||
+            !fnmatch(word, name, 0))
             recorded = word == text;
         at += size;
     }
@@ -209,6 +250,16 @@ bool hook_is_old(const char *name) {
     return known && known->v2;
 }
 
+// What is put into a stream and runs there; and what waits for that.
+static uint32_t gpu_flags(const struct slot *slot, const char *name) {
+    const char *type = hook_type(slot);
+    bool copy = !strcmp(type, "memcpy") || !strcmp(type, "memset");
+    if ((slot->layout == LAYOUT_LAUNCH || (copy && slot->layout == LAYOUT_MEMORY) ||
+         !strcmp(name, "cuGraphLaunch")))
+        return SLOT_WATCHED | SLOT_TIMED | (copy && !strstr(name, "Async") ? SLOT_SYNC : 0);
+    return !strcmp(type, "sync") ? SLOT_WATCHED | SLOT_SYNC : 0;
+}
+
 void hook_describe(struct slot *slot, const char *symbol) {
     char name[NAME_BYTES];
     const struct slot *named = hook_named_slot(symbol);
@@ -227,8 +278,16 @@ void hook_describe(struct slot *slot, const char *symbol) {
         slot->on_return = known->on_return;
     slot->id = (uint32_t)(slot - hook_slots) + 1;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
-    if (slot->on_return || slot->layout == LAYOUT_LAUNCH)
+    if (slot->on_return)
         flags |= SLOT_WATCHED;
+    else if (is_query(name) && !flags && strcmp(calls, "none"))
+        flags |= SLOT_COUNTED | SLOT_QUERY;
+    if (slot->layout == LAYOUT_LAUNCH)
+        flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
+    if (slot->words < STACK_WORDS)
+        flags |= SLOT_SCALAR;
+    if (hook_gpu_time)
+        flags |= gpu_flags(slot, name);
     slot->flags = flags;
 }
 

@@ -2,10 +2,15 @@
 //
 //   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
 //   calls.c        those two: a row of the trace for each call
+//   counts.c       how often each kernel was launched, and each query made that is not recorded
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   missing.c      what they say of GPU code that is not there
+//   graphs.c       the kernels of a graph
+//   gputime.c      when what was launched ran on the GPU
 //   libs.c         the shared libraries of the process, the devices
+//   replaced.c     which of them were replaced
 //   trace.c        the file: chunks, one writing thread each
 
 #ifndef GPT_HOOK_H
@@ -19,8 +24,15 @@
 #define SLOT_FLAGS 8
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
+#define SLOT_COUNTED                                                                                         \
+    4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
+#define SLOT_SECOND 8 // a launch whose function is the second argument
+#define SLOT_QUERY 16
+#define SLOT_SCALAR 32 // no argument and no result is in a vector register
+#define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128  // when it returns, what was timed has probably ended
 
-#define FRAME_SIZE 240
+#define FRAME_SIZE 256
 #define FRAME_ARGS 0
 #define FRAME_RAX 48
 #define FRAME_RDX 56
@@ -45,7 +57,7 @@
 #define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
 
 // Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
-enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUTS };
+enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
     _Atomic uint64_t start;    // 0: not used; stored last
@@ -71,6 +83,12 @@ struct row_launch {
     uint16_t block[3];
     uint8_t cluster[3], cooperative;
     uint16_t pad;
+};
+
+struct row_gpu {            // of a `gpu_times` record
+    _Atomic uint64_t begin; // 0: not used; stored last
+    uint64_t duration, call, stream;
+    uint32_t api, function, thread, pad;
 };
 
 // Where a row's value is found. An argument, what an argument points to once the call returned well, or
@@ -121,9 +139,11 @@ struct frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;   // arguments from the seventh on
-    uint32_t function; // that is launched
-    uint32_t pad[3];
+    uint64_t *stack;         // arguments from the seventh on
+    struct count *counter;   // of the function that is launched, or of the query
+    struct thread *thread;   // that recorded the call
+    struct operation *timed; // what the call puts into a stream
+    uint64_t pad;
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
@@ -148,7 +168,7 @@ void hook_leave(struct frame *frame);
 #define MAP_ENTRIES (1u << 18)
 #define MAX_LIBRARIES 4096
 #define MAX_SEGMENTS 4
-#define MAX_LAUNCH_CHUNKS 64
+#define MAX_COUNT_CHUNKS 64
 #define PATH_BYTES (512u << 10)
 
 struct map { // open addressing; keys are never 0 and never removed
@@ -162,6 +182,7 @@ struct library {
     } segments[MAX_SEGMENTS];
     unsigned count;
     const char *path;
+    const char *replaces; // the path that the program knows, where it is another one
 };
 
 // What processes share: it lies in the first chunk, in bytes that hold no records.
@@ -178,9 +199,13 @@ struct live {
     _Atomic uint32_t modules, functions, pool_lock;
     struct tail *tail;
     uint64_t device, inode; // of the file
+    struct timeline *_Atomic timelines;
+    _Atomic uint32_t contexts_gone;
     char path[4096];
-    struct thread *pool; // of threads that are gone
-    unsigned char *_Atomic launches[MAX_LAUNCH_CHUNKS];
+    struct thread *pool;                                // of threads that are gone
+    unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
+    _Atomic uint32_t count_rows[2];                     // that are given out
+    _Atomic uint32_t renamed; // how often a handle came to stand for another function
     _Atomic uint64_t devices; // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
@@ -188,6 +213,9 @@ struct live {
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
     struct map module_ids, function_ids; // by the driver's handles
+    struct map images;                   // where the code of a module or function was handed over
+    struct map missing;                  // what was told of, see missing.c
+    _Atomic uint32_t said;
 };
 extern struct live *hook_live;
 
@@ -196,12 +224,28 @@ struct batch { // rows of one layout inside the chunk
     uint32_t rows; // of the batch after it
 };
 
+// How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
+// record, in a chunk that stays mapped. Only the thread writes it.
+struct count {
+    _Atomic uint64_t count, first;
+    uint32_t id, pad; // of the function, of the api
+};
+
+struct counter {       // of a thread's table: open addressing
+    uint64_t key;      // the function's handle, the address of the query's slot
+    struct count *row; // NULL: the handle stands for another function now
+};
+
 struct thread {
     uint32_t pid, tid;       // pid is that of struct live, else this is the state of another process
     unsigned char *chunk;    // mapped
     unsigned char *previous; // the one before it, still mapped: calls in flight have rows there
     uint32_t used;           // bytes of the chunk's data
     struct batch batches[LAYOUTS];
+    struct counter *counters;
+    uint32_t counters_size, counters_used; // the size is a power of two, or 0
+    uint32_t renamed;                      // live->renamed when they were right
+    struct timeline *timelines;
     struct thread *next; // in the pool
 };
 
@@ -221,10 +265,12 @@ void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 bool hook_open(struct gpt_buffer *buffer,
-               bool fresh);                        // room for a record, in a fresh chunk if the last had none
-bool hook_close(struct gpt_buffer *buffer);        // what was packed is in the trace
-bool hook_pad(struct thread *thread, size_t size); // skips bytes of the chunk
-unsigned char *hook_new_chunk(void);               // mapped for ever, or NULL
+               bool fresh);                 // room for a record, in a fresh chunk if the last had none
+bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
+// After a record whose last value are no bytes: makes them `size` bytes, aligned, that stay as they are,
+// zero. Gives where they begin, or NULL where they do not fit.
+unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
+unsigned char *hook_new_chunk(void); // mapped for ever, or NULL
 void hook_set_used(unsigned char *chunk, uint32_t used);
 #define CHUNK_HEAD 34                  // bytes before a chunk's data
 #define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
@@ -254,8 +300,20 @@ static inline uint64_t hook_now(void) {
     return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
 }
 
-// calls.c
-bool hook_new_launch_rows(uint32_t function);
+// counts.c
+struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
+void hook_count(struct count *row, uint64_t now);
+
+// graphs.c
+extern handler hook_on_instantiate;
+
+// gputime.c
+extern bool hook_gpu_time;
+void hook_gpu_begin(struct frame *frame);
+void hook_gpu_end(struct frame *frame, bool done);
+void hook_gpu_read(struct thread *thread);
+extern handler hook_on_context_gone;
+struct row_gpu *hook_new_gpu_row(struct thread *thread); // calls.c
 
 // decode.c
 struct known {
@@ -284,11 +342,23 @@ extern handler hook_on_get_proc_address;
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
     hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
 _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
+uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
+uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
+
+// missing.c
+void hook_on_failure(struct frame *frame);
+void hook_set_image(uint64_t handle, const void *start); // it is at `start`
+void hook_share_image(uint64_t handle, uint64_t of);     // it is that of another handle
+const void *hook_image_of(uint64_t handle);
 
 // libs.c
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// replaced.c
+void hook_begin_replaced(void);
+bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -23,8 +24,8 @@
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--device real|sim] [--] COMMAND [ARG "
-    "...]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--device real|sim]\n"
+    "                    [--replace DIR] [--] COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -32,8 +33,11 @@ static const char HELP[] =
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel; -WORD leaves out (all)\n"
+    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      (all,-query)\n"
+    "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
+    "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
 
 static void say(const char *level, const char *where, const char *format, va_list args) {
@@ -55,7 +59,30 @@ __attribute__((format(printf, 3, 4), noreturn)) static void fail(int status, con
 
 static bool readable(const char *path) { return !access(path, R_OK); }
 
-// Finds a file of the runtime: in GPT_RUNTIME, beside this program, or in ../lib/gpt of its folder.
+// Finds a file of the runtime in the Python package that this program was installed with; of the packages of
+// several Pythons that of this version.
+static bool find_packaged(const char *folder, const char *name, char path[PATH_MAX]) {
+    char pattern[3 * PATH_MAX], version[2 * PATH_MAX], *at = pattern;
+    for (; *folder; *at++ = *folder++)
+        if (strchr("*?[\\", *folder))
+            *at++ = '\\';
+    snprintf(at, PATH_MAX, "/../lib*/python3*/*-packages/gpt/_runtime/%s", name);
+    glob_t found;
+    bool any = !glob(pattern, 0, NULL, &found), same = false;
+    for (size_t i = 0; any && i < found.gl_pathc && !same; i++) {
+        const char *file = found.gl_pathv[i];
+        snprintf(version, sizeof(version), "%.*s/gpu_probe_toolchain-%s.dist-info",
+                 (int)(strstr(file, "-packages/gpt/_runtime/") - file) + 9, file, GPT_PACKAGE_VERSION);
+        same = !access(version, F_OK);
+        if ((i == 0 || same) && !realpath(file, path))
+            any = false;
+    }
+    globfree(&found);
+    return any;
+}
+
+// Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
+// package that it was installed with.
 static bool find_runtime(const char *name, char path[PATH_MAX]) {
     const char *folder = getenv("GPT_RUNTIME");
     if (folder && *folder) {
@@ -73,7 +100,7 @@ static bool find_runtime(const char *name, char path[PATH_MAX]) {
         if (snprintf(path, PATH_MAX, "%s/%s%s", self, places[i], name) < PATH_MAX && readable(path))
             return true;
     }
-    return false;
+    return find_packaged(self, name, path);
 }
 
 // The file that execvp would run.
@@ -98,6 +125,17 @@ static void find_command(const char *name, char path[PATH_MAX]) {
 
 // Programs that a preloaded library cannot enter
 
+static const char *replacements; // the folder of --replace
+
+// Only the dynamic linker of glibc asks which file to load.
+static void check_linker(int file, const char *path, const Elf64_Phdr *segment) {
+    char linker[PATH_MAX] = "";
+    size_t size = segment->p_filesz < sizeof(linker) - 1 ? segment->p_filesz : sizeof(linker) - 1;
+    if (replacements && pread(file, linker, size, (off_t)segment->p_offset) > 0 &&
+        strstr(linker, "/ld-musl-"))
+        fail(MISSING, path, "a program of musl, whose dynamic linker cannot replace libraries");
+}
+
 static void check_elf(int file, const char *path) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) < (ssize_t)sizeof(Elf32_Ehdr) ||
@@ -112,8 +150,10 @@ static void check_elf(int file, const char *path) {
         if (pread(file, &segment, sizeof(segment), (off_t)(head.e_phoff + (size_t)i * sizeof(segment))) !=
             sizeof(segment))
             return;
-        if (segment.p_type == PT_INTERP)
+        if (segment.p_type == PT_INTERP) {
+            check_linker(file, path, &segment);
             return;
+        }
     }
     fail(MISSING, path, "a statically linked program: it cannot be watched");
 }
@@ -256,14 +296,30 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
     free(all);
 }
 
+// Finds the library that replaces others, and makes the folder's name absolute.
+static void prepare_replacements(char auditor[PATH_MAX]) {
+    struct stat status;
+    char *folder = realpath(replacements, NULL);
+    if (!folder || stat(folder, &status))
+        fail(MISSING, replacements, "%s", strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        fail(USAGE, replacements, "no folder");
+    if (access(folder, R_OK | X_OK))
+        fail(MISSING, replacements, "%s", strerror(errno));
+    if (!find_runtime("libgptreplace.so", auditor))
+        fail(MISSING, auditor, "not found: run 'make runtime', or set GPT_RUNTIME");
+    replacements = folder;
+}
+
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},  {"device", required_argument, NULL, 'd'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"output", required_argument, NULL, 'o'},  {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},   {"device", required_argument, NULL, 'd'},
+        {"replace", required_argument, NULL, 'r'}, {"gpu-time", no_argument, NULL, 'g'},
+        {"help", no_argument, NULL, 'h'},          {0},
     };
-    const char *output = "trace.mp", *calls = "all", *device = "real";
-    bool force = false;
+    const char *output = "trace.mp", *calls = "all,-query", *device = "real";
+    bool force = false, gpu_time = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -277,6 +333,12 @@ static int run(int argc, char **argv) {
             break;
         case 'd':
             device = optarg;
+            break;
+        case 'r':
+            replacements = optarg;
+            break;
+        case 'g':
+            gpu_time = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -296,11 +358,13 @@ static int run(int argc, char **argv) {
     if (!simulated && strcmp(device, "real"))
         fail(USAGE, "--device", "'%s' is neither real nor sim", device);
 
-    char library[PATH_MAX], driver[PATH_MAX], path[PATH_MAX];
+    char library[PATH_MAX], driver[PATH_MAX], path[PATH_MAX], auditor[PATH_MAX];
     if (!find_runtime("libgpthook.so", library))
         fail(MISSING, library, "not found: run 'make runtime', or set GPT_RUNTIME");
     if (simulated && !find_runtime("sim/libcuda.so.1", driver))
         fail(MISSING, driver, "not found: run 'make runtime', or set GPT_RUNTIME");
+    if (replacements)
+        prepare_replacements(auditor);
     find_command(argv[optind], path);
     check_command(path);
     output = absolute(output);
@@ -308,7 +372,15 @@ static int run(int argc, char **argv) {
 
     setenv("GPT_HOOK_OUTPUT", output, 1);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    if (gpu_time)
+        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+    else
+        unsetenv("GPT_HOOK_GPU_TIME");
     prepend("LD_PRELOAD", library, true);
+    if (replacements) {
+        prepend("LD_AUDIT", auditor, false);
+        setenv("GPT_HOOK_REPLACE", replacements, 1);
+    }
     if (simulated) {
         *strrchr(driver, '/') = '\0';
         prepend("LD_LIBRARY_PATH", driver, false);
@@ -369,12 +441,52 @@ static bool check_driver(void) {
     return count;
 }
 
+// Runs this program once more, so that the dynamic linker may ask libgptreplace.so for it.
+static void check_replace(void) {
+    char library[PATH_MAX], answer[256] = "";
+    int ends[2];
+    if (!find_runtime("libgptreplace.so", library)) {
+        row("replace", "%s: not found", library);
+        return;
+    }
+    fflush(stdout);
+    pid_t child = pipe2(ends, O_CLOEXEC) ? -1 : fork();
+    if (!child) {
+        dup2(ends[1], STDERR_FILENO);
+        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
+        setenv("LD_AUDIT", library, 1);
+        setenv("GPT_HOOK_REPLACE", "", 1); // it says that it was asked, and does no more
+        execl("/proc/self/exe", "gpt-hook", "--version", NULL);
+        _exit(NOT_FOUND);
+    }
+    if (child > 0) {
+        close(ends[1]);
+        if (read(ends[0], answer, sizeof(answer) - 1) < 0)
+            *answer = '\0';
+        close(ends[0]);
+        waitpid(child, NULL, 0);
+    }
+    answer[strcspn(answer, "\n")] = '\0';
+    const char *(*version)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+    int major = 0, minor = 0;
+    if (version)
+        sscanf(version(), "%d.%d", &major, &minor);
+    if (strncmp(answer, "replace: ", 9))
+        row("replace", "the dynamic linker knows no LD_AUDIT%s%s", *answer ? ": " : "", answer);
+    else if (major == 2 && minor < 35)
+        row("replace", "works; calls between libraries take longer with it: glibc %s, before 2.35",
+            version());
+    else
+        row("replace", "works");
+}
+
 // Exit status 0: a program on the real device can be watched.
 static int check(void) {
     char path[PATH_MAX];
     bool good = find_runtime("libgpthook.so", path);
     row("runtime", "%s%s", path, good ? "" : ": not found: run 'make runtime', or set GPT_RUNTIME");
     row("simulated", "%s%s", path, find_runtime("sim/libcuda.so.1", path) ? "" : ": not found");
+    check_replace();
     fflush(stdout);
     pid_t child = fork(); // a driver that crashes must not take the rest with it
     if (!child) {

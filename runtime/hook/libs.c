@@ -71,7 +71,7 @@ static void set_segments(struct library *library, const struct dl_phdr_info *inf
     library->count = count;
 }
 
-static void record_library(const struct dl_phdr_info *info, const char *path) {
+static void record_library(const struct dl_phdr_info *info, const char *path, const char *replaces) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
     if (file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode)) {
@@ -80,10 +80,20 @@ static void record_library(const struct dl_phdr_info *info, const char *path) {
         uint64_t gpu = gpu_bytes(file);
         HOOK_WRITE(library, .path = hook_str(path), .type = GPT_STR("elf"), .size = (uint64_t)status.st_size,
                    .build_id = hook_str(*build_id ? build_id : NULL), .machine = GPT_STR("x86_64"),
-                   .gpu = {gpu != 0, gpu});
+                   .gpu = {gpu != 0, gpu}, .replaces = hook_str(replaces));
     }
     if (file >= 0)
         close(file);
+}
+
+static const char *keep_path(const char *path) {
+    struct live *live = hook_live;
+    size_t length = strlen(path) + 1;
+    if (live->paths_used + length > PATH_BYTES)
+        return NULL;
+    char *kept = memcpy(live->paths + live->paths_used, path, length);
+    live->paths_used += (uint32_t)length;
+    return kept;
 }
 
 // The loader calls this for each library, one thread at a time.
@@ -95,6 +105,7 @@ static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
         if (live->libraries_added == info->dlpi_adds)
             return 1; // nothing was loaded since
         live->libraries_added = info->dlpi_adds;
+        hook_begin_replaced();
     }
     char program[4096], *path = (char *)info->dlpi_name;
     if (!path || !*path) {
@@ -110,19 +121,24 @@ static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
         return 0;
     uint32_t count = atomic_load(&live->libraries);
     for (uint32_t i = 0; i < count; i++)
-        if (!strcmp(live->library[i].path, path)) {
+        if (!strcmp(live->library[i].path, path) ||
+            (live->library[i].replaces && !strcmp(live->library[i].replaces, path))) {
             set_segments(&live->library[i], info); // it may have come back elsewhere
             return 0;
         }
-    size_t length = strlen(path) + 1;
-    if (count == MAX_LIBRARIES || live->paths_used + length > PATH_BYTES)
+    if (count == MAX_LIBRARIES)
         return 0;
     struct library *library = &live->library[count];
-    library->path = memcpy(live->paths + live->paths_used, path, length);
-    live->paths_used += (uint32_t)length;
     set_segments(library, info);
+    char other[4096];
+    bool replaced = hook_find_replaced((void *)library->segments[0].start, path, other, sizeof(other));
+    const char *kept = keep_path(replaced ? other : path), *replaces = replaced ? keep_path(path) : NULL;
+    if (!kept)
+        return 0;
+    library->path = kept;
+    library->replaces = replaces;
     atomic_store(&live->libraries, count + 1);
-    record_library(info, library->path);
+    record_library(info, library->path, library->replaces);
     return 0;
 }
 

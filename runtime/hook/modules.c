@@ -1,6 +1,7 @@
 // Handlers of the functions that load GPU code and look into it: `module`, `function` and `lookup` records.
 
 #include <elf.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -86,6 +87,7 @@ void hook_on_module_image(struct frame *frame) {
     hook_scan_libraries();
 
     struct image image = read_image(given);
+    hook_set_image(out(frame), image.start);
     char buffer[4096], digest[65];
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer));
@@ -127,6 +129,7 @@ void hook_on_module_file(struct frame *frame) {
 // cuLibraryGetModule: one more handle of the library.
 void hook_on_library_module(struct frame *frame) {
     set(&hook_live->module_ids, out(frame), get(&hook_live->module_ids, frame->args[1]));
+    hook_share_image(out(frame), frame->args[1]);
 }
 
 // Functions
@@ -138,21 +141,53 @@ static uint32_t hash_name(const char *name) {
     return hash;
 }
 
+uint32_t hook_function_of(uint64_t handle) { return (uint32_t)get(&hook_live->function_ids, handle); }
+
 // cuModuleGetFunction, cuLibraryGetKernel. A handle may be looked up again and again, and may come to stand
 // for another function once its module is gone.
-void hook_on_function(struct frame *frame) {
-    const char *name = (const char *)frame->args[2];
-    uint64_t handle = out(frame), module = get(&hook_live->module_ids, frame->args[1]);
-    if (!name || !hook_this_thread())
-        return;
+static uint32_t name_function(uint64_t handle, uint64_t module, const char *name) {
     uint64_t hash = hash_name(name) ^ (uint32_t)(module * 2654435761u);
     uint64_t known = get(&hook_live->function_ids, handle);
     if (known && known >> 32 == hash)
-        return;
+        return (uint32_t)known;
     uint32_t id = atomic_fetch_add(&hook_live->functions, 1) + 1;
-    if (HOOK_WRITE(function, .id = id, .module = {module != 0, module}, .name = hook_str(name)) &&
-        hook_new_launch_rows(id))
-        set(&hook_live->function_ids, handle, hash << 32 | id);
+    if (!HOOK_WRITE(function, .id = id, .module = {module != 0, module}, .name = hook_str(name)))
+        return 0;
+    set(&hook_live->function_ids, handle, hash << 32 | id);
+    if (known)
+        atomic_fetch_add(&hook_live->renamed, 1);
+    return id;
+}
+
+void hook_on_function(struct frame *frame) {
+    const char *name = (const char *)frame->args[2];
+    if (name && hook_this_thread()) {
+        name_function(out(frame), get(&hook_live->module_ids, frame->args[1]), name);
+        hook_share_image(out(frame), frame->args[1]);
+    }
+}
+
+// Functions are found by enumeration, and through private tables, without a name. The driver tells it, of
+// those that it has just launched.
+uint32_t hook_ask_function(uint64_t handle) {
+    static CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
+    uint64_t known = get(&hook_live->function_ids, handle);
+    if (known)
+        return (uint32_t)known;
+    int error = errno;
+    if (!function_name) {
+        kernel_name = (CUresult (*)(const char **, uint64_t))hook_driver_function("cuKernelGetName");
+        function_name = (CUresult (*)(const char **, uint64_t))hook_driver_function("cuFuncGetName");
+    }
+    const char *name = NULL;
+    uint32_t id = 0;
+    if ((function_name && function_name(&name, handle) == CUDA_SUCCESS && name) ||
+        (kernel_name && kernel_name(&name, handle) == CUDA_SUCCESS && name))
+        id = name_function(handle, 0, name);
+    else
+        set(&hook_live->function_ids, handle, 1ull << 63); // not to be asked for again
+    errno = error;
+    return id;
 }
 
 // cuKernelGetFunction: one more handle of the kernel.
@@ -160,6 +195,7 @@ void hook_on_kernel_function(struct frame *frame) {
     uint64_t value = get(&hook_live->function_ids, frame->args[1]);
     if (value)
         set(&hook_live->function_ids, out(frame), value);
+    hook_share_image(out(frame), frame->args[1]);
 }
 
 static void look(uint64_t handle, const char *what, const char *name) {

@@ -2,7 +2,8 @@
 // these symbols, so that a program that links to libcuda.so.1 directly meets it; functions found by dlsym or
 // cuGetProcAddress need not be here. tests/runtime/test_abi.py compares the list with cuda.h.
 //
-// NAME is the includer's.
+// NAME is the includer's. Beside the name: how many words of arguments lie on the stack, an even number; 32
+// stands for a function with arguments in vector registers.
 
 // clang-format off
 NAME(cuArray3DCreate, 0)
@@ -508,7 +509,7 @@ NAME(cuOccupancyMaxPotentialBlockSizeWithFlags, 2)
 NAME(cuOccupancyMaxPotentialClusterSize, 0)
 NAME(cuParamSetSize, 0)
 NAME(cuParamSetTexRef, 0)
-NAME(cuParamSetf, 0)
+NAME(cuParamSetf, 32)
 NAME(cuParamSeti, 0)
 NAME(cuParamSetv, 0)
 NAME(cuPointerGetAttribute, 0)
@@ -631,8 +632,8 @@ NAME(cuTexRefSetFlags, 0)
 NAME(cuTexRefSetFormat, 0)
 NAME(cuTexRefSetMaxAnisotropy, 0)
 NAME(cuTexRefSetMipmapFilterMode, 0)
-NAME(cuTexRefSetMipmapLevelBias, 0)
-NAME(cuTexRefSetMipmapLevelClamp, 0)
+NAME(cuTexRefSetMipmapLevelBias, 32)
+NAME(cuTexRefSetMipmapLevelClamp, 32)
 NAME(cuTexRefSetMipmappedArray, 0)
 NAME(cuThreadExchangeStreamCaptureMode, 0)
 NAME(cuUserObjectCreate, 0)

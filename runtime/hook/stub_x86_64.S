@@ -58,9 +58,28 @@ enter:
     shlq $SLOT_SHIFT, %r11
     leaq hook_slots(%rip), %r10
     addq %r10, %r11
-    testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    testl $(SLOT_WATCHED | SLOT_COUNTED), SLOT_FLAGS(%r11)
     jnz 1f
-    jmp *SLOT_REAL(%r11)
+9:  jmp *SLOT_REAL(%r11)
+
+1:  testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    jnz 1f
+    testl $(SLOT_SECOND | SLOT_QUERY), SLOT_FLAGS(%r11)
+    jnz 3f
+    call hook_count_first           // keeps all registers but rax, in which no function that is counted has an argument
+    jmp 4f
+3:  testl $SLOT_QUERY, SLOT_FLAGS(%r11)
+    jnz 5f
+    call hook_count_second
+    jmp 4f
+5:  pushq %rdi
+    .cfi_adjust_cfa_offset 8
+    movq %r11, %rdi
+    call hook_count_first
+    popq %rdi
+    .cfi_adjust_cfa_offset -8
+4:  testb %al, %al
+    jnz 9b
 
 1:  pushq %rbp
     .cfi_def_cfa_offset 16
@@ -78,10 +97,12 @@ enter:
     movq %r11, FRAME_SLOT(%rsp)
     leaq 16(%rbp), %rcx
     movq %rcx, FRAME_STACK(%rsp)
+    testl $SLOT_SCALAR, SLOT_FLAGS(%r11)
+    jnz 6f
     .irp i, 0, 1, 2, 3, 4, 5, 6, 7
     movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
     .endr
-    movq %rsp, %rdi
+6:  movq %rsp, %rdi
     call hook_enter
     movq %rsp, %r10                 // the frame
 
@@ -95,22 +116,26 @@ enter:
     movq FRAME_ARGS + 32(%r10), %r8
     movq FRAME_ARGS + 40(%r10), %r9
     movq FRAME_RAX(%r10), %rax
+    movq FRAME_SLOT(%r10), %r11
+    testl $SLOT_SCALAR, SLOT_FLAGS(%r11)
+    jnz 7f
     .irp i, 0, 1, 2, 3, 4, 5, 6, 7
     movaps FRAME_XMM + 16 * \i(%r10), %xmm\i
     .endr
-    movq FRAME_SLOT(%r10), %r11
     call *SLOT_REAL(%r11)
-
     leaq -FRAME_SIZE(%rbp), %rsp
-    movq %rax, FRAME_RAX(%rsp)
-    movq %rdx, FRAME_RDX(%rsp)
     movaps %xmm0, FRAME_XMM(%rsp)
     movaps %xmm1, FRAME_XMM + 16(%rsp)
+    jmp 8f
+7:  call *SLOT_REAL(%r11)
+    leaq -FRAME_SIZE(%rbp), %rsp
+8:  movq %rax, FRAME_RAX(%rsp)
+    movq %rdx, FRAME_RDX(%rsp)
     movq %rsp, %rdi
     call hook_leave
     movq FRAME_RAX(%rsp), %rax
     movq FRAME_RDX(%rsp), %rdx
-    movaps FRAME_XMM(%rsp), %xmm0
+    movaps FRAME_XMM(%rsp), %xmm0   // of no meaning where the function has no such result
     movaps FRAME_XMM + 16(%rsp), %xmm1
     leave
     .cfi_remember_state

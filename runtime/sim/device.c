@@ -22,7 +22,7 @@ __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
 
 struct context *sim_context(void) { return depth ? current[depth - 1] : NULL; }
 
-static void arch(int *major, int *minor) {
+void sim_arch(int *major, int *minor) {
     const char *text = getenv("GPT_SIM_ARCH"); // 8.6
     if (!text || sscanf(text, "%d.%d", major, minor) != 2)
         *major = 9, *minor = 0;
@@ -89,7 +89,7 @@ API cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
     int major, minor;
-    arch(&major, &minor);
+    sim_arch(&major, &minor);
     if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         *value = major;
     else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
@@ -227,6 +227,8 @@ static const struct {
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
     {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},

@@ -22,23 +22,68 @@ struct module {
     struct handle handle;
     const char *image;
     uint64_t size;
-    bool opaque; // has compressed parts
+    bool text; // is PTX
     void *owned;
     struct function *functions;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-#define ELEMENT_COMPRESSED (1u << 13 | 1u << 15) // LZ4, zstd
+// How well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// highest minor one, else PTX with the highest target; 0: not at all.
+static unsigned suits(const struct fatbin_element *element) {
+    int major, minor;
+    sim_arch(&major, &minor);
+    unsigned device = (unsigned)(10 * major + minor), arch = element->arch;
+    bool same_major = arch / 10 == device / 10;
+    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
+        (element->flags & FATBIN_SUFFIX_F && !same_major))
+        return 0;
+    if (element->kind == FATBIN_CUBIN && same_major)
+        return 1000 + arch;
+    return element->kind == FATBIN_PTX ? arch : 0;
+}
 
-// The header of a fatbin's element, as far as it is used here.
-struct element {
-    uint16_t kind, version;
-    uint32_t header_size;
-    uint64_t payload_size;
-    char unused[24];
-    uint64_t flags;
-};
+// The elements of a region, one after the other; NULL at the end, and where the region is malformed.
+static const struct fatbin_element *next_element(const struct fatbin_region *region,
+                                                 const struct fatbin_element *element) {
+    const char *end = (const char *)region + region->header_size + region->size;
+    if (element && element->payload_size > (size_t)(end - (const char *)element))
+        return NULL;
+    const char *at = element ? (const char *)element + element->header_size + element->payload_size
+                             : (const char *)region + region->header_size;
+    const struct fatbin_element *next = (const void *)at;
+    return at < end && (size_t)(end - at) >= sizeof(*next) && next->header_size >= sizeof(*next) ? next
+                                                                                                 : NULL;
+}
+
+static unsigned best_of(const struct fatbin_region *region) {
+    unsigned best = 0;
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        best = suits(at) > best ? suits(at) : best;
+    return best;
+}
+
+// Whether the code that the device would take holds a name; that of compressed elements is taken on trust.
+static bool holds(const struct module *module, const char *name) {
+    const struct fatbin_region *region = (const void *)module->image;
+    if (region->magic != FATBIN_MAGIC)
+        return memmem(module->image, module->size, name, strlen(name));
+    unsigned best = best_of(region);
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        if (suits(at) == best && (at->flags & FATBIN_PACKED || memmem((const char *)at + at->header_size,
+                                                                      at->payload_size, name, strlen(name))))
+            return true;
+    return false;
+}
+
+// Whether a cubin is for the device.
+static bool is_for_device(const Elf64_Ehdr *head) {
+    bool newer = head->e_ident[EI_OSABI] == 0x41;
+    struct fatbin_element element = {.kind = FATBIN_CUBIN,
+                                     .arch = (newer ? head->e_flags >> 8 : head->e_flags) & 0xff};
+    return suits(&element);
+}
 
 static CUresult take_image(struct module *module, const void *start) {
     const struct fatbin_wrapper *wrapper = start;
@@ -48,21 +93,19 @@ static CUresult take_image(struct module *module, const void *start) {
     module->image = start;
     if (region->magic == FATBIN_MAGIC) {
         module->size = region->header_size + region->size;
-        for (uint64_t at = region->header_size; at + sizeof(struct element) <= module->size;) {
-            const struct element *element = (const void *)(module->image + at);
-            if (element->header_size < sizeof(*element))
-                return CUDA_ERROR_INVALID_IMAGE;
-            module->opaque |= (element->flags & ELEMENT_COMPRESSED) != 0;
-            at += element->header_size + element->payload_size;
-        }
+        if (!best_of(region))
+            return CUDA_ERROR_NO_BINARY_FOR_GPU;
     } else if (!memcmp(start, ELFMAG, SELFMAG)) {
         const Elf64_Ehdr *head = start;
         if (head->e_machine != 190) // EM_CUDA
             return CUDA_ERROR_INVALID_IMAGE;
+        if (!is_for_device(head))
+            return CUDA_ERROR_NO_BINARY_FOR_GPU;
         uint64_t sections = head->e_shoff + (uint64_t)head->e_shnum * head->e_shentsize;
         uint64_t segments = head->e_phoff + (uint64_t)head->e_phnum * head->e_phentsize;
         module->size = sections > segments ? sections : segments;
     } else {
+        module->text = true;
         module->size = strlen(start);
         if (!memmem(start, module->size, ".version", 8))
             return CUDA_ERROR_INVALID_IMAGE;
@@ -109,7 +152,7 @@ static CUresult find(void **handle, struct module *module, const char *name) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (!handle || !name || !*name)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!module->opaque && !memmem(module->image, module->size, name, strlen(name)))
+    if (!holds(module, name))
         return CUDA_ERROR_NOT_FOUND;
     pthread_mutex_lock(&lock);
     struct function *function = module->functions;
@@ -197,6 +240,33 @@ API cuLibraryGetGlobal(CUdeviceptr *memory, size_t *size, void *library, const c
 
 API cuLibraryGetManaged(CUdeviceptr *memory, size_t *size, void *library, const char *name) {
     return cuModuleGetGlobal_v2(memory, size, library, name);
+}
+
+// Those of PTX; other images have none.
+API cuModuleGetFunctionCount(unsigned *count, void *handle) {
+    struct module *module = handle;
+    if (!is_kind(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *count = 0;
+    for (const char *at = module->image; module->text && (at = strstr(at, ".entry ")); at++)
+        ++*count;
+    return CUDA_SUCCESS;
+}
+
+API cuModuleEnumerateFunctions(void **functions, unsigned count, void *handle) {
+    struct module *module = handle;
+    if (!is_kind(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    const char *at = module->image;
+    for (unsigned i = 0; module->text && i < count && (at = strstr(at, ".entry ")); i++) {
+        char name[256] = "";
+        at += strlen(".entry ");
+        strncat(name, at, strcspn(at, "( \n") % sizeof(name));
+        CUresult status = find(&functions[i], module, name);
+        if (status)
+            return status;
+    }
+    return CUDA_SUCCESS;
 }
 
 API cuKernelGetFunction(void **function, void *kernel) {

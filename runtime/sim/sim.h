@@ -27,6 +27,7 @@ static inline bool is_kind(const void *handle, enum kind kind) {
 
 extern bool sim_initialized;
 struct context *sim_context(void); // of this thread, or NULL
+void sim_arch(int *major, int *minor);
 
 // memory.c
 bool sim_is_device(uint64_t start, uint64_t size); // lies in one allocation

@@ -99,6 +99,8 @@
     X(cuLibraryGetModule, , 0) \
     X(cuLibraryGetGlobal, , 0) \
     X(cuLibraryGetManaged, , 0) \
+    X(cuModuleGetFunctionCount, , 0) \
+    X(cuModuleEnumerateFunctions, , 0) \
     X(cuKernelGetFunction, , 0) \
     X(cuKernelGetLibrary, , 0) \
     X(cuFuncGetModule, , 0) \

@@ -1,21 +1,27 @@
-"""What a hooked call costs: ns over the bare call, recorded and quiet, side by side in one run.
+"""What a hooked call costs: ns over the bare call, recorded and quiet, and of a uprobe pair, side by side in one run.
 
-`python -m tests.bench.hook [FOLDER]`: the traces go to FOLDER (a temporary one), which sets the price of a page.
-The driver is the simulated one, so the call itself is next to nothing.
+    python -m tests.bench.hook [--output FILE] [FOLDER]
+
+The traces go to FOLDER (a temporary one), which sets the price of a page. The driver is the simulated one, so the
+call itself is next to nothing. uprobes need root and bpftrace; without them that row is left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from tests.bench.run import machine
 from tests.runtime import hooked
 
+RESULT = Path(__file__).parent / "results" / "hook.json"
 ROUNDS = 7
 CALLS = 200_000  # a burst: what a program sends between two waits for the device
 SOURCE = r"""
@@ -44,26 +50,76 @@ int main(void) {
 }
 """
 WAYS = {"bare": None, "recorded": "all", "quiet": "none"}
+UPROBE = """
+uprobe:{0}:cuDriverGetVersion {{ @start[tid] = nsecs; }}
+uretprobe:{0}:cuDriverGetVersion {{ @total = sum(nsecs - @start[tid]); delete(@start[tid]); }}
+"""
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+def run(line: list[str], env: dict[str, str]) -> dict[str, float]:
+    """ns a call by function, as the client prints them."""
+    done = subprocess.run(line, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{line[0]}: exit {done.returncode}: {done.stderr}{done.stdout}")
+    return {name: float(ns) for name, ns in re.findall(r"(cu\w+) ([\d.]+)", done.stdout)}
+
+
+def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | str:
+    """ns a call of cuDriverGetVersion between a uprobe and a uretprobe of bpftrace; or why there are none."""
+    if not shutil.which("bpftrace"):
+        return "no bpftrace (Debian: apt-get install bpftrace)"
+    try:
+        text = UPROBE.format(driver / "libcuda.so.1")
+        return [run(["bpftrace", "-e", text, "-c", str(program)], env)["cuDriverGetVersion"] for _ in range(3)]
+    except (RuntimeError, KeyError) as error:
+        return f"bpftrace may not run: {str(error).strip()[:200]}"
+
+
+def main() -> int:
+    """Measures, prints the table, writes the raw figures; 1 where a bound is missed."""
+    arguments = sys.argv[1:]
+    output = RESULT
+    if arguments[:1] == ["--output"]:
+        output, arguments = Path(arguments[1]), arguments[2:]
+    driver = hooked.runtime() / "sim"
+    env = os.environ | {"LD_LIBRARY_PATH": str(driver)}
+    with tempfile.TemporaryDirectory(dir=arguments[0] if arguments else None) as folder:
+        trace = Path(folder, "t.mp")
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}")
-        found: dict[str, dict[str, list[float]]] = {}
+        raw: dict[str, dict[str, list[float]]] = {}
         for _ in range(ROUNDS):
             for way, calls in WAYS.items():
-                env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
                 line = [str(program)]
                 if calls:
-                    line = hooked.command("run", "-f", "-o", f"{folder}/t.mp", "--calls", calls, "--", program)
-                text = subprocess.run(line, env=env, capture_output=True, text=True, check=True).stdout
-                for name, ns in re.findall(r"(\w+) ([\d.]+)", text):
-                    found.setdefault(name, {}).setdefault(way, []).append(float(ns))
-        print(f"{'ns a call, median of ' + str(ROUNDS):28}{'bare':>8}{'recorded':>10}{'quiet':>8}")
-        for name, ways in found.items():
-            bare, recorded, quiet = (median(ways[way]) for way in WAYS)
-            print(f"{name:28}{bare:8.1f}{recorded - bare:+10.1f}{quiet - bare:+8.1f}")
+                    line = hooked.command("run", "-f", "-o", trace, "--calls", calls, "--", program)
+                for name, ns in run(line, env).items():
+                    raw.setdefault(name, {}).setdefault(way, []).append(ns)
+                if calls == "all":
+                    each = trace.stat().st_size / (3 * CALLS + 3000)
+        probed = uprobes(program, driver, env)
+    cost = {name: {way: median(ways[way]) - median(ways["bare"]) for way in WAYS} for name, ways in raw.items()}
+    bounds = [(f"{name}, recorded, ns", ways["recorded"], 60.0) for name, ways in cost.items()]
+    bounds += [(f"{name}, quiet, ns", ways["quiet"], 5.0) for name, ways in cost.items()]
+    bounds.append(("bytes a call", each, 64.0))
+    if isinstance(probed, list):
+        pair = median(probed) - median(raw["cuDriverGetVersion"]["bare"])
+        bounds.append(
+            ("recorded / uprobe pair, cuDriverGetVersion", cost["cuDriverGetVersion"]["recorded"] / pair, 1 / 20)
+        )
+    result = {
+        "machine": machine(),
+        "raw_ns": raw,
+        "uprobe_ns": probed,
+        "bounds": [{"what": w, "value": v, "at_most": m, "held": v <= m} for w, v, m in bounds],
+    }
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{'over the bare call':46}{'measured':>10}{'at most':>10}")
+    for what, value, most in bounds:
+        print(f"{what:46}{value:10.4g}{most:10.4g}  {'held' if value <= most else 'MISSED'}")
+    if isinstance(probed, str):
+        print(f"no uprobes: {probed}")
+    return any(value > most for _, value, most in bounds)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -61,7 +61,7 @@ def flags(line):
 
 def test_every_tool_has_a_page_and_every_page_a_tool():
     tools = {path.name for path in (ROOT / "bin").glob("gpt-*")}
-    assert tools == {*TOOLS, "gpt-hook"}  # which is C, and not in the wheel yet
+    assert tools == {*TOOLS, "gpt-hook"}  # which is C
     assert {f"{tool}.1" for tool in tools} == {name for name in PAGES if name.endswith(".1")}
     assert {"gpt-stream.5", "gpt.7"} <= set(PAGES)
 

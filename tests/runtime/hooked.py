@@ -84,7 +84,7 @@ def command(*args: str | Path) -> list[str]:
 
 
 def run(
-    out: Path, *args: str | Path, options: tuple[str | Path, ...] = (), device: str = "sim", **more
+    out: Path, *args: str | Path, options: tuple[str | Path, ...] = ("--calls", "all"), device: str = "sim", **more
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command under gpt-hook, its trace in `out`."""
     line = command("run", "-o", out, "--device", device, *options, "--", *args)
@@ -103,7 +103,8 @@ def rows(record: dict) -> list[dict]:
         }
     )
     found = np.frombuffer(record["rows"], layout)
-    found = found[found["start" if "start" in layout.names else "function"] != 0]
+    used = next(name for name in ("start", "begin", "count") if name in layout.names)
+    found = found[found[used] != 0]
     return [dict(zip(layout.names, row, strict=True)) for row in found.tolist()]
 
 
@@ -148,7 +149,7 @@ class Trace:
         return dict(found)
 
 
-def traced(tmp_path: Path, source: str, *flags: str | Path, options=(), args=(), **more) -> Trace:
+def traced(tmp_path: Path, source: str, *flags: str | Path, options=("--calls", "all"), args=(), **more) -> Trace:
     """Builds a C client, runs it under gpt-hook on the simulated device, and reads the trace. It must exit with 0."""
     program = compile_c(tmp_path / "client", source, *flags)
     done = run(tmp_path / "t.mp", program, *args, options=options, **more)

@@ -24,7 +24,10 @@ def include() -> Path:
 
 
 def declared() -> dict[str, int]:
-    """Every function that cuda.h declares in any mode, with the words of its arguments that lie on the stack."""
+    """Every function that cuda.h declares in any mode, with the words of its arguments on the stack.
+
+    STACK_WORDS stands for one with arguments in vector registers.
+    """
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
         for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
@@ -32,6 +35,9 @@ def declared() -> dict[str, int]:
             text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
             for name, parameters in re.findall(r"CUresult\s+(cu\w+)\(([^;]*?)\);", text):
                 registers = words = 0
+                if re.search(r"\b(float|double)\s+\w+\s*(,|$)", parameters):
+                    found[name] = STACK_WORDS
+                    continue
                 for parameter in parameters.split(","):
                     type_ = parameter.split()[0]
                     if type_ in BY_VALUE and "*" not in parameter:
@@ -49,7 +55,7 @@ def test_every_function_of_cuda_h_is_known():
     real = declared()
     assert len(real) > 600
     assert listed == real and list(listed) == sorted(listed)  # it is searched by halves
-    assert max(real.values()) < STACK_WORDS
+    assert max(real.values()) <= STACK_WORDS
     count = re.search(r"#define HOOK_NAMES (\d+)", (ROOT / "runtime" / "hook" / "hook.h").read_text())
     assert count and int(count[1]) == len(listed)
 

@@ -1,0 +1,188 @@
+// GPU code that is missing after all, as a library lacks it from which too much was cut: names the kernel,
+// the library and what keeps it, in a line on standard error and in the trace. The look-up that failed is
+// recorded as a use, so that the trace keeps the kernel next time.
+//
+// A program may try what is not there and be content; libraries load regions for other devices so. Nothing is
+// said of an image unless it was cut, or the failure is one that no intact library leads to.
+
+#include <stdio.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+#define MAX_SAID 5
+
+struct place { // of an image
+    const void *start;
+    const char *path; // of the file whose mapping holds it, or NULL
+    uint64_t offset;
+    bool cut;
+    char buffer[4096];
+};
+
+void hook_set_image(uint64_t handle, const void *start) {
+    _Atomic uint64_t *value = hook_map_find(&hook_live->images, handle, true);
+    if (value)
+        atomic_store(value, (uint64_t)start);
+}
+
+void hook_share_image(uint64_t handle, uint64_t of) { hook_set_image(handle, hook_image_of(of)); }
+
+const void *hook_image_of(uint64_t handle) {
+    _Atomic uint64_t *value = hook_map_find(&hook_live->images, handle, false);
+    return value ? (const void *)atomic_load(value) : NULL;
+}
+
+// Reads memory that the program may have given back.
+static bool peek(const void *from, void *into, size_t size) {
+    struct iovec here = {into, size}, there = {(void *)from, size};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
+}
+
+// Whether a region lost elements: one of them is dead, or all are gone.
+static bool has_gaps(const char *start) {
+    struct fatbin_region region;
+    struct fatbin_element element;
+    if (!peek(start, &region, sizeof(region)) || region.magic != FATBIN_MAGIC)
+        return false;
+    for (uint64_t at = 0; at < region.size; at += element.header_size + element.payload_size) {
+        if (!peek(start + region.header_size + at, &element, sizeof(element)) ||
+            element.header_size < sizeof(element) || element.payload_size > region.size)
+            return false;
+        if (element.kind == FATBIN_DEAD)
+            return true;
+    }
+    return !region.size;
+}
+
+// Whether the file stands in for another, or its original was kept beside it.
+static bool was_patched(const char *path) {
+    for (uint32_t i = 0; i < atomic_load(&hook_live->libraries); i++)
+        if (hook_live->library[i].replaces && !strcmp(hook_live->library[i].path, path))
+            return true;
+    char original[4096 + 16];
+    snprintf(original, sizeof(original), "%s.gpt-orig", path);
+    return !access(original, F_OK);
+}
+
+static void find_place(const void *start, struct place *place) {
+    struct fatbin_wrapper wrapper;
+    *place = (struct place){.start = start};
+    if (!start)
+        return;
+    if (peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
+        place->start = wrapper.data;
+    hook_scan_libraries();
+    place->path = hook_find_file(place->start, &place->offset, place->buffer, sizeof(place->buffer));
+    place->cut = has_gaps(place->start) || (place->path && was_patched(place->path));
+}
+
+// Whether this is told for the first time, and how many were.
+static bool is_new(const char *text, const void *start, uint32_t *said) {
+    uint64_t hash = (uint64_t)start | 1;
+    for (; text && *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 1099511628211u;
+    _Atomic uint64_t *known = hook_map_find(&hook_live->missing, hash, true);
+    if (!known || atomic_exchange(known, 1))
+        return false;
+    *said = atomic_fetch_add(&hook_live->said, 1);
+    return true;
+}
+
+// Gives false where it was told before.
+static bool tell(const struct frame *frame, const struct place *place, const char *kernel) {
+    uint32_t said;
+    if (!is_new(kernel, place->start, &said))
+        return false;
+    char call[NAME_BYTES], where[4096 + 64], fact[2048];
+    const char *error = NULL;
+    CUresult (*name)(CUresult, const char **) = hook_driver_function("cuGetErrorName");
+    hook_name(frame->slot, call);
+    if (!name || name((CUresult)frame->rax, &error) || !error)
+        error = "error";
+    if (place->path)
+        snprintf(where, sizeof(where), "%s", place->path);
+    else
+        snprintf(where, sizeof(where), "GPU code in memory at %p", place->start);
+    if (kernel)
+        snprintf(fact, sizeof(fact), "no code for kernel '%s' (%s: %s %d)", kernel, call, error,
+                 (int)frame->rax);
+    else
+        snprintf(fact, sizeof(fact), "no code for this device in the fatbin at 0x%llx (%s: %s %d)",
+                 (unsigned long long)place->offset, call, error, (int)frame->rax);
+    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(fact),
+               .ref = hook_str(kernel));
+    if (said > MAX_SAID)
+        return true;
+    char line[8192];
+    int size;
+    if (said == MAX_SAID)
+        size = snprintf(line, sizeof(line), "gpt-hook: warning: more GPU code is missing: %s names it\n",
+                        hook_live->path);
+    else if (kernel)
+        size = snprintf(line, sizeof(line),
+                        "gpt-hook: warning: %s: %s; gpt-locate --keep '%s' or --used %s keeps it\n", where,
+                        fact, kernel, hook_live->path);
+    else
+        size = snprintf(line, sizeof(line),
+                        "gpt-hook: warning: %s: %s; gpt-locate --used a trace of a run like this one, with "
+                        "the library as it was, keeps it\n",
+                        where, fact);
+    size = size < (int)sizeof(line) ? size : (int)sizeof(line) - 1;
+    ssize_t written = write(STDERR_FILENO, line, (size_t)size);
+    (void)written;
+    return true;
+}
+
+// The look-up failed, but the program uses the kernel.
+static void use(uint64_t module, const char *kernel) {
+    _Atomic uint64_t *id = hook_map_find(&hook_live->module_ids, module, false);
+    HOOK_WRITE(function, .id = atomic_fetch_add(&hook_live->functions, 1) + 1,
+               .module = {id != NULL, id ? atomic_load(id) : 0}, .name = hook_str(kernel));
+}
+
+static const char *ask_name(uint64_t handle) {
+    static const char *const symbols[] = {"cuKernelGetName", "cuFuncGetName"};
+    const char *name = NULL;
+    for (int i = 0; i < 2 && !name; i++) {
+        CUresult (*ask)(const char **, uint64_t) = hook_driver_function(symbols[i]);
+        if (ask && ask(&name, handle))
+            name = NULL;
+    }
+    return name;
+}
+
+// A call failed that loads GPU code, looks into it or launches it.
+void hook_on_failure(struct frame *frame) {
+    CUresult status = (CUresult)frame->rax;
+    handler *kind = frame->slot->on_return;
+    bool none = status == CUDA_ERROR_NO_BINARY_FOR_GPU;
+    struct place place;
+    if (!none && status != CUDA_ERROR_NOT_FOUND && status != CUDA_ERROR_INVALID_IMAGE)
+        return;
+    if (!hook_this_thread())
+        return;
+    if (kind == hook_on_module_image && frame->args[1] && status != CUDA_ERROR_NOT_FOUND) {
+        find_place((const void *)frame->args[1], &place);
+        if (place.cut)
+            tell(frame, &place, NULL);
+    } else if (kind == hook_on_module_file && frame->args[1] && none) {
+        place = (struct place){.path = (const char *)frame->args[1]};
+        if (was_patched(place.path))
+            tell(frame, &place, NULL);
+    } else if (kind == hook_on_function && frame->args[2]) {
+        const char *kernel = (const char *)frame->args[2];
+        find_place(hook_image_of(frame->args[1]), &place);
+        bool of_library = !strncmp(frame->slot->symbol, "cuLibrary", 9); // asked for what was registered
+        if ((place.cut || (of_library && place.path)) && tell(frame, &place, kernel))
+            use(frame->args[1], kernel);
+    } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
+        bool second = kind || frame->slot->flags & SLOT_SECOND;
+        uint64_t handle = frame->args[second];
+        find_place(hook_image_of(handle), &place);
+        if (none || place.cut)
+            tell(frame, &place, ask_name(handle));
+    }
+}

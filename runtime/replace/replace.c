@@ -1,0 +1,461 @@
+// libgptreplace.so: the dynamic linker loads files of one folder, GPT_HOOK_REPLACE, in place of the libraries
+// that the program asks for. It is an auditing library (rtld-audit(7)), brought in by LD_AUDIT, and lives in
+// a namespace of its own, so the program's symbols, errno and heap are untouched.
+//
+// A file stands for a library of its name, whatever version follows `.so`, also if the library was named by a
+// symbolic link, and of its build id. Several of one name in subfolders are told apart by build id; of equal
+// ones that whose path ends most like the library's is taken.
+//
+// The linker asks in two ways:
+//
+//   - for a name without slash, each path that the search tries is shown first. The answer is opened, but the
+//     object keeps the path that was tried: $ORIGIN, dladdr and debuggers see nothing.
+//   - for a name with a slash, the answer becomes the object's path, and $ORIGIN with it. So that the library
+//     finds its neighbours all the same, $ORIGIN in its dynamic section is written out before the linker
+//     reads it, and the object gets back the name that was asked for. The linker frees the name that it made
+//     itself, so that one is put back when the object is closed.
+//
+// One file stands for one library: were it loaded for two, the two would share their variables. And a library
+// that is loaded as it is stays so.
+//
+// No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
+// at a time; large buffers are static, for the stack is that of whoever calls dlopen.
+
+#include <dirent.h>
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_DEPTH 32 // of subfolders
+#define MAX_SEGMENTS 128
+#define MAX_NOTES 4096 // bytes that are looked into
+
+struct identity {
+    dev_t device;
+    ino_t inode;
+    unsigned size; // of the build id; 0: none
+    unsigned char build_id[64];
+};
+
+struct file { // of the folder
+    const char *path, *name;
+    size_t stem; // bytes of the name that stand before a version
+    enum { UNREAD, GOOD, BAD } state;
+    bool warned, used;
+    struct identity identity, original; // its own; that of the library that it stands for
+    const char *asked;                  // the name with a slash that it was last loaded for
+};
+
+struct object { // that is loaded
+    struct link_map *map;
+    Lmid_t namespace;
+    struct object *next;
+    dev_t device;
+    ino_t inode;
+    char *name;         // the linker's own, if the object got another one
+    const char *origin; // and then what $ORIGIN means
+};
+
+static struct file **files; // by stem
+static size_t file_count, file_room;
+static struct object *objects;
+
+static void warn(const char *where, const char *format, ...) {
+    static char line[3 * PATH_MAX];
+    int size = snprintf(line, sizeof(line) - 1, "gpt-hook: warning: %s: ", where);
+    va_list args;
+    va_start(args, format);
+    size += vsnprintf(line + size, sizeof(line) - 1 - (size_t)size, format, args);
+    va_end(args);
+    size = size < (int)sizeof(line) - 1 ? size : (int)sizeof(line) - 2;
+    line[size++] = '\n';
+    if (write(STDERR_FILENO, line, (size_t)size) < 0)
+        return;
+}
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static size_t stem_of(const char *name) {
+    for (const char *at = name; (at = strstr(at, ".so")); at++)
+        if (!at[3 + strspn(at + 3, ".0123456789")])
+            return (size_t)(at + 3 - name);
+    return strlen(name);
+}
+
+// The identity of a shared object that is whole; says why not otherwise.
+static const char *identify(const char *path, struct identity *identity) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0)
+        return strerror(errno);
+    const char *fault = "is no shared object of this machine";
+    struct stat status;
+    Elf64_Ehdr head;
+    static Elf64_Phdr segments[MAX_SEGMENTS];
+    *identity = (struct identity){0};
+    if (fstat(file, &status) || !S_ISREG(status.st_mode) ||
+        pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
+        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_machine != EM_X86_64 || head.e_type != ET_DYN ||
+        head.e_phentsize != sizeof(*segments) || head.e_phnum > MAX_SEGMENTS)
+        goto done;
+    ssize_t size = head.e_phnum * (ssize_t)sizeof(*segments);
+    fault = "is truncated";
+    if (pread(file, segments, (size_t)size, (off_t)head.e_phoff) != size)
+        goto done;
+    identity->device = status.st_dev;
+    identity->inode = status.st_ino;
+    for (int i = 0; i < head.e_phnum; i++) {
+        const Elf64_Phdr *segment = &segments[i];
+        if (segment->p_offset > (uint64_t)status.st_size ||
+            segment->p_filesz > (uint64_t)status.st_size - segment->p_offset)
+            goto done;
+        if (segment->p_type != PT_NOTE || identity->size)
+            continue;
+        static unsigned char notes[MAX_NOTES];
+        size_t room = segment->p_filesz < sizeof(notes) ? segment->p_filesz : sizeof(notes);
+        size_t align = segment->p_align == 8 ? 8 : 4;
+        if (pread(file, notes, room, (off_t)segment->p_offset) != (ssize_t)room)
+            goto done;
+        for (size_t at = 0; at + sizeof(Elf64_Nhdr) <= room;) {
+            Elf64_Nhdr note;
+            memcpy(&note, notes + at, sizeof(note));
+            size_t value = (at + sizeof(note) + note.n_namesz + align - 1) & ~(align - 1);
+            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 &&
+                note.n_descsz <= sizeof(identity->build_id) && value + note.n_descsz <= room &&
+                !memcmp(notes + at + sizeof(note), "GNU", 4)) {
+                identity->size = note.n_descsz;
+                memcpy(identity->build_id, notes + value, note.n_descsz);
+            }
+            at = (value + note.n_descsz + align - 1) & ~(align - 1);
+        }
+    }
+    fault = NULL;
+done:
+    close(file);
+    return fault;
+}
+
+// The folder
+
+static int by_stem(const void *a, const void *b) {
+    const struct file *one = *(struct file *const *)a, *two = *(struct file *const *)b;
+    size_t size = one->stem < two->stem ? one->stem : two->stem;
+    int order = memcmp(one->name, two->name, size);
+    if (!order)
+        order = (one->stem > two->stem) - (one->stem < two->stem);
+    return order ? order : strcmp(one->path, two->path);
+}
+
+static void add_file(const char *path) {
+    if (file_count == file_room) {
+        size_t room = file_room ? 2 * file_room : 64;
+        struct file **more = realloc(files, room * sizeof(*files));
+        if (!more)
+            return;
+        files = more, file_room = room;
+    }
+    struct file *file = calloc(1, sizeof(*file));
+    if (!file || !(file->path = strdup(path)))
+        return;
+    file->name = base_name(file->path);
+    file->stem = stem_of(file->name);
+    files[file_count++] = file;
+}
+
+static void read_folder(const char *path, int depth) {
+    DIR *folder = depth < MAX_DEPTH ? opendir(path) : NULL;
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char inner[PATH_MAX];
+        struct stat status;
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
+            snprintf(inner, sizeof(inner), "%s/%s", path, entry->d_name) >= (int)sizeof(inner) ||
+            lstat(inner, &status))
+            continue;
+        if (S_ISDIR(status.st_mode))
+            read_folder(inner, depth + 1);
+        else if (!stat(inner, &status) && S_ISREG(status.st_mode))
+            add_file(inner);
+    }
+    if (folder)
+        closedir(folder);
+}
+
+// The files whose stem is that of the name: the first of them and, in `count`, how many.
+static struct file **find_files(const char *name, size_t *count) {
+    struct file key = {.path = "", .name = name, .stem = stem_of(name)};
+    size_t low = 0, high = file_count;
+    for (const struct file *wanted = &key; low < high;) {
+        size_t middle = (low + high) / 2;
+        if (by_stem(&files[middle], &wanted) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *count = 0;
+    while (low + *count < file_count && files[low + *count]->stem == key.stem &&
+           !memcmp(files[low + *count]->name, name, key.stem))
+        ++*count;
+    return files + low;
+}
+
+// What stands for a library
+
+static bool same_file(const struct identity *one, const struct identity *two) {
+    return one->device == two->device && one->inode == two->inode;
+}
+
+static bool same_build(const struct identity *one, const struct identity *two) {
+    return one->size && one->size == two->size && !memcmp(one->build_id, two->build_id, one->size);
+}
+
+static struct object *find_object(const struct link_map *map) {
+    struct object *object = objects;
+    while (object && object->map != map)
+        object = object->next;
+    return object;
+}
+
+// Whether the file is loaded where the one who asks is.
+static bool is_loaded(const struct identity *identity, const struct link_map *asker) {
+    const struct object *from = find_object(asker);
+    for (const struct object *object = objects; object; object = object->next)
+        if (object->inode == identity->inode && object->device == identity->device && from &&
+            object->namespace == from->namespace)
+            return true;
+    return false;
+}
+
+// How many parts at the end of two paths are the same.
+static int common_end(const char *one, const char *two) {
+    size_t a = strlen(one), b = strlen(two);
+    int parts = 0;
+    for (; a && b && one[a - 1] == two[b - 1]; a--, b--)
+        parts += one[a - 1] == '/';
+    return parts;
+}
+
+static void warn_once(struct file *file, const char *path, const char *format, const char *value) {
+    if (!file->warned)
+        warn(path, format, file->path, value);
+    file->warned = true;
+}
+
+static struct file *choose(const char *path, const char *name, struct identity *original) {
+    size_t count;
+    struct file **found = find_files(name, &count), *best = NULL, *other = NULL;
+    if (!count || identify(path, original))
+        return NULL; // what cannot be read there is the linker's to tell
+    for (size_t i = 0; i < count; i++) {
+        struct file *file = found[i];
+        const char *fault = file->state == UNREAD ? identify(file->path, &file->identity) : NULL;
+        if (file->state == UNREAD)
+            file->state = fault ? BAD : GOOD;
+        if (fault)
+            warn_once(file, path, "not replaced: %s: %s", fault);
+        if (file->state == BAD)
+            continue;
+        if (same_file(&file->identity, original))
+            return NULL;
+        if (same_build(&file->identity, original)) {
+            if (file->used && same_file(&file->original, original))
+                return file;
+            if (!best || common_end(file->path, path) > common_end(best->path, path))
+                best = file;
+        } else if (!strcmp(file->name, name))
+            other = file;
+    }
+    if (!best && other) {
+        bool known = other->identity.size && original->size;
+        warn_once(other, path, "not replaced: %s has %s build id", known ? "another" : "no");
+    }
+    return best;
+}
+
+static struct file *find_replacement(const char *path, const struct link_map *asker) {
+    char target[PATH_MAX];
+    struct identity original;
+    struct file *file = choose(path, base_name(path), &original);
+    if (!file && readlink(path, target, sizeof(target)) > 0 && realpath(path, target) &&
+        strcmp(base_name(target), base_name(path)))
+        file = choose(target, base_name(target), &original);
+    if (!file)
+        return NULL;
+    if (file->used && !same_file(&file->original, &original)) {
+        warn_once(file, path, "not replaced: %s stands for another file of this name%s", "");
+        return NULL;
+    }
+    if (is_loaded(&original, asker)) // under a name that no file has
+        return NULL;
+    file->used = true;
+    file->original = original;
+    return file;
+}
+
+// Names with a slash
+
+// The folder of a path, absolute.
+static bool folder_of(const char *path, char folder[PATH_MAX]) {
+    size_t size = 0;
+    if (*path != '/') {
+        if (!getcwd(folder, PATH_MAX - 1))
+            return false;
+        size = strlen(folder);
+        folder[size++] = '/';
+    }
+    size_t length = (size_t)(base_name(path) - path);
+    if (size + length >= PATH_MAX)
+        return false;
+    memcpy(folder + size, path, length);
+    size += length;
+    folder[size > 1 ? size - 1 : size] = '\0';
+    return true;
+}
+
+static bool origin_of(const struct link_map *map, char origin[PATH_MAX]) {
+    const struct object *object = find_object(map);
+    if (object && object->origin)
+        return strcpy(origin, object->origin);
+    if (*map->l_name)
+        return folder_of(map->l_name, origin);
+    char program[PATH_MAX];
+    ssize_t size = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    program[size > 0 ? size : 0] = '\0';
+    return size > 0 && folder_of(program, origin);
+}
+
+// Writes out $ORIGIN. False where it is not in the text, or the result is too long.
+static bool expand_origin(const char *text, const char *origin, char *into, size_t room) {
+    bool found = false;
+    size_t at = 0, size = strlen(origin);
+    while (*text && at + size + 1 < room) {
+        size_t skip = !strncmp(text, "${ORIGIN}", 9) ? 9 : !strncmp(text, "$ORIGIN", 7) ? 7 : 0;
+        if (skip) {
+            memcpy(into + at, origin, size);
+            at += size;
+            text += skip;
+            found = true;
+        } else
+            into[at++] = *text++;
+    }
+    into[at] = '\0';
+    return found && !*text;
+}
+
+// Writes out $ORIGIN in what the linker will read of the object: names and search paths.
+static void set_origin(const struct link_map *map, const char *origin) {
+    const char *strings = NULL;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag == DT_STRTAB) // some linkers leave addresses as they are in the file
+            strings = (const char *)(entry->d_un.d_ptr < map->l_addr ? entry->d_un.d_ptr + map->l_addr
+                                                                     : entry->d_un.d_ptr);
+    for (ElfW(Dyn) *entry = map->l_ld; strings && entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag != DT_RUNPATH && entry->d_tag != DT_RPATH && entry->d_tag != DT_NEEDED &&
+            entry->d_tag != DT_AUXILIARY && entry->d_tag != DT_FILTER)
+            continue;
+        static char text[8 * PATH_MAX];
+        char *kept;
+        if (!expand_origin(strings + entry->d_un.d_val, origin, text, sizeof(text)) || !(kept = strdup(text)))
+            continue;
+        // The section may be in memory that is only read.
+        uintptr_t page = (uintptr_t)entry & -4096ul, end = (uintptr_t)(entry + 1);
+        if (!mprotect((void *)page, end - page, PROT_READ | PROT_WRITE))
+            entry->d_un.d_val = (ElfW(Xword))((uintptr_t)kept - (uintptr_t)strings);
+    }
+}
+
+// What the linker calls
+
+EXPORT unsigned la_version(unsigned version) {
+    const char *folder = getenv("GPT_HOOK_REPLACE");
+    if (folder && !*folder) { // gpt-hook check
+        static const char here[] = "replace: here\n";
+        if (write(STDERR_FILENO, here, sizeof(here) - 1) < 0)
+            return 0;
+    }
+    if (!folder || !*folder)
+        return 0;
+    read_folder(folder, 0);
+    if (!file_count)
+        return 0; // the linker goes on without this library
+    qsort(files, file_count, sizeof(*files), by_stem);
+    return version; // la_objsearch, la_objopen and la_objclose are the same in each
+}
+
+EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag) {
+    bool whole = flag == LA_SER_ORIG; // as the program gives it, not a path that is tried
+    if (whole && !strchr(name, '/'))
+        return (char *)name;
+    char expanded[PATH_MAX], origin[PATH_MAX];
+    const char *path = name;
+    if (whole && strchr(name, '$') && origin_of((const struct link_map *)*cookie, origin) &&
+        expand_origin(name, origin, expanded, sizeof(expanded)))
+        path = expanded;
+    struct file *file = find_replacement(path, (const struct link_map *)*cookie);
+    if (file && whole && (strchr(path, ':') || !folder_of(path, origin))) {
+        warn_once(file, path, "not replaced: %s: $ORIGIN cannot be %s", "kept");
+        file = NULL;
+    }
+    if (file && whole && (!file->asked || strcmp(file->asked, path)))
+        file->asked = strdup(path);
+    if (file)
+        return (char *)file->path;
+    return path == expanded ? strdup(expanded) : (char *)name;
+}
+
+EXPORT unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
+    (void)cookie;
+    struct object *object = calloc(1, sizeof(*object));
+    if (!object)
+        return 0;
+    object->map = map;
+    object->namespace = namespace;
+    object->next = objects;
+    objects = object;
+    size_t count = 0;
+    struct file **found = *map->l_name ? find_files(base_name(map->l_name), &count) : NULL;
+    char origin[PATH_MAX];
+    for (size_t i = 0; i < count; i++)
+        if (found[i]->asked && !strcmp(found[i]->path, map->l_name) && folder_of(found[i]->asked, origin)) {
+            object->name = map->l_name;
+            map->l_name = (char *)found[i]->asked;
+            object->origin = strdup(origin);
+            set_origin(map, origin);
+            return 0;
+        }
+    struct stat status;
+    for (size_t i = 0; i < count; i++)
+        if (found[i]->used && !stat(map->l_name, &status) && found[i]->original.inode == status.st_ino &&
+            found[i]->original.device == status.st_dev)
+            return 0; // replaced, under the path that was tried
+    if (*map->l_name && !stat(map->l_name, &status)) {
+        object->device = status.st_dev;
+        object->inode = status.st_ino;
+    }
+    return 0;
+}
+
+EXPORT unsigned la_objclose(uintptr_t *cookie) {
+    for (struct object **at = &objects; *at; at = &(*at)->next)
+        if ((*at)->map == (const struct link_map *)*cookie) {
+            struct object *object = *at;
+            if (object->name)
+                object->map->l_name = object->name;
+            *at = object->next;
+            free(object);
+            break;
+        }
+    return 0;
+}

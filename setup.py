@@ -1,0 +1,109 @@
+"""The runtime in C as a part of the package: setuptools asks `make runtime` to build it.
+
+Everything else about the package stands in pyproject.toml. The wheel is for one platform and for any Python 3.
+`gpt-hook` goes to the executables as it is, for Python's start would cost more than all that it does.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup  # before distutils, which it brings along
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+from distutils.command.build_scripts import build_scripts  # isort: skip
+
+TOP = Path(__file__).resolve().parent
+PACKAGED = Path("gpt", "_runtime")
+# Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
+HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
+EDITABLE = """\
+#!/bin/sh
+[ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
+exec {launcher} "$@"
+"""
+
+
+def make_runtime(folder: Path) -> None:
+    """Builds the runtime into a folder. Exits with one line where a tool is missing."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    for tool, package in (("make", "make"), (compiler[0] if compiler else "cc", "gcc libc6-dev")):
+        if not shutil.which(tool):
+            sys.exit(f"setup: error: no '{tool}', which builds gpt-hook (Debian: apt-get install {package})")
+    # As one word each: make would split a path at a blank.
+    if any(character.isspace() for character in str(folder)):
+        sys.exit(f"setup: error: {folder}: make takes no path with a blank: build elsewhere")
+    command = ["make", "--no-print-directory", "runtime", f"RUNTIME={folder}", f"PYTHON={sys.executable}"]
+    command.append(f"CC={shlex.join(compiler)}")
+    environment = {"CFLAGS": "-O2"} | {
+        key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    if subprocess.run(command, cwd=TOP, env=environment, check=False).returncode:
+        sys.exit("setup: error: the runtime does not build: see above")
+
+
+class BuildPackage(build_py):
+    """Adds the runtime to the package; an editable install gets it where the sources are."""
+
+    def run(self) -> None:
+        """Copies the package and builds."""
+        super().run()
+        if HAS_RUNTIME:
+            make_runtime((TOP if self.editable_mode else Path(self.build_lib).absolute()) / PACKAGED)
+
+
+class BuildScripts(build_scripts):
+    """Puts the launcher, a program, among the executables; an editable install gets a script that runs it."""
+
+    editable_mode = False
+
+    def get_source_files(self) -> list[str]:
+        """None that a source distribution would need."""
+        return []
+
+    def run(self) -> None:
+        """Makes the executables."""
+        folder = Path(self.build_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / "gpt-hook"
+        if self.editable_mode:
+            launcher = shlex.quote(str(TOP / PACKAGED / "gpt-hook"))
+            target.write_text(EDITABLE.format(launcher=launcher, top=shlex.quote(str(TOP))))
+        else:
+            self.run_command("build_py")
+            shutil.copy(Path(self.get_finalized_command("build_py").build_lib) / PACKAGED / "gpt-hook", target)
+        target.chmod(0o755)
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for this platform and any Python: nothing in it is linked to Python."""
+
+    def finalize_options(self) -> None:
+        """Says that there is code of a platform in it."""
+        super().finalize_options()
+        self.root_is_pure = not HAS_RUNTIME
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """py3-none-PLATFORM"""
+        return ("py3", "none", super().get_tag()[2])
+
+
+class WithRuntime(Distribution):
+    """Builds into folders of this platform."""
+
+    def has_ext_modules(self) -> bool:
+        """Whether there is code of a platform in it."""
+        return HAS_RUNTIME
+
+
+setup(
+    distclass=WithRuntime,
+    scripts=[str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [],
+    cmdclass={"build_py": BuildPackage, "build_scripts": BuildScripts, "bdist_wheel": PlatformWheel},
+)

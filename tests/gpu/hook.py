@@ -1,0 +1,351 @@
+"""gpt-hook on a real GPU: every framework gives the same output under it and is seen whole, and what that costs.
+
+Run by tests/gpu/run.sh; builds the runtime itself (cc). Frameworks that are not installed are skipped and said so.
+Raw figures go to hook.json, the trace of a generation to generate.mp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve()
+sys.path.insert(0, str(ROOT))
+HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
+GENERATE = [sys.executable, str(ROOT / "tests" / "gpu" / "generate.py")]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+
+RUNTIME = r"""
+#include <cstdio>
+#define AT (blockIdx.x * blockDim.x + threadIdx.x)
+__global__ void scale(float *x, float by, int n) { if (AT < n) x[AT] *= by; }
+__global__ void shift(float *x, float by, int n) { if (AT < n) x[AT] += by; }
+int main() {
+    const int n = 1 << 20;
+    float *x, *y = new float[n];
+    for (int i = 0; i < n; i++) y[i] = i;
+    cudaMalloc(&x, n * sizeof(float));
+    cudaMemcpy(x, y, n * sizeof(float), cudaMemcpyHostToDevice);
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    for (int i = 0; i < 100; i++) {
+        scale<<<n / 256, 256, 0, stream>>>(x, 1.01f, n);
+        shift<<<n / 256, 256, 0, stream>>>(x, 1, n);
+    }
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    for (int i = 0; i < 10; i++) scale<<<n / 256, 256, 0, stream>>>(x, 0.99f, n);
+    cudaStreamEndCapture(stream, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    for (int i = 0; i < 5; i++) cudaGraphLaunch(exec, stream);
+    cudaMemcpyAsync(y, x, n * sizeof(float), cudaMemcpyDeviceToHost, stream);
+    cudaStreamSynchronize(stream);
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += y[i];
+    printf("%s %.8e\n", cudaGetErrorString(cudaDeviceSynchronize()), sum);
+}
+"""
+TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def add(x, y, out, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + i, tl.load(x + i, i < n) + tl.load(y + i, i < n), i < n)
+x = torch.arange(100000., device="cuda"); out = torch.empty_like(x)
+for _ in range(10):
+    add[(98,)](x, x, out, x.numel(), B=1024)
+print(out.sum().item())
+"""
+JAX = """
+import jax, jax.numpy as jnp
+f = jax.jit(lambda x: jnp.tanh(x @ x).sum())
+print(["%.4g" % float(f(jnp.full((256, 256), 0.001 * i))) for i in range(5)])  # XLA chooses its kernels by timing
+"""
+CUPY = """
+import cupy
+k = cupy.RawKernel('extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }', "twice")
+x = cupy.arange(128, dtype=cupy.float32)
+for _ in range(10):
+    k((1,), (128,), (x,))
+print(float(x.sum()), float(cupy.sort(cupy.sin(x))[3]))
+"""
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+data = [torch.full((64,), float(i)) for i in range(256)]
+x = torch.ones(64, device="cuda")
+total = 0.0
+for batch in DataLoader(data, batch_size=16, num_workers=4, pin_memory=True):  # forked after CUDA began
+    total += (batch.cuda(non_blocking=True) * x).sum().item()
+print(total)
+"""
+RANKS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1000, device="cuda") * (dist.get_rank() + 1)
+y = x.sum().cpu()
+dist.all_reduce(y)
+if dist.get_rank() == 0:
+    print(y.item())
+dist.destroy_process_group()
+"""
+CALLS = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdint.h>
+#include <string.h>
+#include <stdlib.h>
+#include <time.h>
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e9 + t.tv_nsec; }
+#define N 200000
+static uint64_t seen;
+static int (*stamp)(uint64_t *);
+static void callback(void *user, int domain, uint32_t id, const void *data) {
+    uint64_t t = 1; // what a tracer needs at least: a time stamp at entry and at return
+    if (stamp) stamp(&t);
+    seen += t != 0;
+}
+int main(int argc, char **argv) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = dlsym(cuda, "cuInit"), (*device)(int *) = dlsym(cuda, "cuCtxGetDevice");
+    int (*retain)(void **, int) = dlsym(cuda, "cuDevicePrimaryCtxRetain");
+    int (*set)(void *) = dlsym(cuda, "cuCtxSetCurrent");
+    void *context;
+    int number;
+    if (init(0) || retain(&context, 0) || set(context)) return 1;
+    if (argc > 1 && !strcmp(argv[1], "cupti")) {
+        void *cupti = dlopen(argv[2], RTLD_NOW), *subscriber;
+        if (!cupti) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+        int (*subscribe)(void **, void *, void *) = dlsym(cupti, "cuptiSubscribe");
+        int (*enable)(uint32_t, void *, int) = dlsym(cupti, "cuptiEnableDomain");
+        if (argc > 3) stamp = dlsym(cupti, "cuptiGetTimestamp");
+        if (subscribe(&subscriber, (void *)callback, 0) || enable(1, subscriber, 1)) return 3; // the driver API
+    }
+    for (int i = 0; i < 1000; i++) device(&number);
+    double best = 1e9;
+    for (int round = 0; round < 5; round++) {
+        double start = now();
+        for (int i = 0; i < N; i++) device(&number);
+        double each = (now() - start) / N;
+        best = each < best ? each : best;
+    }
+    printf("ns %f\n", best);
+    if (argc > 1 && !strcmp(argv[1], "cupti") && seen < N) { fprintf(stderr, "no callbacks\n"); return 4; }
+}
+"""
+
+
+def hooked(trace: Path, command: list[str], *options: str) -> list[str]:
+    return [str(HOOK), "run", "-f", "-o", str(trace), *options, "--", *command]
+
+
+def execute(command: list[str]) -> tuple[str, float]:
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"{command[:3]}: exit {done.returncode}: {done.stderr[-800:]}")
+    return done.stdout, seconds
+
+
+def programs(folder: Path) -> dict[str, list[str]]:
+    """The programs of all frameworks that are here."""
+    found: dict[str, list[str]] = {}
+    if shutil.which("nvcc"):
+        (folder / "runtime.cu").write_text(RUNTIME)
+        for name in ("static", "shared"):
+            flags = [f"-cudart={name}", "-arch=sm_90", "-o", str(folder / name)]
+            subprocess.run(["nvcc", *flags, str(folder / "runtime.cu")], check=True)
+            found[f"nvcc, {name} runtime"] = [str(folder / name)]
+    if find_spec("torch"):
+        for mode in ("eager", "graph", "compile"):
+            found[f"PyTorch, {mode}"] = [*GENERATE, "--mode", mode]
+        for name, text in (("loader", LOADER), ("ranks", RANKS)):
+            (folder / f"{name}.py").write_text(text)
+        found["PyTorch, DataLoader"] = [sys.executable, str(folder / "loader.py")]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--log-dir", str(folder)]
+        found["PyTorch, torchrun"] = [*torchrun, str(folder / "ranks.py")]
+    for name, package, text in (("Triton", "triton", TRITON), ("JAX", "jax", JAX), ("CuPy", "cupy", CUPY)):
+        if find_spec(package):
+            (folder / f"{package}_.py").write_text(text)
+            found[name] = [sys.executable, str(folder / f"{package}_.py")]
+    return found
+
+
+def read(trace: Path) -> list[dict[str, Any]]:
+    from gpt import stream
+
+    with open(trace, "rb") as file:
+        return list(stream.read_records(file, str(trace)))
+
+
+def look(trace: Path) -> dict[str, Any]:
+    """What a trace holds, in numbers."""
+    from tests.runtime.hooked import Trace
+
+    found = Trace(trace)
+    calls = len(found.calls)
+    launches = found.launches
+    types = Counter(call["type"] for call in found.calls)
+    return {
+        "calls": calls, "launches": sum(launches.values()), "kernels": len(launches),
+        "functions": len(found.functions), "types": dict(types), "unnamed": sum(
+            1 for call in found.calls if call["type"] == "kernel" and call["result"] == 0
+            and call["op"] == "launch" and not call.get("function")
+        ),
+        "bytes": trace.stat().st_size, "ended": found.kinds["end"] > 0,
+    }  # fmt: skip
+
+
+def look_at_times(trace: Path) -> dict[str, Any]:
+    """Of a trace with GPU times: what should have them, what has, and whether they make sense."""
+    from tests.runtime.hooked import Trace, rows
+
+    found = Trace(trace)
+    (header, *_) = found.of("header")
+    us = header.get("tsc_hz", 10**9) / 1e6
+    times = [row for record in found.of("gpu_times") for row in rows(record)]
+    wanted = [
+        call
+        for call in found.calls
+        if call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
+    ]
+    late = [(row["begin"] - row["call"]) / us for row in times]
+    graphs = found.of("graph")
+    return {
+        "timed": len(times), "timeable": len(wanted), "gpu_us": round(sum(row["duration"] for row in times) / us),
+        "begins_us": [round(min(late), 1), round(statistics.median(late), 1), round(max(late), 1)] if late else [],
+        "graph_nodes": sum(graph["nodes"] for graph in graphs),
+        "graph_kernels": sum(sum(graph["launches"]) for graph in graphs),
+    }  # fmt: skip
+
+
+def see(folder: Path) -> list[dict[str, Any]]:
+    """Each framework, bare and under the hook: equal output; what was seen."""
+    rows = []
+    for name, command in programs(folder).items():
+        row: dict[str, Any] = {"program": name}
+        try:
+            bare, row["bare_s"] = execute(command)
+            trace = OUT / "generate.mp" if name == "PyTorch, eager" else folder / "trace.mp"
+            out, row["hooked_s"] = execute(hooked(trace, command))
+            row |= look(trace)
+            row["same"] = out == bare
+            timed, _ = execute(hooked(folder / "timed.mp", command, "--gpu-time"))
+            row |= look_at_times(folder / "timed.mp")
+            quiet, _ = execute(hooked(folder / "quiet.mp", command, "--calls", "none"))
+            row["quiet_launches"] = look(folder / "quiet.mp")["launches"]
+            row["ok"] = row["same"] and bare == quiet == timed and row["kernels"] > 0 and row["ended"]
+            row["ok"] &= row["unnamed"] == 0 and row["quiet_launches"] == row["launches"]
+        except Exception as error:
+            row |= {"ok": False, "error": str(error)[-500:]}
+        rows.append(row)
+    return rows
+
+
+def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str, list[float]]:
+    """Runs the ways in turn; what `pattern` finds in the output of each run."""
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(rounds):
+        for way in list(ways) if number % 2 else list(ways)[::-1]:
+            out, seconds = execute(ways[way])
+            match = re.search(pattern, out)
+            found[way].append(float(match[1]) if match else seconds)
+    return found
+
+
+def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """What the hook costs, side by side."""
+    found: dict[str, dict[str, list[float]]] = {}
+    (folder / "calls.c").write_text(CALLS)
+    subprocess.run(["cc", "-O2", "-w", str(folder / "calls.c"), "-o", str(folder / "calls"), "-ldl"], check=True)
+    bare = [str(folder / "calls")]
+    ways = {
+        "bare": bare,
+        "recorded": hooked(folder / "t.mp", bare, "--calls=all"),
+        "counted": hooked(folder / "t.mp", bare),
+        "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
+    }
+    places = [
+        Path(p)
+        for d in ("/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64")
+        for p in Path("/").glob(d[1:])
+    ]
+    places += [Path(p) / "nvidia" for p in sys.path if p]
+    cupti = next((str(f) for p in places for f in sorted(p.glob("**/libcupti.so*"))), None)
+    if cupti:
+        ways["CUPTI, empty"] = [*bare, "cupti", cupti]
+        ways["CUPTI, stamps"] = [*bare, "cupti", cupti, "stamps"]
+    found["cuCtxGetDevice, ns"] = alternate(ways, r"ns ([\d.]+)", 5)
+    if find_spec("torch"):
+        bare = [*GENERATE, "--passes", "60"]
+        ways = {
+            "bare": bare,
+            "default": hooked(folder / "t.mp", bare),
+            "all calls": hooked(folder / "t.mp", bare, "--calls=all"),
+            "with --gpu-time": hooked(folder / "t.mp", bare, "--gpu-time"),
+            "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
+        }
+        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 7)
+        bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
+        ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}
+        found["start-up of PyTorch, s"] = alternate(ways, "(?!)", 5)
+    return found
+
+
+def main() -> int:
+    """Sees, measures, prints the table."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["make", "-s", "runtime"], cwd=ROOT, check=True) if not HOOK.exists() else None
+    with tempfile.TemporaryDirectory() as name:
+        rows = see(Path(name))
+        costs = cost(Path(name))
+    (OUT / "hook.json").write_text(json.dumps({"programs": rows, "costs": costs}, indent=1))
+    failed = 0
+    for row in rows:
+        failed += not row["ok"]
+        facts = {
+            k: row[k]
+            for k in (
+                "calls",
+                "launches",
+                "kernels",
+                "functions",
+                "unnamed",
+                "quiet_launches",
+                "timed",
+                "timeable",
+                "gpu_us",
+                "begins_us",
+                "graph_nodes",
+                "graph_kernels",
+                "same",
+                "error",
+            )
+            if k in row
+        }
+        print(f"{'ok' if row['ok'] else 'FAILED':7}{row['program']:22}", *(f"{k} {v}" for k, v in facts.items()))
+    for what, ways in costs.items():
+        bare = statistics.median(ways["bare"])
+        for way, values in ways.items():
+            value = statistics.median(values)
+            print(f"{what:26}{way:16}{value:10.4f}  {value - bare:+10.4f}  {100 * (value / bare - 1):+7.2f} %")
+    print(f"hook: {len(rows)} programs, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,284 @@
+"""GPU code that is missing after all: what the hook says of it, and what the simulated driver gives."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import cuda
+from tests.demo.build import build
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
+STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
+
+
+def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None):
+    """The library with one kernel, or what a trace used."""
+    used = used or folder.parent / "nothing.txt"
+    if used.suffix == ".txt":
+        used.touch()
+    keep = f"--keep '{keep}'" if keep else ""
+    script = " | ".join(
+        (
+            f"{STAGE % 'extract'} {library}",
+            f"{STAGE % 'locate'} --used {used} {keep} --arch sm_90 {' '.join(options)}",
+            f"{STAGE % 'patch'} -o {folder} --mode {mode}",
+        )
+    )
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / library.name
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPT_SIM_ARCH", "9.0")
+    return build(tmp_path / "demo")
+
+
+def run(demo, *options, kernel="fill", **more):
+    return hooked.run(demo.parent / "t.mp", demo.parent / "main", kernel, options=["-f", *options], **more)
+
+
+def told(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("gpt-hook: ")]
+
+
+@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+def test_a_region_that_is_empty(demo, tmp_path, mode):
+    assert told(run(demo)) == []
+    library = slim(demo, tmp_path / "slim", mode=mode)
+    done = run(demo, "--replace", tmp_path / "slim")
+    assert "cuLibraryLoadData" in done.stderr and "CUDA_ERROR_NO_BINARY_FOR_GPU" in done.stderr
+    (line,) = told(done)
+    trace = Trace(demo.parent / "t.mp")
+    (diag,) = trace.of("diag")
+    assert diag["where"] == str(library)
+    offset = diag["text"].partition(" at 0x")[2].partition(" ")[0]
+    assert library.read_bytes()[int(offset, 16) :][:4] == b"\x50\xed\x55\xba"
+    fact = f"no code for this device in the fatbin at 0x{offset} (cuLibraryLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
+    assert diag["text"] == fact
+    assert line.startswith(f"gpt-hook: warning: {library}: {fact}; gpt-locate --used ")
+    assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # what was kept works
+
+
+@pytest.mark.parametrize("mode", ["compact", "fill"])
+def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
+    patched = slim(demo, tmp_path / "slim", mode=mode)
+    shutil.copy(patched, demo)
+    (line,) = told(run(demo))
+    assert line.startswith(f"gpt-hook: warning: {demo}: no code for this device in the fatbin at 0x")
+
+
+def two_kernels(folder, name="libtwo.so"):
+    """A library with two kernels, each in an element of its own of one region."""
+    code = 'extern "C" __global__ void %s(int *p) { *p = 1; }'
+    elements = [("sm_90", "cubin", cuda.nvrtc_compile(code % kernel, "sm_90")) for kernel in ("one", "two")]
+    (folder / "two.c").write_text(
+        "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
+    )
+    return cuda.shared_library(folder / name, [cuda.fatbin(elements, "none")], sources=[folder / "two.c"])
+
+
+CLIENT = r"""
+int main(int count, char **arguments) {
+    begin();
+    void *library = dlopen("%s", RTLD_NOW), *module, *kernel;
+    const void *(*wrapper)(void) = dlsym(library, "wrapper");
+    int (*load)() = dlsym(driver, "cuLibraryLoadData"), (*get)() = dlsym(driver, "cuLibraryGetKernel");
+    OK(load(&module, wrapper(), 0, 0, 0, 0, 0, 0));
+    for (int round = 0; round < 3; round++)
+        for (int i = 1; i < count; i++)
+            printf("%%d ", get(&kernel, module, arguments[i]));
+}
+"""
+
+
+def test_a_kernel_that_is_not_there(tmp_path):
+    library = two_kernels(tmp_path)
+    assert cuda.run("cuobjdump", "-lelf", library).count("ELF file") == 2
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    trace = tmp_path / "t.mp"
+    done = hooked.run(trace, program, "one", "two")
+    assert (done.stdout, done.stderr) == ("0 0 " * 3, "")
+    patched = slim(library, tmp_path / "slim", keep="^one$")
+    done = hooked.run(trace, program, "one", "two", options=["-f", "--replace", tmp_path / "slim"])
+    assert done.stdout == "0 500 " * 3
+    fact = "no code for kernel 'two' (cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND 500)"
+    assert done.stderr == (
+        f"gpt-hook: warning: {patched}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    )
+    (diag,) = Trace(trace).of("diag")
+    assert (diag["level"], diag["where"], diag["text"], diag["ref"]) == ("warning", str(patched), fact, "two")
+
+    # Both ways that the message tells do keep it.
+    for more in ({"keep": "one|two"}, {"keep": None, "used": trace}):
+        shutil.rmtree(tmp_path / "slim")
+        slim(library, tmp_path / "slim", **more)
+        done = hooked.run(tmp_path / "u.mp", program, "one", "two", options=["-f", "--replace", tmp_path / "slim"])
+        assert (done.stdout, done.stderr) == ("0 0 " * 3, "")
+
+
+def test_no_more_than_a_few_lines(tmp_path):
+    library = two_kernels(tmp_path)
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    names = [f"k{i}" for i in range(20)]
+    done = hooked.run(tmp_path / "t.mp", program, *names)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 6 and all(f"'k{i}'" in lines[i] for i in range(5))
+    assert lines[5] == f"gpt-hook: warning: more GPU code is missing: {tmp_path}/t.mp names it"
+    trace = Trace(tmp_path / "t.mp")
+    assert [r["ref"] for r in trace.of("diag")] == names
+    assert [name for name in trace.functions if name in names] == names
+
+
+def test_trying_what_is_not_there_is_quiet(tmp_path):
+    source = r"""
+    int main(void) {
+        begin();
+        void *module, *function;
+        char *copy = strdup(PTX);
+        OK(cuModuleLoadData(&module, copy));
+        free(copy);
+        for (int i = 0; i < 10; i++)
+            assert(cuModuleGetFunction(&function, module, "not there") == 500);
+        assert(cuModuleLoadData(&module, "nonsense") == 200);
+        static const uint64_t region[10] = {0x10000100000000ull | 0xba55ed50, 64, 64ull << 32};
+        static const struct { uint32_t magic, version; const void *data; void *more; } wrapper = {
+            0x466243b1, 1, region, 0};
+        assert(cuModuleLoadData(&module, &wrapper) == 209);
+        assert(cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == 400);
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", source)
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert done.returncode == 0
+    # The last has one element, of a kind that is dead.
+    assert done.stderr.count("\n") == 1 and "no code for this device in the fatbin" in done.stderr
+
+
+def test_memory_that_is_gone_is_not_read(tmp_path):
+    source = r"""
+    #include <sys/mman.h>
+    int main(void) {
+        begin();
+        void *module, *function;
+        char *copy = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        strcpy(copy, PTX);
+        OK(cuModuleLoadData(&module, copy));
+        mprotect(copy, 4096, PROT_NONE);
+        int (*get)(void **, void *, const char *) = dlsym(driver, "cuLibraryGetKernel");
+        mprotect(copy, 4096, PROT_READ); // the simulated driver reads it again
+        assert(get(&function, module, "gone") == 500);
+    }
+    """
+    done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "loads"),
+    [("9.0", True), ("9.5", True), ("8.9", False), ("8.0", False), ("10.0", False), ("7.5", True), ("7.0", False)],
+)
+def test_the_simulated_driver_takes_what_a_driver_would(tmp_path, arch, loads):
+    code = 'extern "C" __global__ void one(int *p) { *p = 1; }'
+    elements = [(a, "cubin", cuda.nvrtc_compile(code, a)) for a in ("sm_75", "sm_90")]
+    (tmp_path / "code.fatbin").write_bytes(cuda.fatbin(elements, "none"))
+    (tmp_path / "code.cubin").write_bytes(elements[1][2])
+    source = f"""
+    int main(void) {{
+        void *module;
+        begin();
+        int (*load)(void **, const char *) = dlsym(driver, "cuModuleLoad");
+        printf("%d %d\\n", load(&module, "{tmp_path}/code.fatbin"), load(&module, "{tmp_path}/code.cubin"));
+    }}
+    """
+    env = os.environ | {"GPT_SIM_ARCH": arch}
+    done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), env=env)
+    cubin = 0 if arch.startswith("9.") else 209
+    assert done.stdout == f"{0 if loads else 209} {cubin}\n"
+    # PTX runs on what is newer.
+    ptx = [*elements, ("compute_75", "ptx", cuda.nvrtc_compile(code, "compute_75"))]
+    (tmp_path / "code.fatbin").write_bytes(cuda.fatbin(ptx, "zstd"))
+    done = hooked.run(tmp_path / "u.mp", tmp_path / "client", env=env)
+    assert done.stdout == f"{209 if arch == '7.0' else 0} {cubin}\n"
+
+
+DRIVER = r"""
+// Loads and looks up anything, and has no code when it comes to it: as lazy loading may find out.
+static const char *names[] = {"one", "two"};
+int cuInit(unsigned flags) { return flags; }
+int cuGetErrorName(int status, const char **name) {
+    *name = "CUDA_ERROR_NO_BINARY_FOR_GPU";
+    return status != 209;
+}
+int cuLibraryLoadData(void **library, const void *image) {
+    *library = (void *)image;
+    return 0;
+}
+int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+    (void)library;
+    *kernel = &names[name[0] == 't'];
+    return 0;
+}
+int cuKernelGetName(const char **name, void *kernel) {
+    *name = *(const char **)kernel;
+    return 0;
+}
+int cuKernelGetFunction(void **function, void *kernel) {
+    (void)function, (void)kernel;
+    return 209;
+}
+int cuLaunchKernel(void *kernel) { return kernel == &names[1] ? 209 : 0; }
+int cuLaunchKernelEx(void *config, void *kernel) {
+    (void)config;
+    return cuLaunchKernel(kernel);
+}
+"""
+
+
+@pytest.mark.parametrize("calls", ["all", "none"])
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("cuKernelGetFunction", "get(&found, kernels[1])"),
+        ("cuLaunchKernel", "launch(kernels[1], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)"),
+        ("cuLaunchKernelEx", "launch_ex(config, kernels[1], 0, 0)"),
+    ],
+)
+def test_code_that_is_found_missing_late(tmp_path, calls, call, line):
+    library = two_kernels(tmp_path)
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver.c").write_text(DRIVER)
+    soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic"
+    cuda.c_compiler("-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver" / "libcuda.so.1", soname)
+    source = f"""
+    #include <assert.h>
+    #include <dlfcn.h>
+    #include <stdio.h>
+    int main(void) {{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW), *loaded, *kernels[2], *found;
+        const void *(*wrapper)(void) = dlsym(dlopen("{library}", RTLD_NOW), "wrapper");
+        int (*load)() = dlsym(driver, "cuLibraryLoadData"), (*look)() = dlsym(driver, "cuLibraryGetKernel");
+        int (*launch)() = dlsym(driver, "cuLaunchKernel"), (*launch_ex)() = dlsym(driver, "cuLaunchKernelEx");
+        int (*get)() = dlsym(driver, "cuKernelGetFunction"), config[32] = {{0}};
+        assert(!load(&loaded, wrapper(), 0, 0, 0, 0, 0, 0));
+        assert(!look(&kernels[0], loaded, "one") && !look(&kernels[1], loaded, "two"));
+        assert(!launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        for (int i = 0; i < 3; i++)
+            printf("%d ", {line});
+        (void)found, (void)config, (void)launch_ex, (void)get;
+    }}
+    """
+    program = hooked.compile_c(tmp_path / "client", source, prelude=False)
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
+    trace = tmp_path / "t.mp"
+    done = hooked.run(trace, program, env=env, device="real", options=["--calls", calls])
+    assert done.stdout == "209 " * 3
+    fact = f"no code for kernel 'two' ({call}: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
+    assert done.stderr == f"gpt-hook: warning: {library}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    assert Trace(trace).functions == ["one", "two"]
