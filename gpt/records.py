@@ -26,8 +26,19 @@ STRUCTS: dict[str, Keys] = {
     },
     "field": {
         "name": ("str", "name of the value"),
-        "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f32 f64"),
+        "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64"),
         "offset": ("u64", "bytes from the start of the row or slot"),
+    },
+    "param": {
+        "offset": ("u64", "bytes from the start of the parameters"),
+        "size": ("u64", "bytes"),
+        "map": ("u64?", "id of the map whose buffer's address it takes"),
+    },
+    "site": {
+        "probe": ("str", "name of the probe"),
+        "position": ("str", "as the probe file says it"),
+        "matched": ("u64", "places in the program that it means"),
+        "woven": ("u64", "those that the probe was woven into"),
     },
 }
 
@@ -148,6 +159,30 @@ KINDS: dict[str, Keys] = {
         "arch": ("str", "its target"),
         "kernels": ("[str]", "entry functions"),
         "data": ("bin", "the text, without trailing NUL"),
+    },
+    "map": {
+        "id": ("u64", "number in the segment"),
+        "name": ("str", "as the probe file says it"),
+        "type": ("str", "array, total or log"),
+        "level": ("str", "thread, warp or block: a unit"),
+        "capacity": ("u64", "records of a unit, of a log all in all; 0 where they are counted only"),
+        "stride": ("u64", "bytes of a record"),
+        "fields": ("[field]", "layout of a record"),
+    },
+    "kernel": {
+        "module": ("u64", "id of the ptx or cubin record that holds it"),
+        "name": ("str", "mangled name"),
+        "params": ("[param]", "its own parameters; none where nobody looked"),
+        "added": ("[param]", "the parameters behind them that probes need"),
+        "maps": ("[u64]", "ids of the maps that its probes save to"),
+        "sites": ("[site]", "where its probes are"),
+        "verified": ("u64?", "1 where its probes were proved harmless, 0 where that was not asked for"),
+        "reason": ("str?", "why it was left alone"),
+        "registers": ("u64?", "of a thread"),
+        "spills": ("u64?", "bytes of spill stores and loads"),
+        "stack": ("u64?", "bytes of a thread's stack frame"),
+        "shared": ("u64?", "bytes of static shared memory"),
+        "constant": ("u64?", "bytes of constant memory"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
