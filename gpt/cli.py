@@ -266,13 +266,19 @@ class Stage:
         self.write(records.make("end", records=0, status=self.status))
         return self.close()
 
-    def filter(self, handle: Handler, files: Sequence[Path] = ()) -> int:
+    def filter(
+        self, handle: Handler, files: Sequence[Path] = (), settle: Callable[[], Iterable[Output]] = tuple
+    ) -> int:
         """Passes a stream through `handle`, which gives the records that take a record's place.
 
         Headers get this stage's name in `via`, a `sync` is flushed. `handle` also sees `end`, and what it gives
-        then stands before it. Returns the exit status.
+        then stands before it. A `handle` that does not give everything at once has a `settle`, which gives the
+        rest: it is called before a header, a sync, an end, and when there is no more. Returns the exit status.
         """
         for record in self.read(files):
+            if record["kind"] in ("header", "sync", "end"):
+                for out in settle():
+                    self.write(out)
             match record["kind"]:
                 case "header":
                     self.write({**record, "via": [*record["via"], self.tool]})
@@ -281,6 +287,8 @@ class Stage:
                 case _:
                     for out in handle(record):
                         self.write(out)
+        for out in settle():
+            self.write(out)
         return self.close()
 
     def close(self) -> int:

@@ -16,6 +16,7 @@ from rich.text import Text
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
+    "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "constant"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
 
@@ -43,6 +44,7 @@ class LibraryTables:
         self._tallies: dict[str, list[dict[str, Any]]] = {}
         self._patched: list[dict[str, Any]] = []
         self._modules: list[dict[str, Any]] = []
+        self._kernels: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -63,6 +65,8 @@ class LibraryTables:
                 self._patched.append(record)
             case "ptx":
                 self._modules.append(record)
+            case "kernel" if "registers" in record:
+                self._kernels.append(record)
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -80,7 +84,9 @@ class LibraryTables:
             for library, counts in self._elements.items():
                 console.print(self._title(library))
                 console.print(_element_table(counts))
-        if self._modules:
+        if self._kernels:
+            console.print(_kernel_table(self._kernels))
+        elif self._modules:
             console.print(_module_table(self._modules))
 
     def _title(self, library: str) -> Text:
@@ -152,3 +158,20 @@ def _module_table(modules: list[dict[str, Any]]) -> Table:
     for module in modules:
         table.add_row(Text(module["module"]), module["arch"], str(len(module["kernels"])), human(len(module["data"])))
     return table
+
+
+def _kernel_table(kernels: list[dict[str, Any]]) -> Table:
+    """What assembled kernels need, and behind it what the probes added, where that is known."""
+    table = _table("kernels", left=2)
+    for kernel in kernels:
+        cells = [_with_change(kernel, key) for key in ("registers", *COLUMNS["kernels"][3:])]
+        table.add_row(Text(kernel["name"]), kernel.get("arch", ""), *cells)
+    return table
+
+
+def _with_change(kernel: dict[str, Any], key: str) -> str:
+    """`40`, or `40 (+4)` where it was 36 without probes."""
+    value, before = kernel.get(key), kernel.get(f"{key}_before")
+    if value is None:
+        return "-"
+    return f"{value:,}" if before is None else f"{value:,} ({value - before:+,})"

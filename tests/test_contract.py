@@ -23,6 +23,7 @@ from gpt import jsonl, records, stream
 from tests.demo.build import build
 
 STAGES = {
+    "gpt-asm": ["--arch", "sm_90"],
     "gpt-extract": [],
     "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
     "gpt-patch": ["-o", "slim"],
@@ -86,6 +87,8 @@ def work(stage, folder):
     if stage.name == "gpt-extract":
         text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
         found = [stream.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
+    elif stage.name == "gpt-asm":
+        found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     else:
         data = run(["gpt-extract", "libdemo.so"], folder).stdout
         if stage.name != "gpt-locate":

@@ -1,0 +1,162 @@
+"""Where ptxas is, and which of several is right for a module.
+
+The first of these that answers is taken: the one that `--ptxas` names, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, the
+wheel nvidia-cuda-nvcc, Triton's own. A module of a PTX version, or a target, that it does not know gets the
+newest of the others that does. The one of `--ptxas` is never replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpt.asm.targets import Target
+from gpt.errors import GptError, MissingError
+
+INSTALL = "pip install nvidia-cuda-nvcc, or say --ptxas FILE"
+PATIENCE = 30  # seconds for an answer to --version
+_RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
+_ISA = re.compile(r"^(\d+)\.(\d+)$", re.MULTILINE)
+_NAMED = re.compile(r"'(sm_\w+)'")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A ptxas. `identity` is all that it says of its version, which tells builds apart."""
+
+    path: str
+    release: tuple[int, ...]
+    identity: str
+    versions: frozenset[tuple[int, int]]  # of PTX, empty where it does not say
+    targets: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return "ptxas " + ".".join(map(str, self.release))
+
+    def lacks(self, version: tuple[int, int] | None, target: Target) -> str | None:
+        """What it does not know of these, or None."""
+        if self.versions and version and version > max(self.versions):
+            return f"PTX {version[0]}.{version[1]}"
+        return str(target) if self.targets and str(target) not in self.targets else None
+
+
+class Tools:
+    """The ptxas there are, in order. Each is asked for its version once, when it is first needed."""
+
+    def __init__(self, given: Path | None, environment: Mapping[str, str] = os.environ) -> None:
+        """Raises MissingError where the one that was named does not work."""
+        self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
+        self._found: list[Tool] = []
+        self._seen: set[str] = set()
+        self._failed = ""
+        self._lock = threading.Lock()
+        self._only = given is not None
+
+    def check(self) -> None:
+        """Raises MissingError where there is none."""
+        with self._lock:
+            if next(self._iter_tools(), None) is None:
+                raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
+
+    def choose(self, version: tuple[int, int] | None, target: Target) -> Tool:
+        """The first one, or the newest that knows a PTX version and a target which the first does not.
+
+        Raises MissingError.
+        """
+        with self._lock:
+            tools = self._iter_tools()
+            first = next(tools, None)
+            if first is None:
+                raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
+            lack = first.lacks(version, target)
+            if lack is None:
+                return first
+            fit = [tool for tool in tools if tool.lacks(version, target) is None]
+            if fit:
+                return max(fit, key=lambda tool: tool.release)
+        others = "" if self._only or len(self._found) == 1 else f", nor does any other of {len(self._found)}"
+        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install a newer one")
+
+    def _iter_tools(self) -> Iterator[Tool]:
+        yield from self._found
+        for path in self._places:
+            real = os.path.realpath(path)
+            if real in self._seen:
+                continue
+            self._seen.add(real)
+            try:
+                tool = _ask(path)
+            except GptError as error:
+                self._failed = self._failed or str(error)
+                continue
+            self._found.append(tool)
+            yield tool
+
+
+def _named(path: Path, what: str) -> str:
+    """A ptxas that somebody named, by its path or a name on PATH."""
+    found = shutil.which(path)
+    if found is None:
+        raise MissingError(f"{what}: no such executable", str(path))
+    return os.path.abspath(found)
+
+
+def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
+    """Executables called ptxas, in order."""
+    if given := environment.get("GPT_PTXAS"):
+        yield _named(Path(given), "GPT_PTXAS")
+    if found := shutil.which("ptxas", path=environment.get("PATH", os.defpath)):
+        yield os.path.abspath(found)
+    folders = [Path(home, "bin") for home in (environment.get("CUDA_HOME"), environment.get("CUDA_PATH")) if home]
+    for place in _package("nvidia"):  # cu13 and later, and the wheels of CUDA 12 and 11
+        folders += [*sorted(place.glob("cu[0-9]*/bin"), reverse=True), place / "cuda_nvcc" / "bin"]
+    for place in _package("triton"):
+        folders += [place / "backends" / "nvidia" / "bin", *place.glob("**/third_party/cuda/bin")]
+    for folder in folders:
+        for path in sorted(folder.glob("ptxas*")):  # Triton has a ptxas-blackwell beside it
+            if os.access(path, os.X_OK) and path.is_file():
+                yield str(path)
+
+
+def _package(name: str) -> list[Path]:
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _ask(path: str) -> Tool:
+    """What a ptxas says of itself. Raises GptError where it does not answer as one."""
+    identity = _output(path, "--version")
+    found = _RELEASE.search(identity)
+    if not found:
+        raise GptError("does not answer as ptxas does", path)
+    try:
+        versions = frozenset((int(a), int(b)) for a, b in _ISA.findall(_output(path, "--list-version")))
+        targets = frozenset(_NAMED.findall(_output(path, "--help")))
+    except GptError:  # one too old to say: the module will show
+        versions, targets = frozenset(), frozenset()
+    return Tool(path, tuple(map(int, found.groups())), identity, versions, targets)
+
+
+def _output(path: str, option: str) -> str:
+    command = [path, option]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise GptError(f"says nothing to {option} for {PATIENCE} s", path) from None
+    except OSError as error:
+        raise GptError(error.strerror or str(error), path) from None
+    if done.returncode:
+        raise GptError(f"fails on {option}: status {done.returncode}", path)
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,102 @@
+"""Writes a fatbin: one region with cubins and PTX, as gpt/formats/fatbin.py reads it.
+
+What fatbinary does, found out by comparison (CUDA 13.0; a test compares every byte but those that zstd makes): flags
+0x11 on each element, 0x1000000 more on cubins from sm_100 on, and the bits of codec and suffix. A cubin's version is
+1.8, that of PTX its `.version`. PTX has an empty list of options behind its header; a cubin from sm_100 on a zero byte
+and all of its section `.nv.compat` but the last: a u32 offset and a u32 length, then the bytes. PTX is stored with one
+NUL behind it, payloads are padded to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from gpt.errors import MalformedError
+from gpt.formats.cubin import SECTION, section_headers
+from gpt.formats.elf import SHDR_SIZE
+from gpt.formats.fatbin import ELEMENT, FLAG_A, FLAG_F, FLAG_ZSTD, KINDS, MAGIC, MAX_UNPACKED, REGION
+
+Codec = Literal["none", "zstd"]
+
+_KIND_OF = {name: kind for kind, name in KINDS.items()}
+_MARK, _ALWAYS, _MERCURY = 0x101, 0x11, 0x1000000
+_CUBIN_VERSION = (1, 8)
+_OPTIONS = struct.Struct("<II")
+_ARCH = re.compile(r"sm_(\d+)([af]?)")
+_VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
+_LEVEL = 3  # of zstd, its own default
+
+
+@dataclass(frozen=True)
+class Image:
+    """An element to be: `type` is cubin or ptx, `arch` as sm_90a."""
+
+    type: str
+    arch: str
+    data: bytes
+
+
+def pack_fatbin(images: Iterable[Image], codec: Codec) -> bytes:
+    """A region with an element for each image. Raises MalformedError on one that cannot be an element."""
+    body = b"".join(_pack_element(image, codec) for image in images)
+    return REGION.pack(MAGIC, 1, REGION.size, len(body)) + body
+
+
+def _pack_element(image: Image, codec: Codec) -> bytes:
+    found = _ARCH.fullmatch(image.arch)
+    if not found:
+        raise MalformedError(f"'{image.arch}' is no architecture of a fatbin element")
+    sm, suffix = int(found[1]), found[2]
+    flags = _ALWAYS | {"a": FLAG_A, "f": FLAG_F}.get(suffix, 0)
+    version, options, data = _CUBIN_VERSION, None, image.data
+    if image.type == "ptx":
+        version, options, data = _ptx_version(data), b"", data.rstrip(b"\0") + b"\0"
+    elif sm >= 100:
+        flags |= _MERCURY
+        options = _compat(data)
+    if len(data) > MAX_UNPACKED:
+        raise MalformedError(f"element of {len(data)} bytes; the limit is {MAX_UNPACKED}")
+    packed = unpacked = 0
+    if codec == "zstd":
+        import zstandard
+
+        unpacked = len(data)
+        data = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+        packed, flags = len(data), flags | FLAG_ZSTD
+    extra = b"" if options is None else _OPTIONS.pack(ELEMENT.size + _OPTIONS.size, len(options)) + options
+    if options == b"":
+        extra += bytes(_OPTIONS.size)
+    extra, data = _padded(extra), _padded(data)
+    header = ELEMENT.pack(
+        _KIND_OF[image.type], _MARK, ELEMENT.size + len(extra), len(data), packed, ELEMENT.size if extra else 0,
+        version[1], version[0], sm, 0, 0, flags, 0, unpacked,
+    )  # fmt: skip
+    return header + extra + data
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+def _ptx_version(text: bytes) -> tuple[int, int]:
+    found = _VERSION.search(text)
+    if not found:
+        raise MalformedError("PTX without .version")
+    return int(found[1]), int(found[2])
+
+
+def _compat(cubin: bytes) -> bytes | None:
+    """The section that tells where a cubin from sm_100 on can run."""
+    headers = section_headers(cubin)
+    (shstrndx,) = struct.unpack_from("<H", cubin, 62)
+    if shstrndx * SHDR_SIZE >= len(headers):
+        return None
+    names = SECTION.unpack_from(headers, shstrndx * SHDR_SIZE)[4]
+    for name, _, _, _, offset, size, *_ in SECTION.iter_unpack(headers):
+        if cubin.startswith(b".nv.compat\0", names + name):
+            return (b"\0" + cubin[offset : offset + size])[:size]
+    return None

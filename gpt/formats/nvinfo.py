@@ -1,0 +1,98 @@
+"""What a cubin says of the needs of its kernels: registers, stack, constant memory.
+
+`.nv.info` holds entries: u8 format, u8 attribute, u16 value; with format 4 the value is the size of a payload that
+follows. These attributes have as payload the index of a symbol and a number:
+
+    0x2f  registers of a thread       0x11  bytes of the function's own stack frame
+    0x12  bytes of stack of an entry and all that it calls; 0xffffffff where nobody knows
+
+Up to CUDA 12 the registers are in bits 24-31 of sh_info of `.text.K` as well. `.nv.constantN.K` are the constant
+banks that K has for itself: bank 0 has what the driver writes and the parameters, bank 2 literals. The size of
+`.nv.shared.K` is not what the kernel declared: from sm_90 on it counts 1,024 bytes that the system keeps.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from gpt.errors import MalformedError
+from gpt.formats.cubin import SECTION, STO_CUDA_ENTRY, STT_FUNC, SYMBOL, Data, section_headers
+from gpt.formats.elf import SHT_SYMTAB
+
+_ENTRY = struct.Struct("<BBH")
+_PAIR = struct.Struct("<II")
+_SIZED = 4  # the format with a payload
+_REGISTERS, _FRAME, _STACK = 0x2F, 0x11, 0x12
+_UNKNOWN = 0xFFFFFFFF
+_CONSTANT = b".nv.constant"
+
+
+@dataclass
+class Needs:
+    """Of a kernel: registers of a thread, bytes of its stack and of its constant banks."""
+
+    registers: int = 0
+    stack: int = 0
+    constant: int = 0
+
+
+def read_needs(data: Data) -> dict[str, Needs]:
+    """The needs of each kernel of a cubin, in symbol table order. Raises MalformedError."""
+    view = memoryview(data)
+    headers = list(SECTION.iter_unpack(section_headers(data)))
+    (shstrndx,) = struct.unpack_from("<H", data, 62)
+    tables = [header for header in headers if header[1] == SHT_SYMTAB]
+    if not tables:
+        return {}
+    if max(shstrndx, tables[0][6]) >= len(headers):
+        raise MalformedError("cubin: names are missing")
+    names, symbol_names = bytes(_part(view, headers[shstrndx])), bytes(_part(view, headers[tables[0][6]]))
+    symbols = _part(view, tables[0])
+    kernels: dict[int, tuple[str, Needs]] = {}
+    for index, symbol in enumerate(SYMBOL.iter_unpack(symbols[: len(symbols) - len(symbols) % SYMBOL.size])):
+        name, info, other, shndx, _, _ = symbol
+        if info & 15 == STT_FUNC and other & STO_CUDA_ENTRY and shndx:
+            kernels[index] = _name(symbol_names, name), Needs()
+    by_name = dict(kernels.values())
+    for header in headers:
+        if names.startswith(b".nv.info\0", header[0]):
+            _read_info(_part(view, header), kernels)
+        elif names.startswith(_CONSTANT, header[0]):
+            _, _, kernel = _name(names, header[0])[len(_CONSTANT) :].partition(".")
+            if kernel in by_name:
+                by_name[kernel].constant += header[5]
+    return by_name
+
+
+def _read_info(entries: memoryview, kernels: dict[int, tuple[str, Needs]]) -> None:
+    position = 0
+    while position + _ENTRY.size <= len(entries):
+        form, attribute, value = _ENTRY.unpack_from(entries, position)
+        position += _ENTRY.size
+        if form != _SIZED:
+            continue
+        if attribute in (_REGISTERS, _FRAME, _STACK) and value >= _PAIR.size:
+            if position + _PAIR.size > len(entries):
+                raise MalformedError("cubin: .nv.info ends within an entry")
+            symbol, number = _PAIR.unpack_from(entries, position)
+            needs = kernels[symbol][1] if symbol in kernels else Needs()
+            if attribute == _REGISTERS:
+                needs.registers = number
+            elif number != _UNKNOWN:
+                needs.stack = max(needs.stack, number)
+        position += value
+
+
+def _part(view: memoryview, header: tuple[int, ...]) -> memoryview:
+    offset, size = header[4], header[5]
+    if offset + size > len(view):
+        raise MalformedError("cubin: section beyond its end")
+    return view[offset : offset + size]
+
+
+def _name(names: bytes, start: int) -> str:
+    end = names.find(0, start)
+    if end < 0:
+        raise MalformedError("cubin: symbol without a name")
+    return names[start:end].decode("utf-8", "surrogateescape")
