@@ -52,7 +52,7 @@ def compile_python(source: str, path: str) -> ProbeFile:
         raise MalformedError(f"Python: {error.msg}", f"{path}:{error.lineno or 1}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         fact = "nested too deep" if isinstance(error, RecursionError | MemoryError) else str(error)
-        raise MalformedError(f"Python: {fact}", path) from None
+        raise MalformedError(f"Python: {fact}", f"{path}:1") from None
 
 
 class _File:

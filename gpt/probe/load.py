@@ -18,7 +18,18 @@ from gpt.probe.text import lines_of
 
 BUILTIN = Path(__file__).parents[2] / "probes"
 MAX_SOURCE = 1 << 20  # bytes of a probe file
-TOP = {"author", "description", "analyze_hook", "callback", "dynamic", "platform", "name", "version", "license"}
+TOP = {
+    "author",
+    "description",
+    "analyze_hook",
+    "callback",
+    "CALLBACK",
+    "dynamic",
+    "platform",
+    "name",
+    "version",
+    "license",
+}
 FIRST = {"position", "pos", "datamodel", "before", "after", "no_pred", "sample", "leader", "budget", "level"}
 PROBE = {"position", "pos", "level", "register", "before", "after", "no_pred", "sample"}
 MAP = {"type", "level", "size", "cap", "data", "regs", "fields", "leader", "budget"}
@@ -85,13 +96,13 @@ class _Reader:
         """The line of a key, or of what it is in."""
         while names:
             if found := self.lines.get(".".join(names)):
-                return found
+                return found[0]
             names = names[:-1]
         return 1
 
     def read(self) -> ProbeFile:
         tables = self.tables
-        second = isinstance(tables.get("probe"), dict) and all(isinstance(t, dict) for t in tables["probe"].values())
+        second = any(_holds_tables(tables.get(name)) for name in ("probe", "map"))
         for key, value in tables.items():
             if key in TOP and not isinstance(value, dict):
                 continue
@@ -103,7 +114,7 @@ class _Reader:
         if not probes:
             raise GptError("no probe in it", self.path)
         registers = infer_types(probes, list(self.registers.values()), self.path)
-        callback = tables.get("analyze_hook", tables.get("callback"))
+        callback = tables.get("analyze_hook", tables.get("callback", tables.get("CALLBACK")))
         if callback is not None and not isinstance(callback, str):
             raise MalformedError("'analyze_hook' is no text", self.where("analyze_hook"))
         return ProbeFile(self.path, tuple(probes), tuple(maps), tuple(registers), callback, self.source)
@@ -181,7 +192,7 @@ class _Reader:
                 raise MalformedError(f"map '{name}' is no table", self.where("map", name))
             maps[name] = self.map(name, table)
         probes = []
-        for name, table in self.tables["probe"].items():
+        for name, table in self.tables.get("probe", {}).items():
             self.check(name, table, PROBE, "probe", name)
             probe = self.probe(name, table, ("probe", name), table.get("level", "thread"))
             for _, snippet in probe.snippets:
@@ -200,6 +211,9 @@ class _Reader:
         for key in table:
             if key not in MAP:
                 raise MalformedError(f"{what}: unknown key '{key}'", self.where("map", name, key))
+        if table.get("type", "array") not in model.TYPES:
+            known = ", ".join(model.TYPES)
+            raise GptError(f"{what}: type '{table['type']}' is none of {known}", self.where("map", name, "type"))
         given = [key for key in ("data", "regs", "fields") if key in table]
         if len(given) != 1:
             raise MalformedError(f"{what}: needs its fields, once, as 'data' or 'regs'", where)
@@ -279,7 +293,8 @@ class _Reader:
     def snippet(self, name: str, table: dict[str, Any], key: str, names: tuple[str, ...]) -> Snippet | None:
         if key not in table:
             return None
-        snippet, registers = parse_snippet(table[key], self.path, self.line(*names, key), name)
+        line, is_text = self.lines.get(".".join((*names, key)), (self.line(*names), False))
+        snippet, registers = parse_snippet(table[key], self.path, line, name, is_text)
         for register in registers:
             self.declare(register, name)
         return snippet
@@ -291,6 +306,10 @@ class _Reader:
                 f"probe '{probe}': '{register.name}' is .{register.type} here and .{other.type} in line {other.line}",
                 f"{self.path}:{register.line}",
             )
+
+
+def _holds_tables(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(inner, dict) for inner in value.values())
 
 
 def _field_name(value: Any, taken: list[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpt.probe.code import Code, Condition
-from gpt.probe.model import HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet, names_of
+from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet, names_of
 from gpt.probe.operands import Bound, Descriptor
 from gpt.probe.saves import Placed, save
 from gpt.probe.types import SPECIAL, types_of
@@ -247,7 +247,9 @@ class Lowering:
             case tree.Name(name, ()) if name in TIMES:
                 return TIMES[name] if plain else self.code.make("b64", "mov.u64", TIMES[name])
             case tree.Name(name, ()) if name in self.values:
-                return self.values[name]
+                value = self.values[name]
+                wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
+                return self.code.make("b64", "cvt.u64.u32", value) if wide else value
             case tree.Name(name, ()) if name in HELPERS:
                 bound = self.site.bound.operand(name) if self.site.bound else None
                 if bound is None:

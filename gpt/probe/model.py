@@ -35,6 +35,7 @@ HELPERS = {  # name: type, None where it is the operand's own
     "LANEID": "u32",
     "BLOCK": "u64",  # of the block in the grid, x first
 }
+COUNTS = {"BYTES", "FLOPS"}  # mostly constants: they stand for a u64, too
 OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they need an instruction
 
 

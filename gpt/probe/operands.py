@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpt.probe.model import SIZES
+from gpt.probe.types import types_of
 from gpt.ptx import tree
 
 # Opcodes whose first operand is no result: a barrier's number, a target, what is sent.
@@ -29,6 +31,11 @@ _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
 _MATRIX = re.compile(r"\.m(\d+)n(\d+)")
 _BITS = {"f16x2": 32, "bf16x2": 32, "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8}
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
+_TYPED = {  # whose operands have the types that types_of gives them
+    *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
+    *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
+    *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
+}
 _SCALAR = {
     "fma": 2,
     "mad": 2,
@@ -56,6 +63,7 @@ class Descriptor:
 class Bound:
     """An instruction's operands as helpers. None where the instruction has no such thing.
 
+    `widths` are the bits of `ins`, where the opcode tells; those of `out` are `bits` for each of its elements.
     `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
     have an offset, and `space` its state space: generic, or as written. `bytes` is a number, or the operand that holds
     it; `flops` a number, or the descriptor that tells.
@@ -63,6 +71,7 @@ class Bound:
 
     out: tree.Operand | None
     ins: tuple[tree.Operand, ...]
+    widths: tuple[int | None, ...]
     type: str | None
     bits: int | None
     address: tree.Address | None
@@ -103,11 +112,24 @@ def bind(instruction: tree.Instruction) -> Bound:
     written = isinstance(first, tree.Address) and opcode not in ("prefetch", "prefetchu", "discard", "applypriority")
     out = first if result and first != tree.Name("_") else None
     ins = operands[1:] if result or written else operands
+    ins_types = types_of(instruction)[len(operands) - len(ins) :] if opcode in _TYPED else [None] * len(ins)
+    widths = tuple(_width(operand, type_) for operand, type_ in zip(ins, ins_types, strict=True))
     type_, bits = _type(instruction)
     address, space = _address(instruction)
-    return Bound(
-        out, ins, type_, bits, address, space, _bytes(instruction, name, bits), _flops(instruction, name, type_)
-    )
+    size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
+    return Bound(out, ins, widths, type_, bits, address, space, size, flops)
+
+
+def _width(operand: tree.Operand, type_: str | None) -> int | None:
+    """The bits of an operand: of an address 64, of a vector all that it holds, of a constant whatever is wanted."""
+    match operand:
+        case tree.Address():
+            return 64
+        case tree.Number():
+            return None
+        case tree.Vector(items) if type_:
+            return SIZES[type_] * 8 * len(items)
+    return SIZES[type_] * 8 or None if type_ else None
 
 
 def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
@@ -133,7 +155,7 @@ def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | 
     if instruction.opcode == "cp" and spaces and len(found) > 1:
         place = 0 if spaces[0] == "global" else 1
         return found[place], "global"
-    if instruction.opcode in ("tcgen05", "wgmma"):
+    if instruction.opcode in ("tcgen05", "wgmma") or "param" in spaces:  # no address that a program could have
         return None, None
     return found[0], spaces[0] if spaces else "generic"
 

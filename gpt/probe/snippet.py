@@ -19,10 +19,11 @@ MAX_TEXT = 1 << 16  # bytes of one snippet
 MAX_REGISTERS = 64  # of one declaration with a count
 
 
-def parse_snippet(text: str, path: str, first: int, probe: str) -> tuple[Snippet, list[Register]]:
+def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = True) -> tuple[Snippet, list[Register]]:
     """The statements and declarations of a snippet that begins on line `first` of the file `path`.
 
-    A SAVE without a map's name is to the map named like the probe. Raises MalformedError, GptError with file and line.
+    Its lines are those of the file if it `is_text`; else it is a string on one line. A SAVE without a map's name is to
+    the map named like the probe. Raises MalformedError, GptError with file and line.
     """
     if len(text) > MAX_TEXT:
         raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
@@ -33,8 +34,8 @@ def parse_snippet(text: str, path: str, first: int, probe: str) -> tuple[Snippet
     try:
         module, statements = scan_statements(text, "")
         for statement in statements:
-            line = first + module.line(statement.start) - 1
-            (node,) = _parse(module.source(statement), path, line, probe)
+            line = first + (module.line(statement.start) - 1) * is_text
+            (node,) = _parse(module.source(statement), path, line, probe, is_text)
             if isinstance(node, tree.Declaration):
                 registers += _registers(node, path, line, probe)
             elif isinstance(node, tree.Instruction) and node.opcode == "SAVE":
@@ -47,18 +48,18 @@ def parse_snippet(text: str, path: str, first: int, probe: str) -> tuple[Snippet
         if module is not None or not error.where.startswith(":"):
             raise
         line = int(error.where[1:].partition(":")[0])  # what the scanner said of the snippet alone
-        raise _malformed(error, path, first + line - 1, probe) from None
+        raise _malformed(error, path, first + (line - 1) * is_text, probe) from None
     return Snippet(tuple(lines)), registers
 
 
-def _parse(text: str, path: str, line: int, probe: str) -> list[tree.Statement]:
+def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[tree.Statement]:
     if text in ("{", "}"):
         raise GptError(f"probe '{probe}': scopes have no place in a probe", f"{path}:{line}")
     try:
         return parse_statements(text, "")
     except MalformedError as error:
         at = int(error.where[1:].split(":")[0])
-        raise _malformed(error, path, line + at - 1, probe) from None
+        raise _malformed(error, path, line + (at - 1) * is_text, probe) from None
 
 
 def _malformed(error: MalformedError, path: str, line: int, probe: str) -> MalformedError:

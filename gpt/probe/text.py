@@ -15,9 +15,12 @@ _PIECE = re.compile(
 _HEADER = re.compile(r"[\[\]\s\"']")
 
 
-def lines_of(source: str) -> dict[str, int]:
-    """The line of each table (`probe.count`) and key (`probe.count.before`); of a text, the line that it begins on."""
-    found: dict[str, int] = {}
+def lines_of(source: str) -> dict[str, tuple[int, bool]]:
+    """The line of each table (`probe.count`) and key (`probe.count.before`); of a text, the line that it begins on.
+
+    With it, whether the key has a text of several lines, each a line of the file.
+    """
+    found: dict[str, tuple[int, bool]] = {}
     table, line, at = "", 1, 0
     position = 0
     while piece := _PIECE.search(source, position):
@@ -26,9 +29,11 @@ def lines_of(source: str) -> dict[str, int]:
         position = piece.end()
         if piece["header"]:
             table = _HEADER.sub("", piece["header"])
-            found.setdefault(table, line)
+            found.setdefault(table, (line, False))
         elif piece["key"]:
             name = piece["key"].partition("=")[0].strip().strip("\"'")
-            found.setdefault(f"{table}.{name}" if table else name, line + bool(piece["open"]))
-            position -= len(piece["open"])
+            opened = piece["open"]
+            is_text = bool(opened) or source.startswith(('"' * 3, "'" * 3), position)
+            found.setdefault(f"{table}.{name}" if table else name, (line + bool(opened), is_text))
+            position -= len(opened)
     return found

@@ -5,15 +5,16 @@ the probes of its file declared, special registers, constants and helpers. It re
 and writes nothing of it; SAVE is its one way out, and the weaver lowers that within the map's bounds. It has no memory
 access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
 count is plain: a register set to a constant before the label, one constant added to it in the loop, compared with a
-constant at its end.
+constant after that.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 
 from gpt.errors import GptError
-from gpt.probe.model import HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet
+from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
 from gpt.probe.operands import Bound
 from gpt.probe.types import SPECIAL, VECTORS, is_wide_enough, type_of_name, types_of
 from gpt.ptx import tree
@@ -49,12 +50,14 @@ WORDS = {  # modifiers; types are in _TYPE
     *("shared", "local", "const", "param", "uni", "xorsign", "abs", "NaN", "pack", "satfinite"),
 }
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
-_INTEGER = re.compile(r"0[xX][\da-fA-F]+|\d+")
-_HOLDS = {  # whether a loop with such a step ends, and after how many turns: comparison, sign of the step
-    "lt": 1,
-    "le": 1,
-    "gt": -1,
-    "ge": -1,
+_INTEGER = re.compile(r"0[xX][\da-fA-F]{1,16}|0|[1-9]\d{0,19}")  # no octal
+_HOLDS = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "ne": operator.ne,
+    "eq": operator.eq,
 }
 
 
@@ -92,12 +95,12 @@ def _bits(operand: tree.Operand, bound: Bound) -> int | None:
     """The bits that OUT or IN1 to IN4 have at an instruction, None if it does not say."""
     if not isinstance(operand, tree.Name) or HELPERS.get(operand.name, "") is not None:
         return None
-    match bound.operand(operand.name):
-        case tree.Address():
-            return 64
-        case tree.Vector(items) if bound.bits:
-            return bound.bits * len(items)
-    return bound.bits if operand.name == "OUT" else None
+    if operand.name != "OUT":
+        number = int(operand.name[2:]) - 1
+        return bound.widths[number] if number < len(bound.widths) else None
+    if isinstance(bound.out, tree.Vector) and bound.bits:
+        return bound.bits * len(bound.out.items)
+    return bound.bits
 
 
 class _Check:
@@ -173,7 +176,7 @@ class _Check:
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
         match operand:
-            case tree.Name("_", ()) | tree.Number():
+            case tree.Name("_" | "WARP_SZ", ()) | tree.Number():
                 return
             case tree.Name(name, parts):
                 if name in HELPERS:
@@ -184,6 +187,8 @@ class _Check:
                 elif name not in self.registers or parts:
                     raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
                 given = type_of_name(operand, self.registers)
+                if name in COUNTS and wanted in ("u64", "s64", "b64"):
+                    given = wanted
                 if wanted and given and not is_wide_enough(opcode, wanted, given):
                     raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
             case tree.Prefixed(prefixes, inner) if set(prefixes) <= {"-", "!", "~", "+"}:
@@ -222,6 +227,8 @@ class _Check:
             if isinstance(value, tree.Vector):
                 raise self.refuse(f"saves '{value}', which is no register")
             given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
+            if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4:
+                given = field.type
             if given == "pred":
                 raise self.refuse(f"saves predicate '{value}'")
             if given and SIZES[given] != field.size:
@@ -239,54 +246,67 @@ class _Check:
                 raise self.refuse(f"branches out of itself, '{node}'")
 
     def loop(self, node: tree.Instruction, begin: int, end: int) -> None:
-        """Refuses a branch back whose count is not plain to see."""
-        turns = self.turns(node, self.snippet.lines[:begin], self.snippet.lines[begin + 1 : end])
-        if turns is None:
+        """Refuses a branch back whose count is not plain to see: it is counted, by running what moves the counter."""
+        lines = [line.node for line in self.snippet.lines]
+        loop = _find_loop(node, lines, begin, end)
+        if loop is None:
             raise self.refuse(f"loops without a static bound, '{node}'")
-        if turns > MAX_TURNS:
-            raise self.refuse(f"loops {turns} times; the limit is {MAX_TURNS}")
-
-    def turns(self, node: tree.Instruction, before: tuple[Line, ...], body: tuple[Line, ...]) -> int | None:
-        plain = [line.node for line in body if isinstance(line.node, tree.Instruction)]
-        if not node.guard or node.guard.negated or any(isinstance(line.node, tree.Label) for line in body):
-            return None
-        if any(step.opcode == "bra" for step in plain):
-            return None
-        tests = [step for step in plain if _writes(step, node.guard.register)]
-        if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].operands) != 3:
-            return None
-        test = tests[0]
-        compare = test.modifiers[0][1:]
-        counter, bound = test.operands[1], _constant(test.operands[2])
-        steps = [step for step in plain if isinstance(counter, tree.Name) and _writes(step, counter.name)]
-        if bound is None or compare not in _HOLDS or len(steps) != 1 or plain.index(steps[0]) > plain.index(test):
-            return None
-        step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 else None
-        if steps[0].guard or steps[0].opcode != "add" or steps[0].operands[1] != counter or not step:
-            return None
-        start = None
-        for line in before:
-            if isinstance(line.node, tree.Label) or (
-                isinstance(line.node, tree.Instruction) and line.node.opcode == "bra"
-            ):
-                start = None
-            elif isinstance(line.node, tree.Instruction) and _writes(line.node, str(counter)):
-                is_set = line.node.opcode == "mov" and not line.node.guard and len(line.node.operands) == 2
-                start = _constant(line.node.operands[1]) if is_set else None
-        if start is None or (step > 0) != (_HOLDS[compare] > 0):
-            return None
-        edge = max(abs(start), abs(bound), abs(step))
-        if edge >= 1 << 30:  # far from where any type wraps
-            return None
-        distance = (bound - start) * _HOLDS[compare] + (compare in ("le", "ge"))
-        return max(1, -(-distance // abs(step)))
+        value, step, compare, bound, type_ = loop
+        for _ in range(MAX_TURNS):
+            value = _wrap(value + step, type_)
+            if not _HOLDS[compare](value, bound):
+                return
+        raise self.refuse(f"loops more than {MAX_TURNS} times, '{node}'")
 
 
-def _writes(node: tree.Instruction, register: str) -> bool:
-    return bool(node.operands) and any(
-        isinstance(part, tree.Name) and part.name == register
-        for part in (node.operands[0].operands if isinstance(node.operands[0], tree.Expression) else node.operands[:1])
-    )
+Node = tree.Instruction | tree.Label | Save
+
+
+def _find_loop(
+    node: tree.Instruction, lines: list[Node], begin: int, end: int
+) -> tuple[int, int, str, int, str] | None:
+    """Start, step, comparison, bound and type of the counter of a loop from a label to the branch back to it."""
+    body, label = lines[begin + 1 : end], lines[begin]
+    plain = [line for line in body if isinstance(line, tree.Instruction)]
+    others = [
+        line for line in lines if isinstance(line, tree.Instruction) and line.opcode == "bra" and line is not node
+    ]
+    if not node.guard or node.guard.negated or any(isinstance(line, tree.Label) for line in body):
+        return None
+    if any(line.opcode == "bra" for line in plain) or any(str(line.operands[0]) == str(label)[:-1] for line in others):
+        return None
+    tests = [line for line in plain if node.guard.register in _written(line)]
+    if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].modifiers) != 2:
+        return None
+    compare, type_ = (modifier[1:] for modifier in tests[0].modifiers)
+    _, counter, limit = tests[0].operands[:3]
+    bound = _constant(limit)
+    if compare not in _HOLDS or type_ not in ("u16", "u32", "u64", "s16", "s32", "s64") or bound is None:
+        return None
+    steps = [line for line in plain if str(counter) in _written(line)]
+    if len(steps) != 1 or steps[0].guard or steps[0].opcode != "add" or plain.index(steps[0]) > plain.index(tests[0]):
+        return None
+    step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 and steps[0].operands[1] == counter else None
+    if step is None or len(steps[0].modifiers) != 1 or steps[0].modifiers[0][2:] != type_[1:]:
+        return None
+    start = None
+    for line in lines[:begin]:
+        if isinstance(line, tree.Label) or (isinstance(line, tree.Instruction) and line.opcode == "bra"):
+            start = None
+        elif isinstance(line, tree.Instruction) and str(counter) in _written(line):
+            start = _constant(line.operands[1]) if line.opcode == "mov" and not line.guard else None
+    return None if start is None else (_wrap(start, type_), step, compare, _wrap(bound, type_), type_)
+
+
+def _wrap(value: int, type_: str) -> int:
+    """A number as a register of the type holds it."""
+    bits = SIZES[type_] * 8
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if type_[0] == "s" and value >> (bits - 1) else value
+
+
+def _written(node: tree.Instruction) -> set[str]:
+    return set(names_of(node.operands[0])) if node.operands else set()
 
 
 def _constant(operand: tree.Operand) -> int | None:
@@ -295,4 +315,4 @@ def _constant(operand: tree.Operand) -> int | None:
         sign, operand = -1, operand.operand
     if not isinstance(operand, tree.Number) or not _INTEGER.fullmatch(operand.text):
         return None
-    return sign * int(operand.text, 0 if operand.text[:2].lower() == "0x" else 8 if operand.text[0] == "0" else 10)
+    return sign * int(operand.text, 16 if operand.text[:2].lower() == "0x" else 10)

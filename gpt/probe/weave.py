@@ -36,7 +36,7 @@ from gpt.ptx import tree
 from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
-MARK = "//gpt+"
+MARK = "//@"
 _WOVEN = re.compile(rf"\n(?:[^\n]*{re.escape(MARK)}[^\n]*\n)+")
 OLDEST = (6, 2)  # activemask
 (DECLARE, STATE_IN, ENTRY, CALL_OUT, AFTER, LABEL, BEFORE, KEEP, STATE_OUT, LEAVE, KERNEL_EXIT, CALL_IN) = range(12)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gpt.errors import MalformedError
 
-MAX_NESTING = 64  # braces; compilers use a handful
+MAX_NESTING = 32  # braces; compilers use a handful
 
 _NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 _MODIFIERS = r"(?:\s*+\.\w++(?:::\w++)*+)*+"
@@ -47,8 +47,8 @@ _ITEM = re.compile(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\s++){{0,9}}+ \.(?P<kind>entry|func)\b (?:
         \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
-        [^{{}};]*+ (?:(?<=") \s*+ ; [^{{}};]*+)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
-    | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ (?:{_block("[^{}]*+")}) | (?P<torn2>)))
+        (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
+    | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
     | (?P<line> \.(?:version\s++[\d.]++ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
         | file\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+) | @@DWARF[^\n]*+)
     | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))

@@ -216,7 +216,8 @@ def test_the_second_generation(tmp_path):
      '[{name = "a", type = "u64"}, {name = "b", type = "u32"}]'],
 )  # fmt: skip
 def test_fields_however_written(fields, tmp_path):
-    text = f'[map.m]\nlevel = "warp"\ndata = {fields}\n[probe.p]\npos = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {{1, 2}};"'
+    probe = '[probe.p]\npos = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {1, 2};"'
+    text = f'[map.m]\nlevel = "warp"\ndata = {fields}\n{probe}'
     (map_,) = read(text, tmp_path).maps
     assert map_.fields == (Field("a", "u64", 0), Field("b", "u32", 8))
     assert (map_.size, map_.stride) == (12, 16)
@@ -234,6 +235,14 @@ def test_python_says_the_same_as_toml(tmp_path):
         "sub", (".u64",), (Name("%elapsed"), Name("CLOCK"), Name("%start"))
     )
     assert Register("%start", "u64", "0", 13) in python.registers
+
+
+def test_snippets_on_one_line_of_the_file(tmp_path):
+    text = "\n[p]\nposition = 'kernel'\nafter = \"mov.u32 %NR0, 1;\\nmov.u32 %NR0, 2;\\nEND\"\n"
+    file = read(text.replace("END", ""), tmp_path)
+    assert [line.line for line in file.probes[0].after.lines] == [4, 4]
+    with pytest.raises(MalformedError, match=r"probe.toml:4: probe 'p': unexpected '#'"):
+        read(text.replace("END", "#"), tmp_path)
 
 
 def test_line_ends_of_windows(tmp_path):
@@ -265,7 +274,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (P + "datamodel = 'warp:8'\nafter = ''", 3, "a datamodel and no SAVE", GptError),
         (P + "after = 'SAVE.u64 {1};'", 1, "saves without a datamodel", GptError),
         (P + "datamodel = 'warp:9999'\nafter = 'SAVE.u64 {1};'", 3, "a record of 9999 bytes", GptError),
-        ("dynamic = false\n" + P + "datamodel = 'warp:8:count'\nafter = 'SAVE.u64 {1};'", 4, "dynamic = false", GptError),
+        ("dynamic = false\n" + P + "datamodel = 'warp:8:count'\nafter = 'SAVE.u64 {1};'", 4, "dynamic =", GptError),
         (P + "sample = 'lane/3'\nafter = ''", 3, "sample 'lane/3' is no 'block/N' or 'warp/N'", MalformedError),
         (P + "before = '''\nmov.u32 %a, ;\n'''", 4, "probe 'p': unexpected ';'", MalformedError),
         (P + "before = '''\n\n#\n'''", 5, "probe 'p': unexpected '#'", MalformedError),
@@ -281,11 +290,13 @@ Q = '[probe.p]\npos = "kernel"\n'
         ('[p]\nposition = "ld.:st"\nbefore = ""', 2, "position 'ld.' is no opcode", MalformedError),
         (Q + "before = ''\n[other]\nposition = ''", 4, "table 'other' beside", MalformedError),
         (Q + "after = 'SAVE.u64 {1};'", 3, "SAVE names no map", GptError),
+        ("[map.m]\ndata = ['u64']\n", None, "no probe in it", GptError),
+        ("[map.m]\ndata = ['u64']\n[probe.p]\n[probe.q]\n", 3, "probe 'p': needs one position", MalformedError),
         (Q + "after = 'SAVE [m] {1};'", 3, "saves to 'm', which is no map of this file", GptError),
         (Q + "after = 'mov.u32 %NR0, 1; mov.u64 %NR0, 1;'", 3, "'%NR0' is .u64 here and .u32", GptError),
         ("[map.m]\nlevel = 'warp'\n" + Q + "after = ''", 1, "map 'm': needs its fields", MalformedError),
         ("[map.m]\nlevel = 'warp'\ndata = {a = 'x'}\n" + Q + "after = ''", 3, "field 'a' has no type", MalformedError),
-        ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is not 'array'", GptError),
+        ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is none of array, total", GptError),
         ("[map.m]\nsize = 4\ndata = ['u64']\n" + Q + "after = ''", 1, "8 bytes of fields in a record of 4", GptError),
         ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "a budget beside a fixed capacity", GptError),
         ("[map.m]\ndata = ['u64']\n" + Q + "after = ''", 1, "no probe saves to it", GptError),

@@ -25,7 +25,7 @@ def bound(text):
         ("atom.global.add.u32 _, [%rd1], 1;", None, ["[%rd1]", "1"]),
         ("bra L;", None, ["L"]),
         ("ret;", None, []),
-        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a}, {%b}, {%c}, {%d};", "{%a}", ["{%b}", "{%c}", "{%d}"]),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a}, {%b}, %c, %d;", "{%a}", ["{%b}", "%c", "%d"]),
     ],
 )  # fmt: skip
 def test_results_and_operands(text, out, ins):

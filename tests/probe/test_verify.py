@@ -28,11 +28,13 @@ def check(snippet, position="ld.global", when="before", **options):
         "setp.lt.u32 %p, %x, 3; setp.eq.u64 %p|%q, %a, 0; @%p add.u32 %x, %x, 1; @!%q mov.u32 %x, 0;",
         "selp.b32 %x, 1, 0, %p; and.pred %p, %p, PRED; not.pred %q, %p; @PRED add.u32 %x, %x, 1;",
         "cvt.u32.u64 %x, %a; cvt.rn.f32.u32 %f, %x; cvt.u64.u32 %a, BYTES; shl.b64 %a, %a, 3; shr.u64 %a, %a, %x;",
+        "add.u64 %a, %a, BYTES; add.u32 %x, %x, BYTES;",
         "activemask.b32 %x; popc.b32 %x, %x; isspacep.shared %p, ADDR; lop3.b32 %x, %x, %y, 1, 0x96;",
-        "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.notanumber.f32 %p, %f;",
+        "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.number.f32 %p, %f;",
         "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; add.cc.u32 %x, %x, 1; addc.u32 %y, %y, 0;",
         "setp.eq.u32 %p, %x, 0; @%p bra DONE; add.u32 %x, %x, 1; DONE: add.u32 %y, %y, 1;",
         "mov.u32 %x, 0; LOOP: add.u64 %a, %a, %b; add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 10; @%p bra LOOP;",
+        "mov.u32 %x, 0; LOOP: add.u32 %x, %x, 3; setp.ne.u32 %p, %x, 12; @%p bra LOOP;",
         "mov.s32 %x, 10; LOOP: add.s32 %x, %x, -2; setp.gt.s32 %p, %x, 0; @%p bra LOOP;",
     ],
 )  # fmt: skip
@@ -74,19 +76,30 @@ def test_what_computes_is_allowed(snippet):
         ("mov.u32 %x, %x.y;", "reads program register '%x.y'"),
         ("mov.u32 %x, ADDR;", "'ADDR' is .u64, where .u32 is wanted"),
         ("add.u64 %a, %a, %x;", "'%x' is .b32, where .u64 is wanted"),
-        ("add.u64 %a, %a, BYTES;", "'BYTES' is .u32, where .u64 is wanted"),
+        ("add.u16 %h, %h, BYTES;", "'BYTES' is .u32, where .u16 is wanted"),
+        ("add.u64 %a, %a, SMID;", "'SMID' is .u32, where .u64 is wanted"),
         ("selp.b32 %x, 1, 0, %y;", "'%y' is .b32, where .pred is wanted"),
         ("mov.u32 %x, OUT;", "'OUT' before the instruction that makes it"),
         ("bra elsewhere;", "branches out of itself, 'bra elsewhere;'"),
         ("L: add.u32 %x, %x, 1; bra L;", "loops without a static bound, 'bra L;'"),
         ("L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without a static bound"),
         ("mov.u32 %x, 0; L: setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without a static bound"),
-        ("mov.u32 %x, 0; L: add.u32 %x, %x, -1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without a static bound"),
+        ("mov.u32 %x, 9; L: add.u32 %x, %x, -2; setp.gt.u32 %p, %x, 0; @%p bra L;", "loops more than 1024 times"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 5; setp.ne.u32 %p, %x, 9; @%p bra L;", "loops more than 1024 times"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 0; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops more than 1024 times"),
+        ("bra L; mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; @%q bra L; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
+        (
+            "mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.b64 {%x, %y}, %a; setp.lt.u32 %p, %x, 9; @%p bra L;",
+            "loops without",
+        ),
+        ("mov.f32 %f, 0f00000000; L: add.f32 %f, %f, 1; setp.lt.f32 %p, %f, 9; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 09; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 19; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.u32 %x, 0; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: @%q add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; @%q bra M; M: setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra L;", "loops without"),
-        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 4000; @%p bra L;", "loops 4000 times"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 4000; @%p bra L;", "loops more than 1024"),
         ("L: add.u32 %x, %x, 1; L: add.u32 %x, %x, 1;", "label 'L' stands twice"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
         (".reg .b64 ADDR;", "register 'ADDR' has a name that is taken"),
@@ -137,6 +150,7 @@ def test_saves_fit_their_map(save, size, fact):
 
 
 def test_special_registers_and_numbers_may_be_saved():
+    check("SAVE.u64 {BYTES}; SAVE.u32 {BYTES};", datamodel="'thread:16'")
     file = check("SAVE.u64 {%a, %clock64}; SAVE.u32 {%smid, %tid.x, 7};", datamodel="'thread:32'")
     assert [field.offset for field in file.maps[0].fields] == [0, 8, 16, 20, 24]
 
@@ -152,6 +166,12 @@ def test_special_registers_and_numbers_may_be_saved():
         ("mov.b32 %x, OUT;", "st.global.u32 [%rd1], %r1;", "has no OUT"),
         ("mov.u32 %x, FLOPS;", "ld.global.u32 %r1, [%rd1];", "has no FLOPS"),
         ("mov.b64 %a, IN1;", "ld.global.u32 %r1, [%rd1+4];", None),
+        ("mov.b64 %a, IN1;", "st.global.u32 [%rd1], %r1;", "IN1 has 32 bits, and line 5 wants 64"),
+        ("mov.b32 %x, IN2;", "atom.global.add.u64 %rd3, [%rd1], %rd2;", "IN2 has 64 bits, and line 5 wants 32"),
+        ("mov.b32 %x, IN1;", "mul.wide.u32 %rd1, %r1, %r2;", None),
+        ("mov.b32 %x, IN2;", "cp.async.cg.shared.global [%r1], [%rd1], 16;", None),
+        ("mov.b32 %x, IN1;", "add.f64 %fd1, %fd2, 0d3FF0000000000000;", "IN1 has 64 bits, and line 5 wants 32"),
+        ("mov.u64 %a, ADDR;", "ld.param.u64 %rd1, [k_param_0];", "has no ADDR"),
     ],
 )
 def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):

@@ -15,7 +15,8 @@ from tests import cuda
 SHAPES = Path(__file__).with_name("shapes.ptx")
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 TOKEN = re.compile(
-    r'//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[A-Za-z_$%][\w$]*|\.\w+(?:::\w+)*|\d[\w.]*|.)', re.DOTALL | re.ASCII
+    r'//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[A-Za-z_$%][\w$]*|\.\w+(?:::\w+)*|\d+\.?\d*[eE][-+]\d+|\d[\w.]*|<<|>>|[<>=!]=|.)',
+    re.DOTALL | re.ASCII,
 )
 
 
@@ -97,6 +98,40 @@ def test_shapes_print_back_token_for_token():
     program = parse.parse_module(text.encode())
     assert tokens(str(program)) == tokens(text)
     assert parse.parse_module(str(program).encode()) == program
+
+
+@pytest.mark.parametrize("home", ["fresh", "torn", "file", "readonly"])
+def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if home == "torn":
+        (tmp_path / "cache" / "gpt").mkdir(parents=True)
+        (tmp_path / "cache" / "gpt" / "ptx-tables").write_bytes(b"\x80torn")
+    elif home == "file":
+        (tmp_path / "cache").write_text("no folder")
+    elif home == "readonly":
+        (tmp_path / "cache" / "gpt" / "ptx-tables").mkdir(parents=True)
+    for _ in range(2):
+        parse.parser.cache_clear()
+        assert one("ret;") == Instruction("ret")
+    assert (tmp_path / "cache" / "gpt" / "ptx-tables").is_file() == (home in ("fresh", "torn"))
+    parse.parser.cache_clear()
+
+
+SEPARATORS = [" ", "\n", "\t", " // ; } {\n", '/* ) ] } \n "*/', "\r\n"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_blanks_and_comments_mean_nothing(random):
+    text = SHAPES.read_text()
+    loose = "".join(token + random.choice(SEPARATORS) for token in tokens(text))
+    assert parse.parse_module(loose.encode()) == parse.parse_module(text.encode())
+    plain, spread = scan.scan_module(text.encode()), scan.scan_module(loose.encode())
+    assert [item[:2] for item in spread.items] == [item[:2] for item in plain.items]
+    for one_function, other in zip(plain.functions, spread.functions, strict=True):
+        before, after = plain.statements(one_function), spread.statements(other)
+        assert [s[:2] for s in after] == [s[:2] for s in before]
+        assert [tokens(spread.source(s)) for s in after] == [tokens(plain.source(s)) for s in before]
 
 
 # What compilers write

@@ -1,0 +1,37 @@
+"""PTX out of libraries from PyPI: every module is cut without a gap, prints back token for token, and prunes.
+
+The libraries are those of tests/stages/test_pypi.py, from the same cache; skipped where they cannot be had.
+"""
+
+import pytest
+
+from gpt.ptx import parse, scan
+from gpt.ptx.prune import prune
+from tests.ptx.test_parse import tokens
+from tests.stages.test_pypi import PACKAGES, fetch
+from tests.stages.tools import extract
+
+PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
+KERNELS = 3  # of each module are pruned to
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
+def test_every_module(name):
+    records = sorted(extract("--ptx", fetch(PACKAGES[name])).kind("ptx"), key=lambda record: len(record["data"]))
+    assert records
+    room = PARSED
+    for record in records:
+        data = record["data"]
+        module = scan.scan_module(data, record["module"])
+        assert [item.name for item in module.entries] == record["kernels"]
+        for function in module.functions:
+            at = function.body + 1
+            for statement in module.statements(function):
+                assert not module.skeleton[at : statement.start].strip()
+                at = statement.end
+            assert not module.skeleton[at : function.end - 1].strip()
+        for entry in module.entries[:KERNELS]:
+            assert entry.name in [item.name for item in scan.scan_module(prune(module, [entry.name])).entries]
+        room -= len(data)
+        if room > 0:
+            assert tokens(str(parse.parse_module(data, record["module"]))) == tokens(module.text)
