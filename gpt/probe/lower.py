@@ -93,9 +93,7 @@ def _own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
                     straight &= node.opcode != "bra"
                 seen |= set(names_of(node))
     with_initial = {register.name for register in file.registers if register.initial is not None}
-    return {
-        key: {name for name in names if users[name] == {key}} - with_initial for key, names in first.items()
-    }
+    return {key: {name for name in names if users[name] == {key}} - with_initial for key, names in first.items()}
 
 
 class Lowering:
@@ -302,8 +300,7 @@ class Lowering:
             case tree.Name() | tree.Expression():
                 type_, value = "b64", code.make("b64", "mov.u64", operand)
             case tree.Vector(items):
-                parts = [self._sized(item, None, fresh) for item in items]
-                return "{" + ", ".join(parts) + "}"
+                return "{" + ", ".join(self._sized(item, None, fresh) for item in items) + "}"
             case _:
                 return str(operand)
         if wanted is None or SIZES[wanted] == SIZES[type_]:

@@ -47,9 +47,7 @@ class Placed:
 
     def fields(self) -> list[dict[str, object]]:
         """The fields as a `map` record has them."""
-        return [
-            {"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields
-        ]
+        return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
 
 
 def save(

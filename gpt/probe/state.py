@@ -90,9 +90,7 @@ def edit_call(module: Module, statement: Statement, name: str) -> tuple[int, str
 class State:
     """The layout of that memory. `used` are the registers of each device function, by the number of their file."""
 
-    def __init__(
-        self, prefix: str, names: list[Names], maps: list[Placed], used: list[dict[int, set[str]]]
-    ) -> None:
+    def __init__(self, prefix: str, names: list[Names], maps: list[Placed], used: list[dict[int, set[str]]]) -> None:
         self.prefix, self.names = prefix, names
         self.offsets: dict[str, int] = {placed.param: 8 * number for number, placed in enumerate(maps)}
         self.registers: dict[tuple[int, str], int] = {}
@@ -144,7 +142,11 @@ class State:
             place = f"[%{self.prefix}state+{offset}]"
             if type_ != "pred":
                 bits = SIZES[type_] * 8
-                yield f"st.local.b{bits} {place}, {register};" if opcode == "st" else f"ld.local.b{bits} {register}, {place};"
+                yield (
+                    f"st.local.b{bits} {place}, {register};"
+                    if opcode == "st"
+                    else f"ld.local.b{bits} {register}, {place};"
+                )
                 continue
             word = code.new("b32")
             if opcode == "st":

@@ -17,6 +17,7 @@ The order of what stands in one place: what probes want to know from before, pro
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -147,6 +148,7 @@ class _Weaving:
     def run(self) -> Woven:
         self.check()
         functions = [function for item in self.module.functions if (function := self.survey(item))]
+        self.drop_idle(functions)
         if not any(function.uses for function in functions):
             reason = f": {self.misfits[0]}" if self.misfits else ""
             raise LeftAlone(f"no probe has a place in it{reason}", self.entry.name)
@@ -196,8 +198,17 @@ class _Weaving:
                     self.place(function, number, probe, place)
         return function
 
+    def drop_idle(self, functions: list[_Function]) -> None:
+        """Drops the probes of files that would only tell that nothing happened: nothing but `kernel` matched."""
+        for number, file in enumerate(self.files):
+            uses = [use for function in functions for use in function.uses if use.file == number]
+            is_idle = all(use.place.position.kind == "kernel" for use in uses)
+            if is_idle and any(p.kind != "kernel" for probe in file.probes for p in probe.positions):
+                for function in functions:
+                    function.uses = [use for use in function.uses if use.file != number]
+
     def place(self, function: _Function, number: int, probe: Probe, place: Place) -> None:
-        key = (probe.name, str(place.position))
+        key = (f"{Path(self.files[number].path).stem}.{probe.name}", str(place.position))
         counts = self.matched.setdefault(key, [0, 0])
         skipped = {"entry": "after", "exit": "before", "end": "before"}.get(place.kind)
         snippets = [(when, snippet) for when, snippet in probe.snippets if when != skipped]
