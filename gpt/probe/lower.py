@@ -1,4 +1,4 @@
-"""A snippet at a site, as PTX: helpers become operands, SAVE becomes stores, registers and labels get names of their own.
+"""A snippet at a site, as PTX: helpers become operands, SAVE stores, registers and labels get names of their own.
 
 Where the site's instruction has a guard, each instruction of the snippet that does something gets it too, and runs
 where both hold. What a snippet computes only for itself needs no guard: a register that is written under one would
@@ -100,7 +100,7 @@ class Lowering:
     """One snippet at one site. `run` gives the lines to put before the instruction, and those of the snippet.
 
     `base` gives the register with the address of a map's buffer; `used` collects the registers of the
-    file, `shared` those of them that outlive the snippet. A line is a text and the line of the probe file it comes from.
+    file, `shared` those of them that outlive the snippet. A line is a text and its line in the probe file.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Lowering:
         match operand:
             case tree.Name("_"):
                 raise Misfit("has '_' where the probe reads")
-            case tree.Name(name, parts) if name in SPECIAL:
+            case tree.Name(name) if name in SPECIAL:
                 type_ = SPECIAL[name]
                 value = code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
             case tree.Name(name, ()) if name.startswith("%") or self.types(name):

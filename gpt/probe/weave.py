@@ -17,15 +17,15 @@ The order of what stands in one place: what probes want to know from before, pro
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from gpt.errors import GptError
 from gpt.probe.code import Code, Condition
 from gpt.probe.lower import Lowering, Misfit, Names, Site
-from gpt.probe.model import Map, Probe, ProbeFile, Snippet
+from gpt.probe.model import Probe, ProbeFile, Snippet
 from gpt.probe.operands import bind
 from gpt.probe.params import Param, behind, layout, limit, room
 from gpt.probe.positions import Site as Place
@@ -187,7 +187,6 @@ class _Weaving:
             return None
         statements = self.module.statements(item)
         function = _Function(item, statements, Registers(self.module, statements), Code(self.prefix))
-        parsed: dict[int, tuple[tree.Instruction, object]] = {}
         for number, file in enumerate(self.files):
             for probe in file.probes:
                 seen: set[tuple[str, int, int]] = set()
