@@ -21,10 +21,13 @@ class Condition(NamedTuple):
 
 
 class Code:
-    """Registers of one function that begin with `prefix`, and the lines that are being written."""
+    """Registers of one function that begin with `prefix`, and the lines that are being written.
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
+    `redux` says that the target adds over the lanes of a warp.
+    """
+
+    def __init__(self, prefix: str, redux: bool = False) -> None:
+        self.prefix, self.redux = prefix, redux
         self.lines: list[str] = []
         self._counts: Counter[str] = Counter()
 

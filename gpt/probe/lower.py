@@ -15,7 +15,7 @@ from gpt.probe.code import Code, Condition
 from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet, names_of
 from gpt.probe.operands import Bound, Descriptor
 from gpt.probe.saves import Placed, save
-from gpt.probe.types import SPECIAL, types_of
+from gpt.probe.types import SPECIAL, type_of_name, types_of
 from gpt.ptx import tree
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
@@ -342,9 +342,10 @@ class Lowering:
         placed = self.maps[node.map]
         condition = self.code.both(self.condition, self._guard(node.guard))
         fields = placed.map.fields
-        values = [
-            self._value(value, field.type) for value, field in zip(node.values, fields[node.first :], strict=False)
-        ]
+        types = [field.type for field in fields[node.first :]][: len(node.values)]
+        if placed.map.type == "total":
+            types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
+        values = [self._value(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         if not node.last:
             ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
             for number, value in enumerate(values, node.first):
@@ -357,9 +358,17 @@ class Lowering:
             placed,
             self.base(placed),
             before + values,
+            [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,
             overwrite=self.site.overwrite and placed.map.capacity == 1,
         )
+
+    def _added(self, value: tree.Operand, type_: str) -> str:
+        """The type of what is added to a field: a register of 32 bits may be added to 64."""
+        if not isinstance(value, tree.Name) or value.name in COUNTS:
+            return type_
+        given = type_of_name(value, self.names.types)
+        return given if given == "u32" and type_ == "u64" else type_
 
     def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
         """Keeps a value for the SAVE that completes the record: in this snippet, or in another."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt.probe.code import Code, Condition
-from gpt.probe.model import Map
+from gpt.probe.model import Field, Map
 
 BUDGET = 64 << 20  # bytes of a log that does not say
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
@@ -51,9 +51,18 @@ class Placed:
 
 
 def save(
-    code: Code, placed: Placed, base: str, values: list[str], condition: Condition | None, *, overwrite: bool
+    code: Code,
+    placed: Placed,
+    base: str,
+    values: list[str],
+    widths: list[int],
+    condition: Condition | None,
+    *,
+    overwrite: bool,
 ) -> None:
-    """Saves a record's values, registers or constants of their fields' sizes, where the condition holds.
+    """Saves a record's values where the condition holds: registers of `widths` bytes, those of their fields.
+
+    What is added to a total may be narrower.
 
     With `overwrite` a record takes the place of the one that is there.
     """
@@ -63,7 +72,7 @@ def save(
         return
     address = code.make("b64", "mad.lo.u64", code.unit(map_.level), placed.unit_size, base)
     if placed.type == "total":
-        _add(code, placed, address, values, condition)
+        _add(code, placed, address, values, widths, condition)
         return
     leader = condition if map_.level == "thread" else _leader(code, map_, condition)
     if overwrite or placed.counted:
@@ -86,12 +95,15 @@ def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
     if map_.leader == "lane0":
         first = code.make("pred", "setp.eq.u32", code.make("b32", "mov.u32", "%laneid"), 0)
     else:
-        _, group = code.group(condition)
-        below = code.make("b32", "and.b32", group, code.make("b32", "mov.u32", "%lanemask_lt"))
-        first = code.make("pred", "setp.eq.u32", below, 0)
+        first = code.make("pred", "setp.eq.u32", _below(code, code.group(condition)[1]), 0)
     both = code.both(Condition(first), condition)
     assert both
     return both
+
+
+def _below(code: Code, group: str) -> str:
+    """The lanes of a group below this one."""
+    return code.make("b32", "and.b32", group, code.make("b32", "mov.u32", "%lanemask_lt"))
 
 
 def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -> Condition:
@@ -108,14 +120,55 @@ def _store(
             code.put(f"st.global.b{field.size * 8} [{address}+{offset + field.offset}], {value}", condition)
 
 
-def _add(code: Code, placed: Placed, address: str, values: list[str], condition: Condition | None) -> None:
-    """Adds every lane's values to the unit's."""
-    code.put(f"red.global.add.u64 [{address}], 1", condition)
-    if placed.counted:
+def _add(
+    code: Code, placed: Placed, address: str, values: list[str], widths: list[int], saves: Condition | None
+) -> None:
+    """Adds every lane's values to the unit's: first up within the group, where the target can, then by its leader."""
+    fields = [] if placed.counted else list(zip(placed.map.fields, values, widths, strict=True))
+    if not code.redux:
+        code.put(f"red.global.add.u64 [{address}], 1", saves)
+        for field, value, width in fields:
+            if width < field.size:
+                value = code.make("b64", "cvt.u64.u32", value)
+            code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", saves)
         return
-    for field, value in zip(placed.map.fields, values, strict=True):
-        type_ = field.type if field.type[0] == "f" else f"u{field.size * 8}"
-        code.put(f"red.global.add.{type_} [{address}+{8 + field.offset}], {value}", condition)
+    here, group = code.group(saves)
+    first = Condition(code.make("pred", "setp.eq.u32", _below(code, group), 0))
+    leader = code.both(first, saves)
+    count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
+    code.put(f"red.global.add.u64 [{address}], {count}", leader)
+    for field, value, width in fields:
+        condition = leader
+        if field.type[0] == "f":
+            condition = saves
+        else:
+            value = _sum(code, here, value, width, field.size, saves)
+        code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", condition)
+
+
+def _sum_type(field: Field) -> str:
+    return field.type if field.type[0] == "f" else f"u{field.size * 8}"
+
+
+def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
+    """The sum of the lanes' values. The sum of 32 numbers of 27 bits has 32, so longer ones are added in parts."""
+    kind = f"b{width * 8}"
+    if saves:
+        value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))
+    if size == 4:
+        return code.make("b32", "redux.sync.add.u32", value, here)
+    total = ""
+    for shift in range(0, width * 8, 27):
+        part = code.make(kind, f"shr.u{width * 8}", value, shift) if shift else value
+        if shift + 27 < width * 8:
+            part = code.make(kind, f"and.{kind}", part, (1 << 27) - 1)
+        if width == 8:
+            part = code.make("b32", "cvt.u32.u64", part)
+        part = code.make("b64", "cvt.u64.u32", code.make("b32", "redux.sync.add.u32", part, here))
+        if shift:
+            part = code.make("b64", "shl.b64", part, shift)
+        total = code.make("b64", "add.u64", total, part) if total else part
+    return total
 
 
 def _append(code: Code, placed: Placed, base: str, values: list[str], condition: Condition | None) -> None:
@@ -135,8 +188,7 @@ def _append(code: Code, placed: Placed, base: str, values: list[str], condition:
         low, high = code.new("b32"), code.new("b32")
         code.put(f"mov.b64 {{{low}, {high}}}, {claim}")
         low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in (low, high))
-        below = code.make("b32", "and.b32", group, code.make("b32", "mov.u32", "%lanemask_lt"))
-        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", below))
+        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", _below(code, group)))
         code.put(f"mov.b64 {position}, {{{low}, {high}}}")
         position = code.make("b64", "add.u64", position, rank)
         saves = condition

@@ -97,6 +97,12 @@ def version(module: Module) -> tuple[int, int]:
     return int(major or 0), int(minor or 0)
 
 
+def has_redux(module: Module) -> bool:
+    """Whether a module's target has redux.sync: sm_80 or later."""
+    found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
+    return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
+
+
 @dataclass
 class _Use:
     """A snippet at a place, still to be lowered."""
@@ -140,6 +146,7 @@ class _Weaving:
             (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
             for place, (number, map_) in enumerate(numbered)
         }
+        self.redux = has_redux(module)
         self.insertions: list[Insertion] = []
         self.labels = 0
         self.matched: dict[tuple[str, str], list[int]] = {}
@@ -186,7 +193,7 @@ class _Weaving:
         if item.kind == "entry" and item is not self.entry:
             return None
         statements = self.module.statements(item)
-        function = _Function(item, statements, Registers(self.module, statements), Code(self.prefix))
+        function = _Function(item, statements, Registers(self.module, statements), Code(self.prefix, self.redux))
         for number, file in enumerate(self.files):
             for probe in file.probes:
                 seen: set[tuple[str, int, int]] = set()
