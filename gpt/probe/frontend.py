@@ -72,6 +72,7 @@ class _File:
 
     def read(self, module: ast.Module) -> ProbeFile:
         functions = []
+        self.check_names(module)
         for node in module.body:
             match node:
                 case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
@@ -96,6 +97,16 @@ class _File:
         return ProbeFile(
             self.path, tuple(self.probes), tuple(self.maps.values()), registers, self.callback, self.source
         )
+
+    def check_names(self, module: ast.Module) -> None:
+        """Refuses `x.clock()` where x is nothing that was imported."""
+        nodes = list(ast.walk(module))
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+        for node in nodes:
+            match node:
+                case ast.Attribute(ast.Name(base), name) if name != "save" and base not in known:
+                    raise self.fault(node, f"'{base}' is not imported")
 
     def register(self, node: ast.AnnAssign, name: str, value: ast.expr | None) -> None:
         type_ = self.type(node.annotation)

@@ -131,7 +131,10 @@ class _Reader:
                 self.check(name, table, FIRST, name)
                 model_ = table.get("datamodel")
                 level, size, capacity = self.datamodel(name, model_, dynamic) if model_ is not None else (None, 0, 1)
-                probe = self.probe(name, table, (name,), level or table.get("level") or "thread")
+                if level and table.get("level", level) != level:
+                    fact = f"level '{table['level']}' and datamodel '{model_}'"
+                    raise GptError(f"probe '{name}': {fact}", self.where(name, "level"))
+                probe = self.probe(name, table, (name,), level or table.get("level", "thread"))
                 if level:
                     probe, map_ = self.own_map(probe, table, size, capacity)
                     maps.append(map_)

@@ -24,7 +24,7 @@ _NO_RESULT = {
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
     *("applypriority", "stmatrix", "clusterlaunchcontrol", "tensormap", "multimem", "sust", "sured", "wmma"),
 }
-_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "barrier.cluster.none"}
+_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
 _SPACES = ("global", "shared", "local", "const", "param")
 _TYPE = re.compile(r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4)")
 _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
@@ -35,6 +35,10 @@ _TYPED = {  # whose operands have the types that types_of gives them
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
+}
+_FIXED = {  # results that are not of the type that the opcode names
+    **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
+    **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
 }
 _SCALAR = {
     "fma": 2,
@@ -129,11 +133,13 @@ def _width(operand: tree.Operand, type_: str | None) -> int | None:
             return None
         case tree.Vector(items) if type_:
             return SIZES[type_] * 8 * len(items)
-    return SIZES[type_] * 8 or None if type_ else None
+    return (SIZES[type_] * 8 or 1) if type_ else None
 
 
 def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
     """The type of the value: the last one, but for conversions, comparisons and matrices the first."""
+    if fixed := _FIXED.get(instruction.opcode):
+        return fixed
     found = [match for modifier in instruction.modifiers if (match := _TYPE.fullmatch(modifier))]
     if not found:
         return None, None

@@ -11,6 +11,7 @@ a modifier with `::` may stop there: `shared` is in `shared::cta`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from gpt.errors import MalformedError
 from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 
+_WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
@@ -44,8 +46,7 @@ class Site(NamedTuple):
 
 def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
     """`ld.global:st.global`, `func:dot*`, `line:matmul.cu:42`, ... Raises MalformedError."""
-    parts = text.replace("::", "\0").split(":")
-    parts = [part.strip().replace("\0", "::") for part in parts]
+    parts = [part.strip() for part in re.split(r"(?<!:):(?!:)", text)]
     found: list[Position] = []
     while parts:
         word, *parts = parts
@@ -61,7 +62,7 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
             found.append(Position("kernel"))
         else:
             words = tuple(word.lstrip(".").split("."))
-            if not all(part and part.replace("::", "").isascii() and " " not in part for part in words):
+            if not all(map(_WORD.fullmatch, words)):
                 raise MalformedError(f"position '{word}' is no opcode with modifiers", where)
             found.append(Position("opcode", words))
     return tuple(dict.fromkeys(found))

@@ -21,12 +21,17 @@ from gpt.ptx import tree
 
 MAX_LINES = 512  # statements of a snippet
 MAX_TURNS = 1024  # of a loop
-ALLOWED = {
-    *("add", "sub", "mul", "mad", "mul24", "mad24", "sad", "div", "rem", "abs", "neg", "min", "max", "fma", "rcp"),
-    *("sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "copysign", "popc", "clz", "bfind", "fns", "brev", "bfe"),
-    *("bfi", "bmsk", "szext", "dp4a", "dp2a", "and", "or", "xor", "not", "cnot", "lop3", "shl", "shr", "shf", "prmt"),
-    *("addc", "subc", "madc", "setp", "set", "selp", "slct", "testp", "cvt", "mov", "activemask", "isspacep", "bra"),
+_OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
+    (1, 1): "activemask bra",
+    (2, 2): "abs neg rcp sqrt rsqrt sin cos lg2 ex2 tanh popc clz bfind brev not cnot testp mov isspacep",
+    (2, 4): "cvt",
+    (3, 3): "add sub mul mul24 div rem and or xor shl shr addc subc copysign bmsk szext",
+    (3, 4): "min max setp set",
+    (4, 4): "mad mad24 madc fma sad fns bfe dp4a dp2a selp slct shf prmt",
+    (5, 5): "bfi",
+    (5, 6): "lop3",
 }
+ALLOWED = {opcode: counts for counts, opcodes in _OPERANDS.items() for opcode in opcodes.split()}
 WORDS = {  # modifiers; types are in _TYPE
     *("lo", "hi", "wide", "cc", "sat", "ftz", "rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi"),
     *("rpi", "approx", "full", "relu", "noftz", "eq", "ne", "lt", "le", "gt", "ge", "ls", "hs", "equ"),
@@ -86,8 +91,9 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                 continue
             for operand, wanted in zip(line.node.operands, types_of(line.node), strict=True):
                 bits = _bits(operand, bound)
-                if bits and wanted and wanted != "pred" and bits != SIZES[wanted] * 8 and line.node.opcode != "cvt":
-                    return f"{operand} has {bits} bits, and line {line.line} wants {SIZES[wanted] * 8}"
+                room = (SIZES[wanted] * 8 or 1) if wanted else None
+                if bits and room and bits != room and line.node.opcode != "cvt":
+                    return f"{operand} has {bits} bits, and line {line.line} wants {room}"
     return None
 
 
@@ -124,30 +130,36 @@ class _Check:
                 if line.node.name in self.labels:
                     raise self.refuse(f"label '{line.node.name}' stands twice")
                 self.labels[line.node.name] = number
-        for number, line in enumerate(lines):
+        for line in lines:
             self.line = line.line
             if isinstance(line.node, Save):
                 self.guard(line.node.guard)
                 self.save(line.node)
             elif isinstance(line.node, tree.Instruction):
                 self.guard(line.node.guard)
-                self.instruction(line.node, number)
+                self.instruction(line.node)
+        for number, line in enumerate(lines):  # each is known to be well-formed now
+            if isinstance(line.node, tree.Instruction) and line.node.opcode == "bra":
+                self.line = line.line
+                self.branch(line.node, number)
 
     def guard(self, guard: tree.Guard | None) -> None:
         if guard and guard.register != "PRED" and self.registers.get(guard.register) != "pred":
             raise self.refuse(f"guard '{guard.register}' is no predicate of this file")
 
-    def instruction(self, node: tree.Instruction, number: int) -> None:
+    def instruction(self, node: tree.Instruction) -> None:
         if node.opcode not in ALLOWED:
             raise self.refuse(f"'{node.opcode}' is not allowed in a probe")
         for modifier in node.modifiers:
             if modifier[1:] not in WORDS and not _TYPE.fullmatch(modifier[1:]):
                 raise self.refuse(f"'{node.name}' is not allowed in a probe")
+        least, most = ALLOWED[node.opcode]
+        if not least <= len(node.operands) <= most:
+            raise self.refuse(f"'{node}' has {len(node.operands)} operands")
         if node.opcode == "bra":
-            self.branch(node, number)
             return
-        if not node.operands:
-            raise self.refuse(f"'{node.name}' without operands")
+        if None in types_of(node):
+            raise self.refuse(f"'{node}' lacks a type")
         for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
             for part, type_ in self.parts(operand, wanted):
                 if place == 0:

@@ -71,7 +71,8 @@ def _parse(start: str, text: str, name: str, module: Module | None = None, offse
     except UnexpectedToken as error:
         if error.token.type == "$END":
             raise fault("unexpected end", len(text)) from None
-        raise fault(f"unexpected '{error.token}'", error.token.start_pos or 0) from None
+        word = error.token.partition("\n")[0][:40]
+        raise fault(f"unexpected '{word}'", error.token.start_pos or 0) from None
 
 
 @cache

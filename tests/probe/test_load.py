@@ -272,6 +272,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (P + "datamodel = 'warp:8:0'\nafter = 'SAVE.u64 {1};'", 3, "capacity 0 is not from 1", GptError),
         (P + "datamodel = 'warp:4'\nafter = 'SAVE.u64 {1};'", 3, "8 bytes of fields in a record of 4", GptError),
         (P + "datamodel = 'warp:8'\nafter = ''", 3, "a datamodel and no SAVE", GptError),
+        (P + "datamodel = 'warp:8'\nlevel = 'thread'\nafter = ''", 4, "level 'thread' and datamodel", GptError),
         (P + "after = 'SAVE.u64 {1};'", 1, "saves without a datamodel", GptError),
         (P + "datamodel = 'warp:9999'\nafter = 'SAVE.u64 {1};'", 3, "a record of 9999 bytes", GptError),
         ("dynamic = false\n" + P + "datamodel = 'warp:8:count'\nafter = 'SAVE.u64 {1};'", 4, "dynamic =", GptError),

@@ -68,7 +68,9 @@ def test_positions_are_read(text, positions):
     assert parse_positions(":".join(map(str, positions))) == tuple(positions)
 
 
-@pytest.mark.parametrize("text", ["", ":", "func", "func:", "line:a.cu", "line:a.cu:x", "ld.", "ld..u32", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", ":", "func", "func:", "line:a.cu", "line:a.cu:x", "ld.", "ld..u32", "a b", "\0", "ld:::st", "l\u00e9"]
+)
 def test_positions_that_are_none(text):
     with pytest.raises(MalformedError):
         parse_positions(text)

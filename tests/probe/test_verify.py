@@ -1,13 +1,17 @@
 """The verifier: what a snippet may do, and one line for each thing that it may not."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpt.errors import GptError
 from gpt.probe.load import parse_toml
 from gpt.probe.operands import bind
-from gpt.probe.verify import find_misfit, verify
+from gpt.probe.verify import ALLOWED, find_misfit, verify
 from gpt.ptx.parse import parse_statements
 
+OPERANDS = ["%a", "%x", "%y", "%f", "%p", "%q", "%r1", "ADDR", "BYTES", "OUT", "IN1", "L", "{%x, %y}", "[%a]"]
+OPERANDS += ["1", "-1", "09", "%p|%q", "_", "%tid.x", "0x"]
 REGISTERS = ".reg .b64 %a, %b; .reg .b32 %x, %y; .reg .f32 %f; .reg .pred %p, %q; .reg .b16 %h;\n"
 
 
@@ -101,6 +105,11 @@ def test_what_computes_is_allowed(snippet):
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 4000; @%p bra L;", "loops more than 1024"),
         ("L: add.u32 %x, %x, 1; L: add.u32 %x, %x, 1;", "label 'L' stands twice"),
+        ("L: setp.lt.u32 %p; @%p bra L;", "'setp.lt.u32 %p;' has 1 operands"),
+        ("M: @%p bra M; @%p bra;", "'@%p bra;' has 0 operands"),
+        ("add.u32 %x, %x, 1, 2;", "has 4 operands"),
+        ("add;", "'add;' has 0 operands"),
+        ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
         (".reg .b64 ADDR;", "register 'ADDR' has a name that is taken"),
         (".reg .b64 %smid;", "register '%smid' has a name that is taken"),
@@ -113,6 +122,28 @@ def test_what_is_refused(snippet, fact):
     assert error.value.where.startswith("p.toml:")
     if "without a datamodel" not in fact:
         assert error.value.where in ("p.toml:4", "p.toml:5")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "@%p ", "@!%q ", "@PRED "]),
+            st.sampled_from([*ALLOWED, "bra", "bra", "setp.lt", "add", "mov", "L: add", "SAVE", "ld"]),
+            st.sampled_from(["", ".u32", ".u64", ".s32", ".f32", ".pred", ".wide.u32", ".u64.u32", ".lt.u32"]),
+            st.lists(
+                st.sampled_from(OPERANDS),
+                max_size=5,
+            ).map(", ".join),
+        ).map(lambda parts: f"{parts[0]}{parts[1]}{parts[2]} {parts[3]};" if ":" not in parts[1] else "L:"),
+        max_size=6,
+    )
+)
+def test_any_snippet_is_allowed_or_refused(lines):
+    try:
+        check("\n".join(lines))
+    except GptError as error:
+        assert error.where.startswith("p.toml:")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +194,11 @@ def test_special_registers_and_numbers_may_be_saved():
         ("mov.b64 %a, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", None),
         ("mov.b32 %x, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", "OUT has 64 bits, and line 5 wants 32"),
         ("mov.u64 %a, ADDR;", "bar.sync 0;", "has no ADDR"),
+        ("mov.b32 %x, OUT;", "setp.eq.u32 %p1, %r1, 0;", "OUT has 1 bits, and line 5 wants 32"),
+        ("mov.pred %p, OUT;", "setp.eq.u32 %p1|%p2, %r1, 0;", None),
+        ("mov.pred %p, OUT;", "ld.global.u32 %r1, [%rd1];", "OUT has 32 bits, and line 5 wants 1"),
+        ("mov.b32 %x, OUT;", "popc.b64 %r1, %rd1;", None),
+        ("mov.b32 %x, IN3;", "selp.b32 %r1, 1, 0, %p1;", "IN3 has 1 bits, and line 5 wants 32"),
         ("mov.b32 %x, OUT;", "st.global.u32 [%rd1], %r1;", "has no OUT"),
         ("mov.u32 %x, FLOPS;", "ld.global.u32 %r1, [%rd1];", "has no FLOPS"),
         ("mov.b64 %a, IN1;", "ld.global.u32 %r1, [%rd1+4];", None),

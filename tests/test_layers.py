@@ -1,0 +1,44 @@
+"""Dependencies point one way: a file imports only from what stands below it in the list of gpt(7), SOURCE TREE."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAYERS = re.findall(r"^\.It Pa (gpt/\S+)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
+FREE = {"gpt/__init__.py", "gpt/errors.py", "gpt/workers.py"}  # import nothing of ours, or next to nothing
+
+
+def layer_of(path):
+    return next((number for number, name in enumerate(LAYERS) if path.startswith(name)), None)
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "gpt":
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "gpt")
+
+
+def test_no_file_imports_from_above():
+    checked = 0
+    for path in sorted((ROOT / "gpt").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if name in FREE:
+            continue
+        layer = layer_of(name)
+        assert layer is not None, f"{name} is in no layer of gpt(7)"
+        for module in imported(ast.parse(path.read_text())):
+            other = layer_of(
+                module.replace(".", "/") + (".py" if (ROOT / f"{module.replace('.', '/')}.py").exists() else "/")
+            )
+            assert other is None or other >= layer, f"{name} imports {module}"
+            checked += 1
+    assert checked > 100
+
+
+def test_no_stage_imports_another():
+    for path in (ROOT / "gpt" / "stages").glob("*.py"):
+        assert not any(module.startswith("gpt.stages") for module in imported(ast.parse(path.read_text())))
