@@ -186,7 +186,7 @@ KINDS: dict[str, Keys] = {
         "reason": ("str?", "why no probe is in it"),
         "arch": ("str?", "compute capability of the code that the numbers are about"),
         "registers": ("u64?", "of a thread"),
-        "spills": ("u64?", "bytes that its own instructions spill and fill, added"),
+        "spills": ("u64?", "bytes that are spilled and filled again, added"),
         "stack": ("u64?", "bytes of a thread's stack"),
         "shared": ("u64?", "bytes of shared memory that it declares"),
         "constant": ("u64?", "bytes of its own constant banks, parameters included"),

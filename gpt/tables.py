@@ -16,9 +16,10 @@ from rich.text import Text
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
-    "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "constant"),
+    "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "const"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
+NEEDS = ("registers", "spills", "stack", "shared", "constant")
 
 
 def human(size: int) -> str:
@@ -164,7 +165,7 @@ def _kernel_table(kernels: list[dict[str, Any]]) -> Table:
     """What assembled kernels need, and behind it what the probes added, where that is known."""
     table = _table("kernels", left=2)
     for kernel in kernels:
-        cells = [_with_change(kernel, key) for key in ("registers", *COLUMNS["kernels"][3:])]
+        cells = [_with_change(kernel, key) for key in NEEDS]
         table.add_row(Text(kernel["name"]), kernel.get("arch", ""), *cells)
     return table
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import msgpack
 
@@ -13,10 +11,9 @@ from gpt.asm.find import Tool, Tools
 from gpt.asm.ptxas import Assembled, Options, Report, Runner
 from gpt.asm.targets import Target, find_target, find_version
 from gpt.errors import GptError
-from gpt.formats.cubin import parse_cubin
 from gpt.formats.nvinfo import read_needs
 
-FORMAT = b"1"  # of what is kept: a change makes all of it unknown
+FORMAT = b"2"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Code:
 class Assembler:
     """Assembles modules, from several threads at once."""
 
-    def __init__(self, ptxas: Path | None, cache: Cache, options: Options, timeout: float) -> None:
+    def __init__(self, ptxas: str | None, cache: Cache, options: Options, timeout: float) -> None:
         """Raises MissingError where there is no ptxas."""
         self._tools = Tools(ptxas)
         self._tools.check()
@@ -104,11 +101,9 @@ def _resources(done: Assembled) -> dict[str, dict[str, int]]:
     The cubin says how many registers, how much stack with all that is called, and which constant banks; only
     ptxas says what was spilled, and how much shared memory the kernel declares itself.
     """
-    needs = read_needs(done.cubin)
     found: dict[str, dict[str, int]] = {}
-    for symbol in parse_cubin(done.cubin).kernels:
-        name = symbol["name"]
-        values: dict[str, Any] = asdict(needs[name])
+    for name, needs in read_needs(done.cubin).items():
+        values = asdict(needs)
         if report := done.reports.get(name):
             values |= {"spills": report.spills, "stack": max(values["stack"], report.frame)}
             values |= {} if report.shared is None else {"shared": report.shared}

@@ -52,7 +52,7 @@ class Tool:
 class Tools:
     """The ptxas there are, in order. Each is asked for its version once, when it is first needed."""
 
-    def __init__(self, given: Path | None, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
         """Raises MissingError where the one that was named does not work."""
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
@@ -84,7 +84,7 @@ class Tools:
             if fit:
                 return max(fit, key=lambda tool: tool.release)
         others = "" if self._only or len(self._found) == 1 else f", nor does any other of {len(self._found)}"
-        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install a newer one")
+        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install one that does")
 
     def _iter_tools(self) -> Iterator[Tool]:
         yield from self._found
@@ -102,18 +102,18 @@ class Tools:
             yield tool
 
 
-def _named(path: Path, what: str) -> str:
-    """A ptxas that somebody named, by its path or a name on PATH."""
+def _named(path: str, what: str) -> str:
+    """A ptxas that somebody named, as a shell would find it."""
     found = shutil.which(path)
     if found is None:
-        raise MissingError(f"{what}: no such executable", str(path))
+        raise MissingError(f"{what}: no such executable", path)
     return os.path.abspath(found)
 
 
 def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
     """Executables called ptxas, in order."""
     if given := environment.get("GPT_PTXAS"):
-        yield _named(Path(given), "GPT_PTXAS")
+        yield _named(given, "GPT_PTXAS")
     if found := shutil.which("ptxas", path=environment.get("PATH", os.defpath)):
         yield os.path.abspath(found)
     folders = [Path(home, "bin") for home in (environment.get("CUDA_HOME"), environment.get("CUDA_PATH")) if home]

@@ -18,13 +18,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpt.asm.find import Tool
 from gpt.asm.targets import Target
 from gpt.errors import GptError, MalformedError
-from gpt.formats.cubin import parse_cubin
+from gpt.formats.nvinfo import read_needs
 
 MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
 MAX_LINES = 5  # faults of a module that are told
@@ -37,7 +37,8 @@ _FRAME = re.compile(rb"^ +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"\b(\d+)(?:\+(\d+))? bytes smem")
 _ORIGIN = re.compile(rb"//@ (.+):(\d+)[ \t\r]*$")
-_SERIALIZED = "(C7"  # performance notes, such as C7514: wgmma is serialized
+_NOTE = b"(C7"  # on performance, such as C7514: wgmma is serialized
+_EXTERN, _ABORTED = b"Unresolved extern", b"Ptx assembly aborted"
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Report:
-    """What `ptxas -v` says of a function: registers of a thread, and bytes. An entry has all of it."""
+    """What `ptxas -v` says of an entry: bytes of its stack frame and of spills, registers, bytes of shared memory."""
 
     frame: int
     spills: int
     registers: int | None = None
     shared: int | None = None
+
+
+_NOTHING = Report(0, 0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,11 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, "module.ptx").write_bytes(text)
             command = [tool.path, "-v", f"-arch={target}", *options.arguments(), "module.ptx", "-o", "module.cubin"]
-            status, output = self._run(command, folder, tool.name)
+            try:
+                status, output = self._run(command, folder)
+            except TimeoutError:
+                slow = f"{tool.name} took over {self._timeout:g} s for {target} and was killed (--timeout)"
+                raise GptError(slow, name) from None
             out = Path(folder, "module.cubin")
             cubin = out.read_bytes() if status == 0 and out.is_file() else b""
         if status < 0:
@@ -110,10 +118,11 @@ class Runner:
                 f"{tool.name} fails on it, for {target}: status {status}, {_shorten(output)}", name
             )
         try:
-            parse_cubin(cubin)
+            read_needs(cubin)
         except MalformedError as error:
             raise GptError(f"{tool.name} says that it succeeded, and wrote no cubin: {error.fact}", name) from None
-        return Assembled(cubin, read_reports(output), _messages(output, text, name, ("warning", "info")))
+        reports = read_reports(output, options.relocatable)
+        return Assembled(cubin, reports, _messages(output, text, name, target, (b"warning", b"info")))
 
     def stop(self) -> None:
         """Kills what runs; nothing more is started."""
@@ -122,8 +131,11 @@ class Runner:
             for pid in self._running:
                 _kill_group(pid)
 
-    def _run(self, command: list[str], folder: str, name: str) -> tuple[int, bytes]:
-        """Its exit status, negative for a signal, and what it printed, cut off at MAX_OUTPUT."""
+    def _run(self, command: list[str], folder: str) -> tuple[int, bytes]:
+        """Its exit status, negative for a signal, and what it printed, cut off at MAX_OUTPUT.
+
+        Raises TimeoutError.
+        """
         with self._lock:
             if self._stopped:
                 raise GptError("stopped")
@@ -140,7 +152,7 @@ class Runner:
                 raise GptError(error.strerror or str(error), command[0]) from None
             self._running.add(process.pid)
         try:
-            output = self._listen(process, name)
+            output = self._listen(process)
         finally:
             with self._lock:  # its number is its own until it is waited for
                 _kill_group(process.pid)
@@ -150,8 +162,8 @@ class Runner:
                 process.stdout.close()
         return status, output
 
-    def _listen(self, process: subprocess.Popen[bytes], name: str) -> bytes:
-        """What a process prints until it ends. Raises GptError where that takes too long."""
+    def _listen(self, process: subprocess.Popen[bytes]) -> bytes:
+        """What a process prints until it ends. Raises TimeoutError."""
         assert process.stdout
         end = time.monotonic() + self._timeout
         output = bytearray()
@@ -160,14 +172,14 @@ class Runner:
         poll.register(pipe, select.POLLIN)
         while True:
             if not poll.poll(max(0, end - time.monotonic()) * 1000):
-                raise GptError(f"{name} took over {self._timeout:g} s and was killed (--timeout)")
+                raise TimeoutError
             block = os.read(pipe, 1 << 16)
             if not block:
                 break
             output += block[: MAX_OUTPUT - len(output)]
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() > end:
-                raise GptError(f"{name} took over {self._timeout:g} s and was killed (--timeout)")
+                raise TimeoutError
             time.sleep(0.001)
         return bytes(output)
 
@@ -186,15 +198,24 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def read_reports(output: bytes) -> dict[str, Report]:
-    """What `-v` says, by function. What is not understood is left out."""
+def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
+    """What `-v` says of each entry. What is not understood is left out.
+
+    Each entry has its own copy of the device functions that it calls, which are told of after it: what they spill
+    is counted with it. In relocatable code they stand for themselves, and before the entries.
+    """
     reports: dict[str, Report] = {}
     entry = name = ""
     found = sorted([*_LINE.finditer(output), *_FRAME.finditer(output)], key=lambda match: match.start())
     for match in found:
+        own = reports.get(entry, _NOTHING)
         if match.re is _FRAME:
             frame, stores, loads = map(int, match.groups())
-            reports[name] = Report(frame, stores + loads)
+            if name and name == entry:
+                reports[entry] = replace(own, frame=frame, spills=own.spills + stores + loads)
+            elif entry in reports and not relocatable:
+                reports[entry] = replace(own, spills=own.spills + stores + loads)
+            name = ""
             continue
         text = match[4].decode("utf-8", "surrogateescape")
         if begun := _ENTRY.match(text):
@@ -204,43 +225,40 @@ def read_reports(output: bytes) -> dict[str, Report]:
         elif (used := _USED.match(text)) and entry in reports:
             shared = _SHARED.search(text)
             size = sum(int(part or 0) for part in shared.groups()) if shared else 0
-            own = reports[entry]
-            reports[entry] = Report(own.frame, own.spills, int(used[1]), size)
-            entry = ""
-    reports.pop("", None)
+            reports[entry] = replace(own, registers=int(used[1]), shared=size)
     return reports
 
 
 def _faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    """The errors in an output; of no use are those that only say that there were others."""
-    found = _messages(output, text, name, ("error", "fatal"))
-    telling = [(where, fact) for where, fact in found if not fact.startswith("Ptx assembly aborted")]
-    if not telling:
-        return None
-    return Faults([(where, fact if where != name else f"for {target}: {fact}") for where, fact in telling])
+    found = _messages(output, text, name, target, (b"error", b"fatal"))
+    return Faults(found) if found else None
 
 
-def _messages(output: bytes, text: bytes, name: str, levels: tuple[str, ...]) -> list[tuple[str, str]]:
+def _messages(
+    output: bytes, text: bytes, name: str, target: Target, levels: tuple[bytes, ...]
+) -> list[tuple[str, str]]:
     """The first messages of these levels, each once, with where they belong: in a probe's file if it is a probe's.
 
-    An `info` counts where it is a note on performance; the others are the report.
+    An `info` counts where it is a note on performance; the others are the report. Of no use is that there were
+    errors, after these.
     """
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None
     more = 0
     for _, number, level, fact in _LINE.findall(output):
-        if level.decode() not in levels or (level == b"info" and not fact.startswith(_SERIALIZED.encode())):
+        if level not in levels or fact.startswith(_ABORTED) or (level == b"info" and not fact.startswith(_NOTE)):
             continue
         if len(found) == MAX_LINES:
             more += 1
             continue
-        where = name
         if number:
             lines = text.split(b"\n") if lines is None else lines
-            where = _place(lines, int(number[:18]), name)
-        found[where, _shorten(fact)] = None
+            found[_place(lines, int(number[:18]), name), _shorten(fact)] = None
+        else:
+            advice = " (-c makes relocatable code)" if fact.startswith(_EXTERN) and level != b"warning" else ""
+            found[name, f"for {target}: {_shorten(fact)}{advice}"] = None
     if more:
-        found[name, f"and {more} more of these"] = None
+        found[name, f"for {target}: {more} more of these"] = None
     return list(found)
 
 

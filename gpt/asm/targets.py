@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpt.errors import MissingError, UsageError
 
-_ARCH = re.compile(r"sm_(\d{1,3})(\d)([af]?)")
+_ARCH = re.compile(r"sm_([0-9]{1,3})([0-9])([af]?)")
 _VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
 
 
@@ -26,7 +26,7 @@ class Target(NamedTuple):
         if source.suffix == "a":
             return self == source
         if source.suffix == "f":
-            return self.major == source.major and self.minor >= source.minor and self.suffix != ""
+            return self.major == source.major and self.minor >= source.minor
         return (self.major, self.minor) >= (source.major, source.minor)
 
 

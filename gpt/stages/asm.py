@@ -59,7 +59,7 @@ def asm(
     ] = False,
     line_info: Annotated[bool, typer.Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
-    ptxas: Annotated[Path | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
+    ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
     timeout: Annotated[
         float, typer.Option(min=0.001, metavar="SECONDS", help="What ptxas may take for a module.")
     ] = 600,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,9 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import cuda
 from tests.debloat import checks
 from tests.formats import oracle
-from tests.stages.tools import MIB, extract, located, patch
+from tests.stages.tools import MIB, extract, located, patch, run
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt-tests"
 PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_2_24", "_2_27", "_2_28")]
@@ -173,3 +175,25 @@ def test_other_modes(mode, tmp_path):
     assert len(oracle.listed(patched)) == len(extract(patched).kind("element")) < len(oracle.listed(library))
     if mode == "hole":
         assert record["disk_after"] < record["disk_before"] / 2
+
+
+def test_assembled_for_a_gpu_that_it_has_ptx_for(tmp_path, monkeypatch):
+    """Each kernel of the PTX is in a cubin, and cuobjdump reads the same needs from it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library = fetch(PACKAGES["bitsandbytes"])
+    found = extract("--ptx", library)
+    ptxas = cuda.tool("ptxas")
+    done = run("gpt-asm", "--arch", "sm_120", "--ptxas", ptxas, "--save", tmp_path, data=found.out, timeout=300)
+    assert done.status == 0, done.err
+    modules = {module["id"]: set(module["kernels"]) for module in done.kind("ptx")}
+    assert {cubin["id"]: set(cubin["kernels"]) for cubin in done.kind("cubin")} == modules
+    assert sum(map(len, modules.values())) > 100
+    listed = {}
+    for file in tmp_path.glob("*.cubin"):
+        for name, registers, stack in re.findall(
+            r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", cuda.run("cuobjdump", "-res-usage", file)
+        ):
+            listed[file.name.split(".")[-3], name] = int(registers), int(stack)
+    kernels = {(str(k["id"]), k["name"]): (k["registers"], k["stack"]) for k in done.kind("kernel")}
+    assert len(kernels) == sum(map(len, modules.values()))
+    assert kernels.items() <= listed.items()
