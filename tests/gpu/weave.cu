@@ -100,6 +100,7 @@ extern "C" __global__ void generic(vint *x, vint *y, int n) { // one third of th
     asm volatile("st.u32 [%0], %1;" ::"l"(i % 3 ? (int *)y + i : tile + threadIdx.x), "r"(value + 1));
 }
 
+#if __CUDA_ARCH__ >= 900
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
     cluster(vint *x, vint *y, int n) { // reads the other block's
     __shared__ int tile[1024];
@@ -126,6 +127,8 @@ extern "C" __global__ void asynchronous(vint *x, vint *y, int n) {
     __syncthreads();
     y[i] = tile[blockDim.x - 1 - threadIdx.x];
 }
+
+#endif
 
 extern "C" __global__ void guarded(vint *x, vint *y, int n) { // guards on accesses and on an exit
     int i = blockIdx.x * blockDim.x + threadIdx.x, value = 7;
