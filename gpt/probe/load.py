@@ -16,7 +16,8 @@ from gpt.probe.positions import parse_positions
 from gpt.probe.snippet import parse_snippet
 from gpt.probe.text import lines_of
 
-BUILTIN = Path(__file__).parents[2] / "probes"
+_PACKAGED = Path(__file__).parents[1] / "_probes"  # where an installation has them
+BUILTIN = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "probes"
 MAX_SOURCE = 1 << 20  # bytes of a probe file
 TOP = {
     "author",

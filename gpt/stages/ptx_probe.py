@@ -68,6 +68,13 @@ def _parts(text: str) -> list[str]:
     return [part for part in text.split(":") if part]
 
 
+def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """A record with other values, its keys in canonical order and those that nobody knows behind."""
+    declared = records.KINDS[record["kind"]]
+    made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
+    return made | {key: value for key, value in record.items() if key not in declared}
+
+
 class Weaving:
     """One run: each `ptx` record becomes one for each of its kernels."""
 
@@ -80,7 +87,7 @@ class Weaving:
         self._verified = verified
         self._count = count
         self._modules = self._maps = 0  # ids that were given
-        self._kernels = 0
+        self._seen = self._kernels = 0  # modules and kernels of the segment
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
 
@@ -97,6 +104,7 @@ class Weaving:
         from gpt.ptx.scan import scan_module
 
         name = str(record.get("module", ""))
+        self._seen += 1
         try:
             if fault := records.check(record):
                 raise MalformedError(fault, name)
@@ -142,9 +150,7 @@ class Weaving:
         first, self._maps = self._maps, self._maps + len(woven.maps)
         if len(woven.data) + len(original) > records.MAX_RECORD - (1 << 20):
             original = b""
-        yield {**record, "id": number, "kernels": [woven.kernel], "data": woven.data} | (
-            {"original": original} if original else {}
-        )
+        yield _with(record, id=number, kernels=[woven.kernel], data=woven.data, original=original or None)
         for id_, placed in enumerate(woven.maps, first):
             yield records.make(
                 "map",
@@ -178,7 +184,7 @@ class Weaving:
         everything = len(names) == len(module.entries)
         number, self._modules = self._modules, self._modules + 1
         data = record["data"] if everything else prune(module, names)
-        yield {**record, "id": number, "kernels": names, "data": data}
+        yield _with(record, id=number, kernels=names, data=data)
         for name, reason in left.items():
             yield records.make("kernel", id=number, name=name, reason=reason)
         for reason in dict.fromkeys(left.values()):
@@ -194,6 +200,8 @@ class Weaving:
 
     def _report(self) -> Records:
         """What matched nothing in the segment."""
+        if not self._seen:
+            return
         if not self._kernels:
             names = " of these names" if self._keep or self._drop else ""
             yield from self._tell(f"no kernel{names}", "")
@@ -205,4 +213,4 @@ class Weaving:
                 where = ":".join(dict.fromkeys(position for _, position in places))
                 yield from self._tell(f"matches nothing: '{where}'", file.path)
         self._matched.clear()
-        self._kernels = 0
+        self._seen = self._kernels = 0

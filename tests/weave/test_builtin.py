@@ -87,7 +87,9 @@ def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
         added.setdefault(name, []).append(registers - before[0])
     with capsys.disabled():
         for name, counts in list(added.items())[1:]:
-            print(f"\n{arch} {name}: {len(counts)} kernels, registers added: median {statistics.median(counts)}", end="")
+            print(
+                f"\n{arch} {name}: {len(counts)} kernels, registers added: median {statistics.median(counts)}", end=""
+            )
     assert statistics.median(added["block_sched"]) <= 8  # most of these kernels take no more than ten
     assert set(added) >= {"", *PROBES} - {"warp_progress"}
 
@@ -96,7 +98,7 @@ def test_all_probes_at_once(tmp_path):
     for kernel, data in kernels("sm_90").items():
         found = weave(data, kernel, list(PROBES.values()))
         assert unweave(found.data) == data
-        assert len(found.maps) == len(found.added) >= 3
+        assert len(found.maps) == len(found.added) >= 2
         assemble(found.data, "sm_90", tmp_path)
 
 
