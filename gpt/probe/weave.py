@@ -261,6 +261,8 @@ class _Weaving:
         direct = sum(1 for _ in iter_callers(module, name))
         if named != own + direct:
             raise LeftAlone(f"probes in function '{name}', whose address is taken", self.entry.name)
+        if any(name in called(module, module.statements(e)) for e in module.entries if e is not self.entry):
+            raise LeftAlone(f"probes in function '{name}', which another kernel calls", self.entry.name)
         if any(s.word == ".reg" for p in parse_head(module, function.item).params or () for s in p.specifiers):
             raise LeftAlone(f"probes in function '{name}', whose parameters are registers", self.entry.name)
 
