@@ -13,7 +13,7 @@ from gpt.probe.lower import Names
 from gpt.probe.model import SIZES
 from gpt.probe.saves import Placed
 from gpt.ptx import tree
-from gpt.ptx.parse import parse_statements
+from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Module, Statement
 
 _LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
@@ -58,8 +58,7 @@ def called(module: Module, statements: list[Statement]) -> set[str]:
     found = set()
     for statement in statements:
         if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
-            (node,) = parse_statements(module.source(statement), module.name)
-            assert isinstance(node, tree.Instruction)
+            node = parse_instruction(module.source(statement), module.name)
             name = next((o.name for o in node.operands if isinstance(o, tree.Name)), "")
             if not name.startswith("%"):
                 found.add(name)

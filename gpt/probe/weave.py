@@ -33,8 +33,8 @@ from gpt.probe.positions import find_sites
 from gpt.probe.saves import Placed
 from gpt.probe.state import Registers, State, called, edit_call, iter_callers
 from gpt.probe.verify import find_misfit
-from gpt.ptx import tree
-from gpt.ptx.parse import parse_head, parse_statements
+from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
 MARK = "//@"
@@ -221,8 +221,8 @@ class _Weaving:
         counts[0] += bool(snippets)
         site = Site(overwrite=place.position.kind == "kernel", no_pred=probe.no_pred)
         if place.kind in ("instruction", "exit"):
-            (instruction,) = parse_statements(self.module.source(function.statements[place.first]), self.module.name)
-            assert isinstance(instruction, tree.Instruction)
+            source = self.module.source(function.statements[place.first])
+            instruction = parse_instruction(source, self.module.name)
             bound = bind(instruction)
             if reason := find_misfit(probe, bound):
                 self.misfit(probe, str(place.position), reason)
@@ -241,6 +241,8 @@ class _Weaving:
     def propagate(self, functions: list[_Function]) -> None:
         """Finds the functions that need the state: those with probes, and those that call such."""
         names = {function.item.name: function for function in functions}
+        if not any(f.uses for f in functions if f.item is not self.entry):
+            return
         waiting = [f for f in functions if f.uses and f.item is not self.entry]
         calls = {name: called(self.module, f.statements) for name, f in names.items()}
         while waiting:
