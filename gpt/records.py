@@ -182,6 +182,7 @@ KINDS: dict[str, Keys] = {
         "added": ("[param]?", "the parameters behind them that probes need"),
         "maps": ("[u64]?", "ids of the maps that its probes save to"),
         "sites": ("[site]?", "where its probes are"),
+        "variables": ("[str]?", "variables that its module defines; loaded alone, it has others of these names"),
         "verified": ("u64?", "1 where its probes were proved harmless, 0 where that was not asked for"),
         "reason": ("str?", "why no probe is in it"),
         "arch": ("str?", "compute capability of the code that the numbers are about"),

@@ -215,8 +215,8 @@ class _Reader:
         for key in table:
             if key not in MAP:
                 raise MalformedError(f"{what}: unknown key '{key}'", self.where("map", name, key))
-        if table.get("type", "array") not in model.TYPES:
-            known = ", ".join(model.TYPES)
+        if table.get("type", "array") not in model.MAP_TYPES:
+            known = ", ".join(model.MAP_TYPES)
             raise GptError(f"{what}: type '{table['type']}' is none of {known}", self.where("map", name, "type"))
         given = [key for key in ("data", "regs", "fields") if key in table]
         if len(given) != 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpt.ptx import tree
 
 LEVELS = ("thread", "warp", "block")
-TYPES = ("array", "total")
+MAP_TYPES = ("array", "total")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
 SIZES = {  # bytes of the types of registers and fields; a predicate is never saved
     **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},

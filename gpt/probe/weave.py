@@ -58,7 +58,10 @@ class Matched(NamedTuple):
 
 @dataclass(frozen=True)
 class Woven:
-    """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`."""
+    """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
+
+    `variables` are those that the module defines for all its kernels, in global or constant memory.
+    """
 
     kernel: str
     data: bytes
@@ -67,6 +70,7 @@ class Woven:
     maps: list[Placed]
     sites: list[Matched]
     misfits: list[str]
+    variables: list[str]
 
 
 class Insertion(NamedTuple):
@@ -175,7 +179,15 @@ class _Weaving:
         if added and added[-1].offset + 8 > limit(version(self.module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.entry.name)
         sites = [Matched(*key, *counts) for key, counts in self.matched.items()]
-        return Woven(self.entry.name, self.text(), params, added, maps, sites, self.misfits)
+        return Woven(self.entry.name, self.text(), params, added, maps, sites, self.misfits, list(self.variables()))
+
+    def variables(self) -> Iterator[str]:
+        """The variables that the module defines."""
+        for item in self.module.items:
+            if item.kind == "variable":
+                words = self.module.skeleton[item.start : item.end].partition("=")[0].split()
+                if ".extern" not in words and {".global", ".const"} & set(words):
+                    yield from item.names
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""

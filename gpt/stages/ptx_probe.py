@@ -173,6 +173,7 @@ class Weaving:
             ],
             maps=list(range(first, self._maps)),
             sites=[site._asdict() for site in woven.sites if site.matched],
+            variables=woven.variables or None,
             verified=int(self._verified),
         )
 
