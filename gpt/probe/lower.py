@@ -339,10 +339,14 @@ class Lowering:
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
     def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
-        placed = self.maps[node.map]
+        placed = self.maps.get(node.map)
+        if placed is None:
+            raise Misfit(f"finds no map '{node.map}'")
         condition = self.code.both(self.condition, self._guard(node.guard))
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
+        if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
+            raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only where nobody verified
         if placed.map.type == "total":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         values = [self._value(value, type_) for value, type_ in zip(node.values, types, strict=True)]

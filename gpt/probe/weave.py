@@ -161,12 +161,13 @@ class _Weaving:
         functions = [function for item in self.module.functions if (function := self.survey(item))]
         self.drop_idle(functions)
         if not any(function.uses for function in functions):
-            reason = f": {self.misfits[0]}" if self.misfits else ""
-            raise LeftAlone(f"no probe has a place in it{reason}", self.entry.name)
+            raise self.nothing()
         self.propagate(functions)
         entry = next(function for function in functions if function.item is self.entry)
         kept = [function for function in functions if function.uses or function.stateful or function is entry]
         pieces = [(function, list(self.lower(function))) for function in kept]
+        if not any(woven for _, woven in self.matched.values()):
+            raise self.nothing()
         saved = {key for function in kept for use in function.uses for key in self.keys(use)}
         maps = [placed for key, placed in self.maps.items() if key in saved]
         state = State(self.prefix, self.names, maps, [f.shared for f in kept if f is not entry])
@@ -180,6 +181,10 @@ class _Weaving:
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.entry.name)
         sites = [Matched(*key, *counts) for key, counts in self.matched.items()]
         return Woven(self.entry.name, self.text(), params, added, maps, sites, self.misfits, list(self.variables()))
+
+    def nothing(self) -> LeftAlone:
+        reason = f": {self.misfits[0]}" if self.misfits else ""
+        return LeftAlone(f"no probe has a place in it{reason}", self.entry.name)
 
     def variables(self) -> Iterator[str]:
         """The variables that the module defines."""

@@ -278,6 +278,13 @@ def test_instructions_left_alone(body, snippet, reason, tmp_path):
     assert [(site.matched, site.woven) for site in woven.sites] == [(2, 1)]
 
 
+def test_what_nobody_verified_costs_a_site_at_most():
+    for saved in ("SAVE [other] {%a};", "SAVE [m] {%a, %a};"):
+        file = simple("ld.global", f"mov.u32 %a, 1;\n{saved}")
+        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+            weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [file])
+
+
 # Weaving and back
 
 STATEMENTS = [
