@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable
@@ -73,7 +74,7 @@ class Cache:
         size = _DIGEST + len(data)
         if self._folder is None or size > self._limit // 8:
             return
-        part = self._folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
+        part = self._folder / f".{key}.{secrets.token_hex(8)}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(part, "xb") as file:

@@ -114,15 +114,16 @@ def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
     """Executables called ptxas, in order."""
     if given := environment.get("GPT_PTXAS"):
         yield _named(given, "GPT_PTXAS")
-    if found := shutil.which("ptxas", path=environment.get("PATH", os.defpath)):
-        yield os.path.abspath(found)
+    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+        if folder and (found := shutil.which("ptxas", path=folder)):
+            yield os.path.abspath(found)
     folders = [Path(home, "bin") for home in (environment.get("CUDA_HOME"), environment.get("CUDA_PATH")) if home]
     for place in _package("nvidia"):  # cu13 and later, and the wheels of CUDA 12 and 11
         folders += [*sorted(place.glob("cu[0-9]*/bin"), reverse=True), place / "cuda_nvcc" / "bin"]
     for place in _package("triton"):
         folders += [place / "backends" / "nvidia" / "bin", *place.glob("**/third_party/cuda/bin")]
-    for folder in folders:
-        for path in sorted(folder.glob("ptxas*")):  # Triton has a ptxas-blackwell beside it
+    for place in folders:
+        for path in sorted(place.glob("ptxas*")):  # Triton has a ptxas-blackwell beside it
             if os.access(path, os.X_OK) and path.is_file():
                 yield str(path)
 

@@ -1,19 +1,66 @@
-"""What was assembled of a module as one image that the driver loads."""
+"""What was assembled of a module as images that the driver loads: records, and files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from gpt import records, stream
 from gpt.asm.assembler import Code
-from gpt.errors import MalformedError
+from gpt.errors import GptError, MalformedError
 from gpt.formats.fatbinwrite import Codec, Image, pack_fatbin
 from gpt.formats.ptxtext import find_target
 
 
-def pack(text: bytes, codes: Sequence[Code], codec: Codec) -> bytes:
-    """A fatbin with the cubins and the text. Raises MalformedError."""
-    arch = find_target(text)
+def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
+    """A `cubin` record for each target, or one `fatbin`, stored with that codec.
+
+    Raises MalformedError where the text can be no element, and GptError where an image is larger than a record.
+    """
+    common = {"id": ptx["id"], "module": ptx["module"]}
+    if fatbin:
+        kernels = list(dict.fromkeys(name for code in codes for name in code.kernels))
+        archs = [str(code.target) for code in codes]
+        yield _small(records.make("fatbin", **common, archs=archs, kernels=kernels, data=_pack(ptx, codes, fatbin)))
+        return
+    for code in codes:
+        kernels = list(code.kernels)
+        yield _small(records.make("cubin", **common, arch=str(code.target), kernels=kernels, data=code.cubin))
+
+
+def save(folder: Path, image: dict[str, Any]) -> None:
+    """Writes an image to a file as well, whole or not at all."""
+    path = folder / file_name(image)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(image["data"])
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def file_name(image: dict[str, Any]) -> str:
+    """`libfoo.3.sm_90.cubin`: the library's name without its last suffix, the number of the module, and what it is."""
+    path = image["module"].rpartition("#")[0] or image["module"]
+    stem = re.sub(r"[^\w.+-]", "_", Path(path).stem, flags=re.ASCII)[:100] or "module"
+    arch = f".{image['arch']}" if "arch" in image else ""
+    return f"{stem}.{image['id']}{arch}.{image['kind']}"
+
+
+def _pack(ptx: dict[str, Any], codes: Sequence[Code], codec: Codec) -> bytes:
+    arch = find_target(ptx["data"])
     if arch is None:
-        raise MalformedError("PTX without .target")
+        raise MalformedError("PTX without .target", ptx["module"])
     images = [Image("cubin", str(code.target), code.cubin) for code in codes]
-    return pack_fatbin([*images, Image("ptx", arch, text)], codec)
+    return pack_fatbin([*images, Image("ptx", arch, ptx["data"])], codec)
+
+
+def _small(image: dict[str, Any]) -> dict[str, Any]:
+    try:
+        stream.pack(image)
+    except MalformedError as error:
+        raise GptError(error.fact, image["module"]) from None
+    return image

@@ -26,6 +26,7 @@ from gpt.asm.targets import Target
 from gpt.errors import GptError, MalformedError
 from gpt.formats.nvinfo import read_needs
 
+MODULE = "module.ptx"
 MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
 MAX_LINES = 5  # faults of a module that are told
 MAX_TEXT = 300  # characters of one
@@ -102,8 +103,8 @@ class Runner:
         Raises Faults where ptxas refuses the text, and GptError where it fails itself.
         """
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
-            Path(folder, "module.ptx").write_bytes(text)
-            command = [tool.path, "-v", f"-arch={target}", *options.arguments(), "module.ptx", "-o", "module.cubin"]
+            Path(folder, MODULE).write_bytes(text)
+            command = [tool.path, "-v", f"-arch={target}", *options.arguments(), MODULE, "-o", "module.cubin"]
             try:
                 status, output = self._run(command, folder)
             except TimeoutError:
@@ -245,13 +246,15 @@ def _messages(
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None
     more = 0
-    for _, number, level, fact in _LINE.findall(output):
+    for file, number, level, fact in _LINE.findall(output):
         if level not in levels or fact.startswith(_ABORTED) or (level == b"info" and not fact.startswith(_NOTE)):
             continue
         if len(found) == MAX_LINES:
             more += 1
             continue
-        if number:
+        if number and file != MODULE.encode():  # a `#line` of the module says so
+            found[f"{name}: {_shorten(file)}:{number.decode()}", _shorten(fact)] = None
+        elif number:
             lines = text.split(b"\n") if lines is None else lines
             found[_place(lines, int(number[:18]), name), _shorten(fact)] = None
         else:

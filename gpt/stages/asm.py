@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from enum import StrEnum
@@ -131,6 +130,8 @@ class Assembly:
 
     def _finish(self, record: dict[str, Any], futures: list[Future[Code]]) -> Records:
         """The record, and what its jobs led to."""
+        from gpt.asm.images import iter_images, save
+
         yield record
         count = len(self._targets)
         told: set[tuple[str, str]] = set()
@@ -151,7 +152,11 @@ class Assembly:
                     yield from self._warn([(record["module"], text)], record, told)
             done.append((code, before))
         try:
-            yield from self._images(record, [code for code, _ in done])
+            whole = len(done) == count or not self._fatbin
+            for image in iter_images(record, [code for code, _ in done], self._fatbin) if whole else ():
+                if self._save:
+                    save(self._save, image)
+                yield image
         except (GptError, OSError) as error:
             yield from self._tell(error, record, told)
             return
@@ -159,30 +164,6 @@ class Assembly:
             for name, needs in code.kernels.items():
                 without = {f"{key}_before": value for key, value in before.get(name, {}).items()}
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
-
-    def _images(self, record: dict[str, Any], codes: list[Code]) -> Records:
-        """The cubins of a module, or the fatbin, if all that belongs into it is there."""
-        from gpt import stream
-        from gpt.asm.images import pack
-
-        common = {"id": record["id"], "module": record["module"]}
-        if not self._fatbin:
-            made = [
-                records.make("cubin", **common, arch=str(c.target), kernels=list(c.kernels), data=c.cubin)
-                for c in codes
-            ]
-        elif len(codes) < len(self._targets):
-            made = []
-        else:
-            kernels = list(dict.fromkeys(name for code in codes for name in code.kernels))
-            archs = [str(code.target) for code in codes]
-            data = pack(record["data"], codes, self._fatbin)
-            made = [records.make("fatbin", **common, archs=archs, kernels=kernels, data=data)]
-        for image in made:
-            if self._save:
-                _write(self._save / _file_name(image), image["data"])
-            stream.pack(image)  # raises where it is larger than a record may be
-            yield image
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
         """A `diag` for each fault of a module that was not told yet."""
@@ -205,21 +186,3 @@ class Assembly:
             if (where, fact) not in told:
                 told.add((where, fact))
                 yield self._stage.warn(where, fact, ref=record["module"])
-
-
-def _file_name(image: dict[str, Any]) -> str:
-    """`libfoo.3.sm_90.cubin`: the library's name without its last suffix, the number of the module, and what it is."""
-    path = image["module"].rpartition("#")[0] or image["module"]
-    stem = re.sub(r"[^\w.+-]", "_", Path(path).stem)[:100] or "module"
-    arch = f".{image['arch']}" if "arch" in image else ""
-    return f"{stem}.{image['id']}{arch}.{image['kind']}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Writes a file, whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -88,6 +88,15 @@ def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
     assert tools.choose((8, 0), SM_90).release == (12, 0, 3), "what was asked before changes nothing"
 
 
+def test_all_of_path_is_searched_for_a_newer_one(places, tmp_path):
+    ptxas(tmp_path / "later", "exit 1", release="13.3.1", versions="8.0 9.3")
+    environment = places("PATH")
+    environment["PATH"] = f":/absent:{environment['PATH']}:{tmp_path / 'later'}"
+    tools = find.Tools(None, environment)
+    assert tools.choose((8, 0), SM_90).release == (12, 0, 1)
+    assert tools.choose((9, 3), SM_90).release == (13, 3, 1)
+
+
 def test_the_one_that_was_named_is_not_replaced(places):
     given = places.found["triton"]
     with pytest.raises(MissingError, match=r"does not know PTX 9\.1: install"):

@@ -127,6 +127,11 @@ def test_a_fault_in_a_line_of_a_probe_has_the_line_of_the_probe(tool):
     assert {where for where, _ in faults(tool, text)} == {"probes/count.toml:4"}
 
 
+def test_a_module_may_say_where_its_lines_come_from(tool):
+    text = HEAD + '# 100 "foo.c"\n.visible .entry k() {\nbogus;\n}\n'
+    assert faults(tool, text) == [("m: foo.c:101", "Not a name of any known instruction: 'bogus'")]
+
+
 @given(name=st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1), line=st.integers(1, 10**9))
 def test_any_name_of_a_probe_file_comes_back(name, line):
     lines = [b"first", f"add; //@ {name}:{line}".encode(), b"//@ x", b"; //@ :4", b"//@ a:b"]

@@ -191,6 +191,14 @@ def test_a_ptxas_that_misbehaves_costs_a_line_for_each_module(tmp_path, does, st
     assert len(done.kind("ptx")) == 2 and len(done.kind("diag")) == 2
 
 
+def test_what_ptxas_does_not_say_is_left_out(tmp_path):
+    real = f'{cuda.tool("ptxas")} "$@" >/dev/null 2>&1'
+    garbage = "head -c 200000 /dev/urandom; echo 'ptxas info    : Used x registers'"
+    done = asm(segment(ptx(1, PLAIN)), "--ptxas", fake.ptxas(tmp_path / "odd", f"{real}; {garbage}"))
+    (kernel,) = done.kind("kernel")
+    assert done.status == 0 and set(kernel) == {"kind", "id", "name", "arch", "registers", "stack", "constant"}
+
+
 def test_a_newer_ptx_wants_a_newer_ptxas(tmp_path):
     path = fake.ptxas(tmp_path / "old", "exit 0", versions="7.0", release="11.0.1")
     done = asm(segment(ptx(1, PLAIN)), "--ptxas", path)
@@ -217,7 +225,7 @@ def test_an_image_larger_than_a_record_is_told(tmp_path):
     copy = f"cat {tmp_path}/real.cubin /dev/zero | head -c {65 << 20} > $out"
     (tmp_path / "real.cubin").write_bytes(asm(segment(ptx(1, PLAIN))).kind("cubin")[0]["data"])
     done = asm(segment(ptx(1, PLAIN)), "--ptxas", fake.ptxas(tmp_path / "large", copy))
-    assert done.status == 3 and "cubin record of" in done.err and done.records[-1]["kind"] == "end"
+    assert done.status == 1 and "error: libfoo.so#1: cubin record of" in done.err and done.records[-1]["kind"] == "end"
 
 
 # The cache
