@@ -46,13 +46,14 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: runtime/hook/launcher.c runtime/cuda_abi.h gpt/__init__.py
+$(RUNTIME)/gpt-hook: runtime/hook/launcher.c $(wildcard runtime/follow/*.[ch]) runtime/hook/chunk.h \
+    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $< -o $@
+	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
 
-$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/names.h \
-    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h
+$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/chunk.h runtime/hook/names.h \
+    runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
@@ -105,9 +106,10 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) runtime ## measure against cuobjdump on real libraries, and what a hooked call costs
+bench: $(READY) runtime ## measure against cuobjdump on real libraries, a hooked call, a trace of ten million calls
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
 	@$(VENV)/bin/python -m tests.bench.hook
+	@$(VENV)/bin/python -m tests.bench.analyze
 
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh

@@ -24,6 +24,7 @@ PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
+SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves: copied always
 EDITABLE = """\
 #!/bin/sh
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
@@ -62,7 +63,10 @@ class BuildPackage(build_py):
 
 
 class BuildScripts(build_scripts):
-    """Puts the launcher, a program, among the executables; an editable install gets a script that runs it."""
+    """Puts the scripts and the launcher, a program, among the executables.
+
+    In its place an editable install gets a script that runs it.
+    """
 
     editable_mode = False
 
@@ -74,6 +78,10 @@ class BuildScripts(build_scripts):
         """Makes the executables."""
         folder = Path(self.build_dir)
         folder.mkdir(parents=True, exist_ok=True)
+        for name in SCRIPTS:
+            shutil.copy(TOP / "bin" / name, folder)
+        if not HAS_RUNTIME:
+            return
         target = folder / "gpt-hook"
         if self.editable_mode:
             launcher = shlex.quote(str(TOP / PACKAGED / "gpt-hook"))
@@ -107,6 +115,6 @@ class WithRuntime(Distribution):
 
 setup(
     distclass=WithRuntime,
-    scripts=[str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [],
+    scripts=[*SCRIPTS, *([str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [])],
     cmdclass={"build_py": BuildPackage, "build_scripts": BuildScripts, "bdist_wheel": PlatformWheel},
 )

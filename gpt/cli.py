@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from io import BufferedReader
+from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -34,7 +35,7 @@ Handler = Callable[[dict[str, Any]], Iterable[Output]]
 
 def _show_version(context: typer.Context, value: bool) -> None:
     if value:
-        typer.echo(f"{context.info_name} {gpt.__version__}")
+        typer.echo(f"{context.find_root().info_name} {gpt.__version__}")
         raise typer.Exit
 
 
@@ -64,10 +65,21 @@ class Terminated(BaseException):
         self.number = number
 
 
-def run(tool: str, command: Callable[..., int]) -> int:
-    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]]) -> int:
+    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
+
+    With several commands the first word says which.
+    """
+    settings = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
+    )
+    if isinstance(command, dict):
+        app.callback()(_no_command)
+        for name, one in command.items():
+            app.command(name)(one)
+    else:
+        app.command(context_settings=settings)(command)
     _occupy_closed()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -81,6 +93,10 @@ def run(tool: str, command: Callable[..., int]) -> int:
         return _die(signal.SIGPIPE)
     except Exception as error:
         return _report(tool, error)
+
+
+def _no_command(version: Version = False) -> None:
+    pass
 
 
 def _occupy_closed() -> None:
@@ -142,10 +158,27 @@ def say(tool: str, level: str, where: str, fact: str) -> None:
         pass  # nobody listens
 
 
-def _new_table() -> Any:
+class _AsItIs(RawIOBase):
+    """A file up to the size that it has now: after one that a program goes on writing a reader might run for ever."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        found = os.fstat(file.fileno())
+        self._left = found.st_size if stat.S_ISREG(found.st_mode) else sys.maxsize
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = self._file.readinto(memoryview(buffer)[: self._left])
+        self._left -= size or 0
+        return size
+
+
+def _new_table(full: bool) -> Any:
     from gpt.tables import LibraryTables
 
-    return LibraryTables()
+    return LibraryTables(full)
 
 
 class Stage:
@@ -154,12 +187,12 @@ class Stage:
     `status` is the exit status so far; `error` raises it, `warn` does not.
     """
 
-    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False) -> None:
+    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False) -> None:
         self.tool = tool
         self.status = 0
         self.from_json = from_json
         self.json = json
-        self.table = None if json or not os.isatty(1) else _new_table()
+        self.table = _new_table(table) if table or (not json and os.isatty(1)) else None
         self._buffer = bytearray()
         self._count = 0  # records since the header
 
@@ -181,8 +214,8 @@ class Stage:
     def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
         """The records of the files one after the other, or of standard input."""
         for path in files:
-            with open(path, "rb") as file:
-                yield from self._records(file, str(path))
+            with open(path, "rb", buffering=0) as file:
+                yield from self._records(BufferedReader(_AsItIs(file)), str(path))
         if not files:
             if os.isatty(0):
                 raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
@@ -237,6 +270,10 @@ class Stage:
             self._append(stream.pack(record))
         if record["kind"] == "sync":
             self.flush()
+
+    def write_text(self, lines: str) -> None:
+        """Writes lines of a form that is not the stream's."""
+        self._append(lines.encode(errors="replace"))
 
     def _append(self, data: bytes | bytearray) -> None:
         self._buffer += data

@@ -7,11 +7,15 @@ architecture, tallies by reason, patched libraries, and a count of the rest.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from gpt.tracetables import TraceTables
 
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
@@ -20,6 +24,9 @@ COLUMNS = {
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
 NEEDS = ("registers", "spills", "stack", "shared", "constant")
+
+COUNTS = ("elements", "kernels", "bytes")
+TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
 
 
 def human(size: int) -> str:
@@ -37,15 +44,22 @@ def percent(part: int, whole: int) -> str:
 
 
 class LibraryTables:
-    """Collects the records of a stream that is about libraries and prints a table for each kind of news."""
+    """Collects the records of a stream that is about libraries and prints a table for each kind of news.
 
-    def __init__(self) -> None:
+    `full` tables of patched libraries also sum up why elements went.
+    """
+
+    def __init__(self, full: bool = False) -> None:
+        self._full = full
         self._titles: dict[str, str] = {}
         self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
         self._tallies: dict[str, list[dict[str, Any]]] = {}
         self._patched: list[dict[str, Any]] = []
+        self._trimmed: Counter[str] = Counter()
+        self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
         self._modules: list[dict[str, Any]] = []
         self._kernels: list[dict[str, Any]] = []
+        self._trace: TraceTables | None = None
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -64,19 +78,33 @@ class LibraryTables:
                 self._tallies.setdefault(record["library"], []).append(record)
             case "patched":
                 self._patched.append(record)
+            case "trimmed" if "reason" in record:
+                self._whole[record["reason"]] += 1
+            case "trimmed":
+                self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
             case "ptx":
                 self._modules.append(record)
             case "kernel" if "registers" in record:
                 self._kernels.append(record)
+            case "process" | "timing" | "transfer" | "launched":
+                if self._trace is None:
+                    from gpt.tracetables import TraceTables
+
+                    self._trace = TraceTables()
+                self._trace.add(record)
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
         console = Console(highlight=False)
         if self._patched:
+            if self._full and self._tallies:
+                console.print(_tally_table(_sum_up(self._tallies.values())))
+                console.print()
             console.print(self._patched_table())
             for row in self._patched:
                 if "reason" in row:
                     console.print(Text(f"{row['library']}: {row['mode']} because {row['reason']}"))
+            self._print_trimmed(console)
         elif self._tallies:
             for library, rows in self._tallies.items():
                 console.print(self._title(library))
@@ -89,6 +117,17 @@ class LibraryTables:
             console.print(_kernel_table(self._kernels))
         elif self._modules:
             console.print(_module_table(self._modules))
+        for table in self._trace.iter_tables(console.width) if self._trace else ():
+            console.print(table)
+
+    def _print_trimmed(self, console: Console) -> None:
+        cut = self._trimmed
+        if cut["kernels"]:
+            what = f"{cut['kernels']:,} kernels and {cut['functions']:,} device functions, {human(cut['code'])} of code"
+            sizes = f"{human(cut['size_before'])} before, {human(cut['size_after'])} after"
+            console.print(Text(f"cut out of elements that stay: {what}; {cut['elements']:,} elements, {sizes}"))
+        for reason, count in self._whole.items():
+            console.print(Text(f"elements kept whole: {count:,} ({reason})"))
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
@@ -140,10 +179,17 @@ def _order(arch: str) -> tuple[int, str]:
     return int(digits or 0), arch
 
 
+def _sum_up(tallies: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The tallies of several libraries as those of one, what is kept last."""
+    sums: dict[str, Counter[str]] = {}
+    for row in sorted((row for rows in tallies for row in rows), key=lambda row: row["reason"] == "kept"):
+        sums.setdefault(row["reason"], Counter()).update({key: row[key] for key in COUNTS})
+    return [{"reason": reason, **{key: counts[key] for key in COUNTS}} for reason, counts in sums.items()]
+
+
 def _tally_table(rows: list[dict[str, Any]]) -> Table:
     table = _table("tally", left=1)
-    keys = ("elements", "kernels", "bytes")
-    total = {key: sum(row[key] for row in rows) for key in keys}
+    total = {key: sum(row[key] for row in rows) for key in COUNTS}
     for row in [{**total, "reason": "before"}, *rows]:
         if row["reason"] == "kept":
             table.add_section()

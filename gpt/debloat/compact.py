@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from gpt.debloat.plan import Copy, Data, Doomed, Fill, Piece, Plan, Span, replacements, splice
+from gpt.debloat.plan import Copy, Data, Doomed, Fill, Piece, Plan, replacements, splice
 from gpt.debloat.pointers import NotUnderstood, Pointer, find_pointers
 from gpt.formats import elf, fatbin
 from gpt.formats.elf import Elf, Section, Segment
@@ -91,30 +91,30 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed
         by_region.setdefault(element.region, []).append(element)
     pieces: list[Piece] = []
     moved: dict[int, int] = {}
+    trimmed = {offset: t for offset, t in doomed.trimmed.items() if t.payload}
     position = 0
     for region in fatbin.iter_regions(source, section.offset, section.end):
         elements = by_region.get(region.offset, [])
-        size = sum(e.end - e.offset for e in elements)
+        size = sum(trimmed[e.offset].size if e.offset in trimmed else e.end - e.offset for e in elements)
         moved[section.addr + region.offset - section.offset] = section.addr + position
         pieces.append(Data(fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, size)))
         for element in elements:
             last = pieces[-1]
-            if isinstance(last, Copy) and last.end == element.offset:
+            if element.offset in trimmed:
+                pieces.append(Data(trimmed[element.offset].header + trimmed[element.offset].payload))
+            elif isinstance(last, Copy) and last.end == element.offset:
                 pieces[-1] = Copy(last.start, element.end)
             else:
                 pieces.append(Copy(element.offset, element.end))
         position += fatbin.REGION.size + size
-    return Packed(section, list(_without(pieces, doomed.parts, byte)), position, moved)
+    return Packed(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
 
 
-def _without(pieces: list[Piece], parts: list[Span], byte: int) -> Iterator[Piece]:
+def _without(pieces: list[Piece], parts: list[tuple[int, list[Piece]]]) -> Iterator[Piece]:
     """The pieces with parts of elements that stay overwritten."""
     for piece in pieces:
         if isinstance(piece, Copy):
-            inside: list[tuple[int, list[Piece]]] = [
-                (s, [Fill(e - s, byte)]) for s, e in parts if piece.start <= s and e <= piece.end
-            ]
-            yield from splice(piece, inside)
+            yield from splice(piece, [(start, laid) for start, laid in parts if piece.start <= start < piece.end])
         else:
             yield piece
 
@@ -122,7 +122,7 @@ def _without(pieces: list[Piece], parts: list[Span], byte: int) -> Iterator[Piec
 def _plan_fatbin(image: Image, doomed: Doomed, byte: int) -> Plan:
     whole = Section(0, "", 1, 0, 0, 0, image.source.size, 0, 0)
     packed = _pack(image.source, whole, doomed, byte)
-    return Plan("compact", packed.pieces, doomed.kept, doomed.changed)
+    return Plan("compact", packed.pieces, doomed.kept, doomed.changed, doomed.trimmed)
 
 
 class _Compaction:
@@ -146,7 +146,7 @@ class _Compaction:
         edits = [*self._headers(segments), *self._pointers()]
         changed = self.doomed.changed + [(offset, offset + len(data)) for offset, data in edits]
         pieces = self._pieces(segments, edits)
-        return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.scanned)
+        return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.trimmed, self.doomed.scanned)
 
     def _check_apart(self) -> None:
         """Nothing may share bytes with a fatbin section: not another section, not the header tables."""

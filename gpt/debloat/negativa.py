@@ -1,9 +1,14 @@
-"""Negativa-ML's span files: `LIB.json`, `{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive."""
+"""Negativa-ML's files: what was used, and spans.
+
+`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}` (gpt/debloat/used.py reads it), `LIB.json`
+`{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +18,41 @@ Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
 
 
-def path_of(folder: Path, library: str) -> Path:
-    """Where the spans of a library stand."""
-    return folder / f"{Path(library).name}.json"
+def path_of(place: Path, library: str) -> Path:
+    """Where the spans of a library stand: `place` is that file, or a folder of such files."""
+    return place if place.is_file() else place / f"{Path(library).name}.json"
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
     """Writes the file of one library, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = path_of(folder, library)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
+    _write(folder / f"{Path(library).name}.json", value)
+
+
+def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
+    """Writes a trace.json, whole or not at all."""
+    _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(value) + "\n")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def find_so_path(path: Path) -> str | None:
+    """The library that a span file is about; None where the file is something else."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read(MAX_FILE)) if file.peek(1)[:1] == b"{" else None
+        found = value.get("so_path") if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def read_spans(folder: Path, library: str) -> list[Span]:

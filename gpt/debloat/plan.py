@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gpt.debloat.trim import Trimmed
 from gpt.errors import MalformedError
 from gpt.formats import fatbin
 from gpt.formats.fatbin import Element
@@ -64,13 +65,15 @@ Piece = Copy | Data | Fill
 class Plan:
     """`pieces` make the output, in which `kept` are the elements.
 
-    `changed` are the ranges of the original whose bytes are others in the output.
+    `changed` are the ranges of the original whose bytes are others in the output, `trimmed` those of the kept
+    elements that stay in part, by their offset.
     """
 
     mode: str
     pieces: list[Piece]
     kept: list[Element]
     changed: list[Span]
+    trimmed: dict[int, Trimmed]
     scanned: bool = False  # some elements lie outside of the fatbin sections
     reason: str | None = None  # why the mode is another than the one asked for
 
@@ -88,6 +91,7 @@ class Doomed:
     dead: frozenset[int]  # offsets of the elements to go
     parts: list[Span]  # ranges inside payloads of raw elements that stay
     scanned: bool  # some elements lie outside of the fatbin sections
+    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that stay in part, by their offset
 
     @property
     def live(self) -> list[Element]:
@@ -97,12 +101,25 @@ class Doomed:
     @property
     def changed(self) -> list[Span]:
         """Ranges whose bytes do not stay."""
-        return [(e.offset, e.end) for e in self.all if e.offset in self.dead] + self.parts
+        gone = [(e.offset, e.end) for e in self.all if e.offset in self.dead]
+        return gone + self.parts + [(t.element.offset, t.element.end) for t in self.trimmed.values()]
 
     @property
     def kept(self) -> list[Element]:
         """The elements after the cut."""
         return [e for e in self.all if not e.dead and e.offset not in self.dead]
+
+    @property
+    def kept_size(self) -> int:
+        """Bytes of the elements after the cut, headers included."""
+        return sum(self.trimmed[e.offset].size if e.offset in self.trimmed else e.end - e.offset for e in self.kept)
+
+    def overwritten(self, holes: bool, byte: int) -> list[tuple[int, list[Piece]]]:
+        """What takes the place of parts of raw elements: (offset, pieces). Code becomes zeros, always holes."""
+        laid = [(start, list(_filled(start, end, holes, byte))) for start, end in self.parts]
+        zeroed = [span for trimmed in self.trimmed.values() for span in trimmed.zeroed]
+        laid += [(start, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
+        return sorted(laid, key=lambda item: item[0])
 
 
 def find_doomed(image: Image, spans: list[Span]) -> Doomed:
@@ -162,7 +179,8 @@ def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
 def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
     """A plan in which no offset moves: `fill`, or `hole` with whole pages of it left out."""
     new = list(replacements(image.source, doomed, mode == "hole", byte))
-    return Plan(mode, splice(Copy(0, image.source.size), new), doomed.kept, doomed.changed, doomed.scanned)
+    pieces = splice(Copy(0, image.source.size), new)
+    return Plan(mode, pieces, doomed.kept, doomed.changed, doomed.trimmed, doomed.scanned)
 
 
 def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[tuple[int, list[Piece]]]:
@@ -175,8 +193,18 @@ def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iter
                 head = source.pread(element.offset, element.header_size)
                 pieces.append(Data(fatbin.dead_header(head)))
             found.append((element.offset, [*pieces, *_filled(element.payload, element.end, holes, byte)]))
-    found += [(start, list(_filled(start, end, holes, byte))) for start, end in doomed.parts]
+        elif (trimmed := doomed.trimmed.get(element.offset)) and trimmed.payload:
+            found.append((element.offset, _shortened(trimmed, holes, byte)))
+    found += doomed.overwritten(holes, byte)
     yield from sorted(found, key=lambda item: item[0])
+
+
+def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
+    """A trimmed element where it was, and a dead one in what it leaves free."""
+    element = trimmed.element
+    start = element.offset + trimmed.size
+    dead = fatbin.dead_element(trimmed.header, element.end - start)
+    return [Data(trimmed.header + trimmed.payload + dead), *_filled(start + len(dead), element.end, holes, byte)]
 
 
 def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:

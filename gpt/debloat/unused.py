@@ -31,6 +31,7 @@ from gpt.errors import MalformedError, UsageError
 KEPT = "kept"
 OTHER_ARCH = "other architecture"
 NO_KERNEL_USED = "no kernel used"
+KERNEL_UNUSED = "kernel not used"
 SUPERSEDED = "a better one is there"
 PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"

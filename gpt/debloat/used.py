@@ -10,13 +10,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
 
+Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
 IN_MEMORY = "a module in memory"
+
+
+class Loaded(NamedTuple):
+    """A file that was loaded: size and build id where they are known, and whether it may hold GPU code."""
+
+    size: int | None = None
+    build_id: str | None = None
+    gpu: bool = True
 
 
 @dataclass
@@ -25,12 +34,15 @@ class Used:
 
     `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
-    may be needed: (path of the file, build id of that file or None, offset of the image in it).
+    may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
+    of them whose kernels were enumerated. `loaded` are the files that were loaded, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
     devices: set[tuple[str, str]] = field(default_factory=set)
-    whole: set[tuple[str, str | None, int]] = field(default_factory=set)
+    whole: set[Place] = field(default_factory=set)
+    listed: set[Place] = field(default_factory=set)
+    loaded: dict[str, Loaded] = field(default_factory=dict)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -62,12 +74,16 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
     try:
         value = json.loads(data)
         names = value["detected_kernels"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError("detected_kernels is no list of names")
+        libraries = value.get("loaded_sos", [])
+        for key, strings in (("detected_kernels", names), ("loaded_sos", libraries)):
+            if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+                raise TypeError(f"{key} is no list of strings")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedError(f"no trace.json of Negativa-ML: {error}", str(path)) from None
     for name in names:
         used.names.setdefault(name, None)
+    for path_loaded in libraries:
+        used.loaded.setdefault(path_loaded, Loaded())
 
 
 def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
@@ -89,9 +105,12 @@ def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool
 
 
 def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool) -> list[Path]:
-    """Adds a trace and returns where those of its children are. `root` is false for a child."""
+    """Adds a trace and returns where those of its children are. `root` is false for a child.
+
+    A stream that gpt-hook wrote live has the segments of children behind that of their parent.
+    """
     segment = _Segment(used)
-    interrupted = False
+    pid, forked, interrupted = 0, set(), set()
     children: list[Path] = []
     try:
         for record in stream.read_records(file, str(path)):
@@ -99,13 +118,18 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
                 raise MalformedError(fault, str(path))
             match record["kind"]:
                 case "header":
-                    interrupted |= segment.open
+                    if segment.open:
+                        interrupted.add(pid)
                     segment.close()
-                    segment = _Segment(used)
-                case "child" if "path" in record:
-                    children.append(path.parent / record["path"])
+                    segment, pid = _Segment(used), record["pid"]
+                case "child":
+                    if "path" in record:
+                        children.append(path.parent / record["path"])
+                    if record["how"] != "exec":
+                        forked.add(record["pid"])
             segment.add(record)
-        interrupted |= segment.open
+        if segment.open:
+            interrupted.add(pid)
         segment.close()
     except TruncatedError as error:
         segment.close()
@@ -114,7 +138,7 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
         used.warnings.append((error.where, f"truncated trace: {error.fact}"))
     if interrupted:
         fact = "interrupted trace (its process was killed): later use is unknown"
-        if root and not allow_incomplete:
+        if root and interrupted - forked and not allow_incomplete:
             raise GptError(f"{fact}; --allow-incomplete uses it", str(path))
         used.warnings.append((str(path), fact))
     return children
@@ -130,7 +154,7 @@ class _Segment:
         self.open = False
         self._used = used
         self._modules: dict[int, dict[str, Any]] = {}
-        self._build_ids: dict[str, str | None] = {}
+        self._libraries: dict[str, dict[str, Any]] = {}
         self._functions: list[tuple[str, int]] = []  # name, module
         self._lookups: list[tuple[int, str]] = []  # module, what
 
@@ -142,7 +166,7 @@ class _Segment:
             case "end":
                 self.open = False
             case "library":
-                self._build_ids[record["path"]] = record.get("build_id")
+                self._libraries[record["path"]] = record
             case "device":
                 used.devices.add((record["arch"], record["runs"]))
             case "module":
@@ -153,8 +177,12 @@ class _Segment:
                 self._lookups.append((record["module"], record["what"]))
 
     def close(self) -> None:
-        """Adds what the functions and look-ups say of their modules."""
+        """Adds what the functions and look-ups say of their modules, and the libraries."""
         used = self._used
+        files = {module["path"] for module in self._modules.values() if "path" in module}
+        for path, library in self._libraries.items():
+            gpu = bool(library.get("gpu")) or path in files
+            used.loaded[path] = Loaded(library["size"], library.get("build_id"), gpu)
         for name, number in self._functions:
             module = self._modules.get(number)
             origin = module.get("path", IN_MEMORY) if module is not None else None
@@ -163,7 +191,10 @@ class _Segment:
             module = self._modules.get(number, {})
             if "path" in module:
                 path = module["path"]
-                used.whole.add((path, self._build_ids.get(path), module.get("offset", 0)))
+                place = path, self._libraries.get(path, {}).get("build_id"), module.get("offset", 0)
+                used.whole.add(place)
+                if what != "variable":
+                    used.listed.add(place)
             else:
                 fact = f"module {number} was looked into ({what}) and lies in no file"
                 used.warnings.append(("trace", f"{fact}: nothing can be kept for it"))

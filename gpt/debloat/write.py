@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,13 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from gpt.debloat.plan import Copy, Data, Fill, Plan
-from gpt.errors import GptError, MissingError
+from gpt.debloat.trim import check_trimmed
+from gpt.errors import GptError, MalformedError, MissingError
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
+from gpt.formats.files import BACKUP
 from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
 from gpt.formats.source import BLOCK, Source
 
-BACKUP = ".gpt-orig"
+SIGNATURES = ("security.ima", "security.evm")  # of the kernel's integrity subsystem
+FS_IOC_GETFLAGS, FS_VERITY_FL = 0x80086601, 0x00100000
 
 
 def backup_of(path: Path) -> Path:
@@ -102,6 +106,19 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
         start, position, size = start + count, position + count, size - count
 
 
+def find_signature(fd: int) -> str | None:
+    """What vouches for the bytes of a file and refuses others in their place; None where nothing does."""
+    with suppress(OSError):
+        found = os.listxattr(fd)
+        if names := [name for name in SIGNATURES if name in found]:
+            return names[0]
+    with suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8)), "little")
+        if flags & FS_VERITY_FL:
+            return "fs-verity"
+    return None
+
+
 def keep_backup(path: Path, image: Image) -> None:
     """Gives the original a second name, once: a library that is patched again keeps its first original.
 
@@ -111,9 +128,8 @@ def keep_backup(path: Path, image: Image) -> None:
     if not backup.exists():
         os.link(path, backup)
         return
-    with open(backup, "rb") as file:
-        if _version(parse_image(Source(str(backup), file.fileno()))) != _version(image):
-            raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
+    if _version_of(backup) != _version(image):
+        raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
 
 
 def _version(image: Image) -> tuple[object, ...]:
@@ -123,12 +139,23 @@ def _version(image: Image) -> tuple[object, ...]:
 
 
 def restore(path: Path) -> None:
-    """Brings the original back, behind links. Raises MissingError where there is none."""
+    """Brings the original back, behind links.
+
+    Raises MissingError where there is none, GptError where the library is another one by now, after an upgrade.
+    """
     path = path.resolve()
     backup = backup_of(path)
     if not backup.exists():
         raise MissingError(f"no backup: {backup} is absent", str(path))
+    with suppress(MissingError, MalformedError, FileNotFoundError):  # whatever is no library may go
+        if _version_of(path) != _version_of(backup):
+            raise GptError(f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path))
     backup.replace(path)
+
+
+def _version_of(path: Path) -> tuple[object, ...]:
+    with open(path, "rb") as file:
+        return _version(parse_image(Source(str(path), file.fileno())))
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
@@ -143,11 +170,18 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
         raise GptError(f"check failed: {len(found)} elements where {len(plan.kept)} should be", name)
     changed = _Ranges(plan.changed)
     for before, after in zip(plan.kept, found, strict=True):
-        same = (before.type, before.arch, before.flags, before.size, before.header_size) == (
-            after.type, after.arch, after.flags, after.size, after.header_size,
+        trimmed = plan.trimmed.get(before.offset)
+        same = (before.type, before.arch, before.flags, before.header_size) == (
+            after.type, after.arch, after.flags, after.header_size,
         )  # fmt: skip
         sizes = before.end - before.offset, after.end - after.offset
-        if not same or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed):
+        if same and trimmed:
+            check_trimmed(original.source, trimmed, output.source, after)
+        elif (
+            not same
+            or before.size != after.size
+            or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed)
+        ):
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
         if len(original.elf.sections) != len(output.elf.sections):

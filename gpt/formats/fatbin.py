@@ -163,6 +163,13 @@ def dead_header(head: bytes) -> bytes:
     return dead.ljust(len(head), b"\0")
 
 
+def dead_element(head: bytes, size: int) -> bytes:
+    """The header of a dead element of `size` bytes in all, after one whose header is `head`."""
+    dead = bytearray(dead_header(head)[: ELEMENT.size])
+    struct.pack_into("<IQ", dead, 4, ELEMENT.size, size - ELEMENT.size)
+    return bytes(dead)
+
+
 class Unpacker:
     """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
 

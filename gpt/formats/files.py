@@ -17,16 +17,19 @@ from gpt.errors import MalformedError
 from gpt.formats.source import Source
 
 ZIP = b"PK\3\4"
+BACKUP = ".gpt-orig"  # after the name of a library: its original, while a slimmed one has its place
 MAX_MEMBER = 8 << 30  # bytes of a file in a wheel
 
 
 def iter_files(top: Path) -> Iterator[Path]:
-    """The regular files below a directory, sorted. One that several names or links lead to comes once."""
+    """The regular files below a directory, sorted. One that several names or links lead to comes once, no backup."""
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(top):
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
+            if name.endswith(BACKUP):
+                continue
             if path.is_symlink() and path.resolve().is_relative_to(top.resolve()):
                 continue  # comes under its own name
             if path.is_file():

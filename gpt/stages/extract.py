@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TOOL = "gpt-extract"
 TYPES = {"cubin", "ptx", "ltoir"}
 JOBS = min(4, len(os.sched_getaffinity(0)))  # 40 MB each; four stay under 300 MB
+DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
 STREAM = b"\x80"  # a msgpack map begins with this byte or a higher one, no file of ours does
 
 Records = Iterator[cli.Output]
@@ -35,6 +36,9 @@ def extract(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Standard input without any.")] = None,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Read all that directories and wheels hold.")
+    ] = False,
+    loaded: Annotated[
+        bool, typer.Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")
     ] = False,
     scan: Annotated[bool, typer.Option("--scan", help="Look outside the usual sections too.")] = False,
     arch: Annotated[str, typer.Option(metavar="SM,...", help="Only these architectures.")] = "",
@@ -63,6 +67,10 @@ def extract(
     archs = set(filter(None, arch.split(",")))
     listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
     work = Extraction(stage, listing)
+    if loaded:
+        if recursive or not files:
+            raise UsageError("--loaded wants traces, and no -r")
+        return stage.source(work.read_loaded(files), sys.argv)
     if files and (from_json or is_stream(files[0])):
         return stage.filter(work.read_module, files)
     if files:
@@ -101,6 +109,36 @@ class Extraction:
                     fact = "is a directory: read it with -r" if path.is_dir() else error.strerror or str(error)
                     yield self._stage.error(MissingError(fact, str(error.filename or path)), ref=str(path))
 
+    def read_loaded(self, traces: list[Path]) -> Records:
+        """The records of the libraries with GPU code that the processes of these traces loaded, each file once.
+
+        Whether the traces are whole matters to whoever decides what is unused, not here.
+        """
+        from gpt.debloat.negativa import find_so_path
+        from gpt.debloat.used import Loaded, read_used
+        from gpt.formats.files import opened
+
+        named = {trace: find_so_path(trace) for trace in traces}
+        loaded = read_used([trace for trace in traces if not named[trace]], allow_incomplete=True).loaded
+        loaded |= {name: Loaded() for name in named.values() if name}
+        seen: set[tuple[int, int]] = set()
+        for name, (size, build_id, gpu) in sorted(loaded.items()):
+            if not gpu or Path(name).name.startswith(DRIVER):
+                continue
+            try:
+                status = os.stat(name)
+                if (status.st_dev, status.st_ino) in seen:
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                with opened(Path(name)) as source:
+                    if size not in (None, source.size):
+                        raise GptError("is not what was loaded: its size differs", name)
+                    yield from self._read(source, named=False, build_id=build_id)
+            except GptError as error:
+                yield self._stage.error(error, ref=name)
+            except OSError as error:
+                yield self._stage.error(MissingError(error.strerror or str(error), name), ref=name)
+
     def read_pipe(self) -> Records:
         """The records of one raw file on standard input."""
         from gpt.formats.files import spool
@@ -115,7 +153,7 @@ class Extraction:
         yield record
         if record["kind"] != "module":
             return
-        name, path = f"module:{record.get('id')}", record.get("path")
+        name, path = f"module:{record.get('id')}", record.get("path", record.get("saved"))
         try:
             if fault := records.check(record):
                 raise MalformedError(fault, name)
@@ -134,14 +172,16 @@ class Extraction:
         except OSError as error:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
-    def _read(self, source: Source, named: bool) -> Records:
-        """The records of one file; a fault where it was named itself and holds no GPU code."""
+    def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
+        """The records of one file; a fault where it was named itself and holds no GPU code, or has another build id."""
         from gpt.formats.image import find_image, parse_image
 
         progress = cli.Progress(Path(source.name).name)
         found = False
         try:
             image = parse_image(source) if named else find_image(source)
+            if image and build_id not in (None, image.build_id):
+                raise GptError("is not what was loaded: its build id differs", source.name)
             for record in self._listing.iter_records(image, progress.show) if image else ():
                 found = True
                 yield record

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,13 @@ TOOL = "gpt-locate"
 NAMED, NAME_LENGTH = 3, 100  # names that a message lists, characters of each
 
 Records = Iterator[dict[str, Any]]
+
+
+class Granularity(StrEnum):
+    """What is kept or not as a whole."""
+
+    element = "element"
+    kernel = "kernel"
 
 
 def main() -> int:
@@ -44,9 +52,15 @@ def locate(
         list[str] | None, typer.Option(metavar="REGEX", help="Kernels that count as used; repeatable.")
     ] = None,
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX that devices to come could run.")] = False,
+    granularity: Annotated[
+        Granularity, typer.Option(help="Cut out elements, or unused kernels of kept cubins too.")
+    ] = Granularity.element,
     spans_json: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them."),
+        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them (or one)."),
+    ] = None,
+    trace_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
     ] = None,
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Trust traces that end too early.")
@@ -62,12 +76,19 @@ def locate(
         if spans_json is None:
             raise UsageError("--used FILE is needed (or --spans-json DIR, to read spans)")
         return stage.filter(Given(stage, spans_json).handle, files or ())
+    if spans_json and granularity == Granularity.kernel:
+        raise UsageError("--spans-json knows no kernels inside of elements")
     from gpt.debloat.unused import Device, parse_arch
     from gpt.debloat.used import read_used
 
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
+    if trace_json:
+        from gpt.debloat.negativa import write_trace
+
+        write_trace(trace_json, found.loaded, found.names)
+        return stage.status
     if not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     if arch:
@@ -76,7 +97,7 @@ def locate(
         devices = [Device(parse_arch(name), runs == "ptx") for name, runs in sorted(found.devices)]
     if not devices:
         raise UsageError("no trace names a device: say --arch sm_90 or the like")
-    search = Search(stage, found, devices, keep or [], keep_ptx, spans_json)
+    search = Search(stage, found, devices, keep or [], keep_ptx, spans_json, granularity == Granularity.kernel)
     stage.filter(search.handle, files or ())
     search.report_missing()
     return stage.status
@@ -114,6 +135,7 @@ class Search:
         keep: list[str],
         keep_ptx: bool,
         spans_json: Path | None,
+        by_kernel: bool,
     ) -> None:
         self._stage = stage
         self._used = used
@@ -124,12 +146,15 @@ class Search:
             raise UsageError(f"--keep: {error}") from None
         self._keep_ptx = keep_ptx
         self._spans_json = spans_json
+        self._by_kernel = by_kernel
         self._seen: set[str] = set()  # used names that some library holds
         self._kept: set[str] = set()  # used names that an element holds that stays
         self._libraries: set[str] = set()
         self._library: dict[str, Any] = {}
         self._candidates: list[Candidate] = []
-        self._whole: set[int] = set()  # regions of the library that are kept whole
+        self._whole: set[int] = set()  # regions of the library whose elements are needed
+        self._listed: set[int] = set()  # those of them that may need every kernel
+        self._unused: dict[int, list[str]] = {}  # the unused kernels of each cubin that could be kept in part
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library its spans and tallies."""
@@ -157,21 +182,26 @@ class Search:
         if self._keep:
             hits |= {name for name in names if self._keep.search(name)}
         self._candidates.append(candidate_of(element, hits, element["region"] in self._whole))
+        if self._by_kernel and element["type"] == "cubin" and element["region"] not in self._listed:
+            self._unused[element["offset"]] = sorted(names - hits)
 
     def _begin(self, library: dict[str, Any]) -> None:
-        self._library, self._candidates = library, []
+        self._library, self._candidates, self._unused = library, [], {}
         self._libraries.add(os.path.realpath(library["path"]))
         build_id, path = library.get("build_id"), os.path.realpath(library["path"])
-        self._whole = {
-            offset
-            for file, file_build_id, offset in self._used.whole
-            if (build_id and build_id == file_build_id) or os.path.realpath(file) == path
-        }
+        self._whole, self._listed = (
+            {
+                offset
+                for file, file_build_id, offset in places
+                if (build_id and build_id == file_build_id) or os.path.realpath(file) == path
+            }
+            for places in (self._used.whole, self._used.listed)
+        )
 
     def _decide(self) -> Records:
         """The spans of the library that is complete, and what they come to, reason by reason."""
         from gpt.debloat.negativa import write_spans
-        from gpt.debloat.unused import KEPT, iter_reasons
+        from gpt.debloat.unused import KEPT, KERNEL_UNUSED, iter_reasons
 
         library = self._library["path"]
         tallies: dict[str, Counter[str]] = {}
@@ -183,6 +213,12 @@ class Search:
             tally.update(elements=1, kernels=candidate.kernels, bytes=candidate.end - candidate.start)
             if reason == KEPT:
                 self._kept |= candidate.used
+                if unused := self._unused.get(candidate.start):
+                    tally["kernels"] -= len(unused)
+                    tallies.setdefault(KERNEL_UNUSED, Counter())["kernels"] += len(unused)
+                    yield records.make(
+                        "trim", library=library, offset=candidate.start, kernels=unused, reason=KERNEL_UNUSED
+                    )
             elif candidate.payload < candidate.end:
                 spans.append((candidate.payload, candidate.end))
                 yield records.make("span", library=library, start=candidate.payload, end=candidate.end, reason=reason)

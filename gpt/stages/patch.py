@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -16,11 +17,21 @@ from gpt.errors import GptError, MalformedError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from gpt.debloat.plan import Doomed, Plan
+    from gpt.debloat.trim import Trimmed
+    from gpt.debloat.wheel import Wheels
     from gpt.formats.image import Image
 
 TOOL = "gpt-patch"
+JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
 
 Records = Iterator[dict[str, Any]]
+
+
+class Kernels(StrEnum):
+    """What becomes of unused kernels in a cubin that stays."""
+
+    zero = "zero"
+    drop = "drop"
 
 
 class Mode(StrEnum):
@@ -46,11 +57,19 @@ def patch(
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
+    parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
+    kernels: Annotated[
+        Kernels, typer.Option(help="Make zeros of unused kernels' code, or drop them (experimental).")
+    ] = Kernels.zero,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
+    written: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the path of each library written to FILE, and a NUL.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print the table of a terminal, not the stream.")] = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -59,14 +78,19 @@ def patch(
     """Write libraries without the GPU code that gpt-locate found unused."""
     if sum((output is not None, in_place, restore)) != 1:
         raise UsageError("one of -o DIR, --in-place and --restore is needed")
+    if parents and not output:
+        raise UsageError("--parents goes with -o DIR")
     if restore:
         return _restore(files or [])
     if output and not dry_run:
         output.mkdir(parents=True, exist_ok=True)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json)
-    patcher = Patcher(stage, output, mode.value, fill, dry_run)
-    stage.filter(patcher.handle, files or ())
-    patcher.report_unfinished()
+    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written)
+    try:
+        stage.filter(patcher.handle, files or ())
+        patcher.report_unfinished()
+    finally:
+        patcher.close()
     return stage.status
 
 
@@ -88,40 +112,76 @@ def _restore(files: list[Path]) -> int:
 class Patcher:
     """Collects the spans of a library and rewrites it when it is complete."""
 
-    def __init__(self, stage: cli.Stage, output: Path | None, mode: str, fill: int, dry_run: bool) -> None:
+    def __init__(
+        self,
+        stage: cli.Stage,
+        output: Path | None,
+        parents: bool,
+        mode: str,
+        fill: int,
+        dropping: bool,
+        dry_run: bool,
+        written: Path | None,
+    ) -> None:
         self._stage = stage
         self._output = output
+        self._parents = parents
         self._mode = mode
         self._fill = fill
+        self._dropping = dropping
         self._dry_run = dry_run
+        self._written = written
+        self._wheels: Wheels | None = None
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
+        self._unused: dict[int, set[str]] = {}  # offset of an element -> kernels that are not needed
         self._targets: dict[Path, str] = {}  # output -> library, of this run
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library what was done to it."""
         kind = record["kind"]
-        if kind in ("library", "span", "library_end") and (fault := records.check(record)):
+        if kind in ("library", "span", "trim", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         match kind:
             case "library":
                 self.report_unfinished()
-                self._library, self._spans = record, []
-            case "span":
+                self._library, self._spans, self._unused = record, [], {}
+            case "span" | "trim":
                 if not self._library or record["library"] != self._library["path"]:
-                    raise MalformedError("span outside of its library", record["library"])
-                self._spans.append((record["start"], record["end"]))
+                    raise MalformedError(f"{kind} outside of its library", record["library"])
+                if kind == "span":
+                    self._spans.append((record["start"], record["end"]))
+                else:
+                    self._unused.setdefault(record["offset"], set()).update(record["kernels"])
             case "library_end" if self._library and record["path"] == self._library["path"]:
                 library, self._library = self._library, None
                 try:
-                    yield self._patch(library)
+                    yield from self._patch(library)
                 except GptError as error:
                     yield self._stage.error(error, ref=library["path"])
                 except OSError as error:
                     where = str(error.filename or library["path"])
                     missing = MissingError(error.strerror or str(error), where)
                     yield self._stage.error(missing, ref=library["path"])
+            case "end" if self._wheels:
+                yield from self._finish_wheels(self._wheels)
         yield record
+
+    def close(self) -> None:
+        """Removes what is temporary."""
+        if self._wheels:
+            self._wheels.close()
+
+    def _finish_wheels(self, wheels: Wheels) -> Records:
+        """Writes the wheels of which libraries were patched. Faults become `diag`s."""
+        from gpt.debloat.wheel import repack
+
+        for wheel, replaced in wheels.iter_complete():
+            try:
+                if replaced:
+                    repack(wheel, replaced, self._target(wheel))
+            except GptError as error:
+                yield self._stage.error(error, ref=str(wheel))
 
     def report_unfinished(self) -> None:
         """Says that a library was not patched because the stream never said that it is complete."""
@@ -130,16 +190,16 @@ class Patcher:
             self._stage.error(MalformedError(fact, self._library["path"]))
             self._library = None
 
-    def _patch(self, library: dict[str, Any]) -> dict[str, Any]:
+    def _patch(self, library: dict[str, Any]) -> list[dict[str, Any]]:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
         from gpt.debloat.plan import find_doomed
+        from gpt.debloat.trim import trim_all
         from gpt.debloat.write import check_output, keep_backup, written
         from gpt.formats.image import parse_image
         from gpt.formats.source import Source
 
-        path = Path(library["path"])
-        target = self._target(path)
-        with open(path, "rb") as file:
+        path, source_path, target, output_name = self._places(library)
+        with open(source_path, "rb") as file:
             source = Source(str(path), file.fileno())
             if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
                 raise GptError("has changed since it was extracted: extract it again", str(path))
@@ -149,32 +209,75 @@ class Patcher:
             doomed = find_doomed(image, self._spans)
             if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
                 raise GptError("all of it is unused, and no smaller file says so", str(path))
+            unused = {offset: names for offset, names in self._unused.items() if offset not in doomed.dead}
+            trimmed = trim_all(source, unused, doomed.all, self._dropping, JOBS)
+            doomed = replace(doomed, trimmed={t.element.offset: t for t in trimmed if t.cut.spans or t.dropped})
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
-            if not self._dry_run:
+            in_place = self._output is None
+            notes = self._check_in_place(target, file.fileno()) if in_place and plan.mode != "copy" else []
+            if not (self._dry_run or (in_place and plan.mode == "copy")):
+                target.parent.mkdir(parents=True, exist_ok=True)
                 with written(target, file.fileno(), plan) as output:
                     check_output(image, plan, output, str(target))
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
-                    if self._output is None:
+                    if self._written:  # first: what is listed and not there does no harm
+                        with open(self._written, "ab") as log:
+                            log.write(os.fsencode(os.path.abspath(target)) + b"\0")
+                    if in_place:
                         keep_backup(target, image)
-        return records.make(
+        done = [trimmed_record(str(path), one) for one in trimmed]
+        patched = records.make(
             "patched",
             library=str(path),
-            output=str(target),
+            output=output_name,
             mode=plan.mode,
             size_before=source.size,
             size_after=plan.size,
             disk_before=disk_before,
             disk_after=disk_after,
             gpu_before=sum(e.end - e.offset for e in doomed.live),
-            gpu_after=sum(e.end - e.offset for e in doomed.kept),
+            gpu_after=doomed.kept_size,
             reason=plan.reason,
         )
+        return [*notes, *done, patched]
+
+    def _check_in_place(self, path: Path, fd: int) -> list[dict[str, Any]]:
+        """Raises GptError where a file is signed; gives the `diag` of what else happens to its names."""
+        from gpt.debloat.write import backup_of, find_signature
+
+        if signature := find_signature(fd):
+            raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
+        names = os.fstat(fd).st_nlink - 1 - backup_of(path).exists()
+        if names <= 0:
+            return []
+        fact = f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"
+        return [self._stage.warn(str(path), fact, ref=str(path))]
+
+    def _places(self, library: dict[str, Any]) -> tuple[Path, Path, Path, str]:
+        """The library's path, the file to read, the file to write, and how that is called in the end."""
+        path = Path(library["path"])
+        if not path.exists():  # a member of a wheel: it is patched outside, and put into a new wheel when all are
+            from gpt.debloat.wheel import Wheels, split
+
+            if found := split(path):
+                if self._output is None:
+                    raise GptError("lies in a wheel: use -o DIR", str(path))
+                self._wheels = self._wheels or Wheels()
+                near = Path(tempfile.gettempdir()) if self._dry_run else self._output
+                return path, *self._wheels.add(*found, near), str(self._destination(found[0]) / found[1])
+        target = self._target(path)
+        return path, path, target, str(target)
+
+    def _destination(self, path: Path) -> Path:
+        if self._output is None:
+            return path.resolve()
+        return self._output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)
 
     def _target(self, path: Path) -> Path:
         """Where the output goes: a name in the folder, or the file itself behind all links."""
-        target = self._output / path.name if self._output else path.resolve()
+        target = self._destination(path)
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:
@@ -196,3 +299,18 @@ class Patcher:
             mode = "hole"
         plan = plan_in_place(image, doomed, mode, self._fill)
         return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
+
+
+def trimmed_record(library: str, trimmed: Trimmed) -> dict[str, Any]:
+    """What became of an element whose unused kernels were to go."""
+    return records.make(
+        "trimmed",
+        library=library,
+        offset=trimmed.element.offset,
+        kernels=trimmed.cut.kernels,
+        functions=trimmed.cut.functions,
+        code=trimmed.cut.size,
+        size_before=trimmed.element.end - trimmed.element.offset,
+        size_after=trimmed.size,
+        reason=trimmed.reason,
+    )

@@ -74,6 +74,7 @@ static const struct {
 // Makes a `calls` record of unused rows in the thread's chunk.
 static bool new_batch(struct thread *thread, enum layout layout) {
     int error = errno;
+    hook_keep_queries(thread);
     struct batch *batch = &thread->batches[layout];
     uint32_t count = batch->rows;
     unsigned char *rows = NULL;
@@ -214,9 +215,30 @@ static uint64_t stack_words(const struct frame *frame) {
 }
 
 static uint64_t counted_key(const struct frame *frame) {
-    if (frame->slot->flags & SLOT_QUERY)
-        return (uint64_t)frame->slot;
     return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
+}
+
+// The next row of the batch, with what the arguments tell.
+static struct row *new_row(const struct frame *frame, const struct slot *slot, struct batch *batch) {
+    struct row *row = (struct row *)batch->next;
+    batch->next += layouts[slot->layout].stride;
+    row->api = slot->id;
+    switch (slot->layout) {
+    case LAYOUT_OBJECT: {
+        struct row_object *object = (struct row_object *)row;
+        object->object = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+        object->stream = read_value(frame, slot->values[1]);
+        break;
+    }
+    case LAYOUT_MEMORY:
+        read_memory((struct row_memory *)row, frame, slot);
+        break;
+    case LAYOUT_LAUNCH:
+        ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
+        read_launch((struct row_launch *)row, frame, slot);
+        break;
+    }
+    return row;
 }
 
 uint64_t hook_enter(struct frame *frame) {
@@ -231,36 +253,16 @@ uint64_t hook_enter(struct frame *frame) {
     if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
         hook_announce(slot);
 
-    if (slot->flags & SLOT_COUNTED)
+    if (slot->flags & SLOT_COUNTED && !(slot->flags & SLOT_QUERY))
         frame->counter = hook_counter(thread, counted_key(frame));
-    if (UNLIKELY(slot->flags & SLOT_TIMED))
-        hook_gpu_begin(frame);
     struct batch *batch = &thread->batches[slot->layout];
-    if (!(slot->flags & SLOT_RECORDED) ||
-        (UNLIKELY(batch->next == batch->end) && !new_batch(thread, slot->layout))) {
-        frame->start = hook_now();
-    } else {
-        struct row *row = (struct row *)batch->next;
-        batch->next += layouts[slot->layout].stride;
-        row->api = slot->id;
-        switch (slot->layout) {
-        case LAYOUT_OBJECT:
-            ((struct row_object *)row)->object =
-                slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
-            ((struct row_object *)row)->stream = read_value(frame, slot->values[1]);
-            break;
-        case LAYOUT_MEMORY:
-            read_memory((struct row_memory *)row, frame, slot);
-            break;
-        case LAYOUT_LAUNCH:
-            ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
-            read_launch((struct row_launch *)row, frame, slot);
-            break;
-        }
-        frame->row = row;
-        frame->start = hook_now();
-        atomic_store_explicit(&row->start, frame->start, memory_order_release);
-    }
+    if (slot->flags & SLOT_RECORDED && (LIKELY(batch->next != batch->end) || new_batch(thread, slot->layout)))
+        frame->row = new_row(frame, slot, batch);
+    if (UNLIKELY(slot->flags & SLOT_TIMED))
+        hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
+    frame->start = hook_now();
+    if (frame->row)
+        atomic_store_explicit(&frame->row->start, frame->start, memory_order_release);
     return stack_words(frame);
 }
 
@@ -299,6 +301,21 @@ static bool is_mapped(const struct thread *thread, const struct row *row) {
            (thread->previous && (uintptr_t)row - (uintptr_t)thread->previous < CHUNK_SIZE);
 }
 
+// The call that began last of those that have not returned. Where one of the same layout returned within it
+// since, it is not found.
+uint64_t hook_call_in_flight(const struct thread *thread) {
+    uint64_t found = 0;
+    for (int layout = 0; layout <= LAYOUT_LAUNCH; layout++) {
+        if (!thread->batches[layout].next)
+            continue;
+        const struct row *row = (void *)(thread->batches[layout].next - layouts[layout].stride);
+        uint64_t start = atomic_load_explicit(&row->start, memory_order_relaxed);
+        if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && start > found)
+            found = start;
+    }
+    return found;
+}
+
 void hook_leave(struct frame *frame) {
     uint64_t now = hook_now();
     struct slot *slot = frame->slot;
@@ -306,7 +323,9 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    if (slot->flags & SLOT_COUNTED && thread && (done || slot->flags & SLOT_QUERY))
+    if (slot->flags & SLOT_QUERY && thread)
+        hook_count_query(slot);
+    else if (slot->flags & SLOT_COUNTED && thread && done)
         count(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&

@@ -149,3 +149,44 @@ bool hook_count_second(uint64_t unused, uint64_t key) {
     (void)unused;
     return count(key);
 }
+
+// Queries
+
+// A stub counts them here, once the first was looked at; when the thread begins a batch of calls, and when it
+// ends, they go to rows.
+TLS uint32_t hook_queries[MAX_QUERIES]; // the first stands for those that have no place, and stays 0
+
+static struct slot *_Atomic query_slots[MAX_QUERIES];
+static _Atomic uint32_t queries_used = 1;
+
+void hook_count_query(struct slot *slot) {
+    if (!slot->query) { // two threads may each give it a place: then one stays unused
+        uint32_t number = atomic_fetch_add(&queries_used, 1);
+        if (number >= MAX_QUERIES) {
+            atomic_store(&queries_used, MAX_QUERIES);
+            __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
+            return;
+        }
+        atomic_store(&query_slots[number], slot);
+        __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
+    }
+    hook_queries[slot->query]++;
+}
+
+void hook_keep_queries(struct thread *thread) {
+    for (uint32_t i = 1, used = atomic_load(&queries_used); i < used && i < MAX_QUERIES; i++) {
+        struct slot *slot = atomic_load(&query_slots[i]);
+        if (!hook_queries[i] || !slot)
+            continue;
+        struct count *row = hook_counter(thread, (uint64_t)slot);
+        if (row) {
+            uint64_t count = atomic_load_explicit(&row->count, memory_order_relaxed);
+            if (!count)
+                atomic_store_explicit(&row->first, hook_now(), memory_order_relaxed);
+            atomic_store_explicit(&row->count, count + hook_queries[i], memory_order_relaxed);
+        }
+        hook_queries[i] = 0;
+    }
+}
+
+void hook_forget_queries(void) { memset(hook_queries, 0, sizeof(hook_queries)); }

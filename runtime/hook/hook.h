@@ -7,10 +7,15 @@
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   missing.c      what they say of GPU code that is not there
+//   save.c         images of modules, kept in files
 //   graphs.c       the kernels of a graph
 //   gputime.c      when what was launched ran on the GPU
+//   ioctl.c        what the driver asks the kernel for
+//   nvtx.c         ranges and marks of the program
 //   libs.c         the shared libraries of the process, the devices
 //   replaced.c     which of them were replaced
+//   bus.c          its mappings, and who truncates them
+//   exits.c        how a process ends
 //   trace.c        the file: chunks, one writing thread each
 
 #ifndef GPT_HOOK_H
@@ -22,6 +27,8 @@
 #define SLOT_SHIFT 6   // a slot is 64 bytes
 #define SLOT_REAL 0
 #define SLOT_FLAGS 8
+#define SLOT_QUERY_INDEX 57
+#define MAX_QUERIES 32  // that one process can count
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
 #define SLOT_COUNTED                                                                                         \
@@ -47,14 +54,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
+#include "chunk.h"
 #include "records.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
 #define TLS __thread __attribute__((tls_model("initial-exec")))
-#define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
 
 // Rows of a trace, by what they tell beside time and result. hook_rows (calls.c) declares them to readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
@@ -126,10 +134,12 @@ struct slot {
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program asked for it
     const struct known *known;
-    int8_t words; // of stack arguments, an even number; STACK_WORDS where it is not known
-    char pad[7];
+    int8_t words;  // of stack arguments, an even number; STACK_WORDS where it is not known
+    uint8_t query; // its place in hook_queries
+    char pad[6];
 };
 _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
+_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX, "as the stub has it");
 
 // What a stub has on its stack while the real function runs.
 struct frame {
@@ -168,6 +178,7 @@ void hook_leave(struct frame *frame);
 #define MAP_ENTRIES (1u << 18)
 #define MAX_LIBRARIES 4096
 #define MAX_SEGMENTS 4
+#define MAX_MAPPINGS 16384
 #define MAX_COUNT_CHUNKS 64
 #define PATH_BYTES (512u << 10)
 
@@ -183,14 +194,6 @@ struct library {
     unsigned count;
     const char *path;
     const char *replaces; // the path that the program knows, where it is another one
-};
-
-// What processes share: it lies in the first chunk, in bytes that hold no records.
-struct tail {
-    _Atomic uint64_t records; // of the segment
-    _Atomic uint64_t pid;     // whose file it is
-    _Atomic uint64_t ticket;  // number of the file's next chunk
-    uint64_t unused;
 };
 
 struct live {
@@ -213,8 +216,12 @@ struct live {
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
     struct map module_ids, function_ids; // by the driver's handles
-    struct map images;                   // where the code of a module or function was handed over
-    struct map missing;                  // what was told of, see missing.c
+    struct {
+        unsigned char *_Atomic start;
+        _Atomic size_t size;
+    } mappings[MAX_MAPPINGS]; // of the file
+    struct map images;        // where the code of a module or function was handed over
+    struct map missing;       // what was told of, see missing.c
     _Atomic uint32_t said;
 };
 extern struct live *hook_live;
@@ -264,6 +271,8 @@ static inline struct thread *hook_this_thread(void) {
 void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
+void hook_turn_off(const char *where, const char *fact);
+void hook_say(const char *where, const char *fact, const char *consequence);
 bool hook_open(struct gpt_buffer *buffer,
                bool fresh);                 // room for a record, in a fresh chunk if the last had none
 bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
@@ -272,8 +281,6 @@ bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
 unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
 unsigned char *hook_new_chunk(void); // mapped for ever, or NULL
 void hook_set_used(unsigned char *chunk, uint32_t used);
-#define CHUNK_HEAD 34                  // bytes before a chunk's data
-#define CHUNK_TAIL sizeof(struct tail) // and at its end, which hold none
 
 // Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \
@@ -303,6 +310,10 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+extern TLS uint32_t hook_queries[MAX_QUERIES]; // that this thread made and are in no row yet
+void hook_count_query(struct slot *slot);
+void hook_keep_queries(struct thread *thread);
+void hook_forget_queries(void);
 
 // graphs.c
 extern handler hook_on_instantiate;
@@ -313,7 +324,10 @@ void hook_gpu_begin(struct frame *frame);
 void hook_gpu_end(struct frame *frame, bool done);
 void hook_gpu_read(struct thread *thread);
 extern handler hook_on_context_gone;
-struct row_gpu *hook_new_gpu_row(struct thread *thread); // calls.c
+
+// calls.c
+struct row_gpu *hook_new_gpu_row(struct thread *thread);
+uint64_t hook_call_in_flight(const struct thread *thread); // the innermost: start of its row, or 0
 
 // decode.c
 struct known {
@@ -336,6 +350,8 @@ bool hook_is_old(const char *name);               // whether the function withou
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void *hook_driver_function(const char *symbol);  // the real one, or NULL
 bool hook_driver_is_simulated(void);
+extern void *(*hook_real_dlsym)(void *, const char *);
+void hook_find_real(void);
 extern handler hook_on_get_proc_address;
 
 // modules.c
@@ -355,6 +371,22 @@ const void *hook_image_of(uint64_t handle);
 void hook_scan_libraries(void);
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
+
+// bus.c
+unsigned char *hook_map(int file, size_t size, off_t at); // may be written whatever becomes of the file
+void hook_unmap(unsigned char *start, size_t size);
+void hook_bus_setup(void);
+
+// exits.c
+void hook_exits_setup(void);
+
+// save.c
+void hook_save_setup(void);
+const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
+                            char path[4096]);
+
+// ioctl.c
+void hook_ioctl_setup(void);
 
 // replaced.c
 void hook_begin_replaced(void);

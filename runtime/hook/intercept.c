@@ -30,7 +30,6 @@ struct answer {
 void *(*hook_real_dlsym)(void *, const char *);
 static int (*real_dlclose)(void *);
 
-void hook_find_real(void);
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
 void hook_resolve_slot(struct slot *slot);
 void hook_resolve(void);
@@ -351,6 +350,8 @@ __attribute__((constructor)) static void setup(void) {
     hook_clock_setup();
     hook_trace_setup();
     hook_decode_setup();
+    hook_ioctl_setup();
+    hook_save_setup();
     if (!hook_real_dlsym)
         hook_find_real();
     for (unsigned i = 0; i < HOOK_NAMES; i++) {

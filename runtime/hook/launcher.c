@@ -20,22 +20,27 @@
 #include <unistd.h>
 
 #include "../cuda_abi.h"
+#include "../follow/follow.h"
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--device real|sim]\n"
-    "                    [--replace DIR] [--] COMMAND [ARG ...]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
+    "                    [--save-modules DIR] [--device real|sim] [--replace DIR] [--]\n"
+    "                    COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
     "run    run COMMAND and record what it does with the CUDA driver\n"
-    "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK\n"
+    "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK; a FIFO,\n"
+    "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
     "                      (all,-query)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
+    "      --ioctl         record what the driver asks the kernel for\n"
+    "      --save-modules DIR  keep the images of modules that lie in no file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
@@ -284,6 +289,78 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
+// Others tell the trace of the command, if it has one, where theirs are.
+static void set_output(const char *template) {
+    char path[PATH_MAX];
+    expand(template, path);
+    setenv("GPT_HOOK_OUTPUT", template, 1);
+    setenv("GPT_HOOK_ROOT", path, 1);
+}
+
+// The traces go to a private folder, and a helper makes them one stream.
+static void begin_stream(const char *where, const char *path, char **argv) {
+    struct follow follow = {.where = where, .output = -1, .argv = argv};
+    if (*where == '|') {
+        follow.shell = where + 1;
+    } else if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
+        if (isatty(STDOUT_FILENO))
+            fail(USAGE, "-o -", "standard output is a terminal");
+        follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+        if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+            fail(BAD, "standard error", "%s", strerror(errno));
+    } else { // waits for its reader, as a shell does
+        follow.output = open(path, O_WRONLY | O_CLOEXEC);
+    }
+    if (follow.output < 0 && !follow.shell)
+        fail(BAD, where, "%s", strerror(errno));
+
+    static char folder[PATH_MAX], traces[2 * PATH_MAX];
+    const char *parent = getenv("TMPDIR");
+    snprintf(folder, PATH_MAX - 8, "%s/gpt-hook.XXXXXX", parent && *parent == '/' ? parent : "/tmp");
+    if (!mkdtemp(folder))
+        fail(BAD, folder, "%s", strerror(errno));
+    follow.folder = folder;
+    if (!follow_start(&follow))
+        fail(BAD, "helper", "%s", strerror(errno));
+    size_t at = 0;
+    for (const char *from = folder; *from; from++) {
+        if (*from == '%')
+            traces[at++] = '%';
+        traces[at++] = *from;
+    }
+    strcpy(traces + at, "/%p");
+    set_output(traces);
+    setenv("GPT_HOOK_FOLDER", folder, 1);
+}
+
+// Decides where the trace goes.
+static void begin_trace(const char *output, bool force, char **argv) {
+    unsetenv("GPT_HOOK_FOLDER");
+    char path[PATH_MAX] = "";
+    struct stat status;
+    bool stream = *output == '|' || !strcmp(output, "-");
+    if (!stream) {
+        if (strlen(output) > PATH_MAX - 512)
+            fail(USAGE, output, "the name is too long");
+        expand(output, path);
+    }
+    if (stream || (!stat(path, &status) && S_ISFIFO(status.st_mode))) {
+        begin_stream(output, path, argv);
+        return;
+    }
+    output = absolute(output);
+    prepare_output(output, force);
+    set_output(output);
+}
+
+static void save_modules(const char *folder) {
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        fail(BAD, folder, "%s", strerror(errno));
+    if (access(folder, W_OK | X_OK))
+        fail(BAD, folder, "%s", strerror(errno));
+    setenv("GPT_HOOK_MODULES", absolute(folder), 1);
+}
+
 // Puts a value in front of a list in the environment.
 static void prepend(const char *name, const char *value, bool split_at_spaces) {
     if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
@@ -313,13 +390,14 @@ static void prepare_replacements(char auditor[PATH_MAX]) {
 
 static int run(int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'},  {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},   {"device", required_argument, NULL, 'd'},
-        {"replace", required_argument, NULL, 'r'}, {"gpu-time", no_argument, NULL, 'g'},
-        {"help", no_argument, NULL, 'h'},          {0},
+        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},  {"gpu-time", no_argument, NULL, 'g'},
+        {"ioctl", no_argument, NULL, 'i'},        {"save-modules", required_argument, NULL, 's'},
+        {"device", required_argument, NULL, 'd'}, {"replace", required_argument, NULL, 'r'},
+        {"help", no_argument, NULL, 'h'},         {0},
     };
-    const char *output = "trace.mp", *calls = "all,-query", *device = "real";
-    bool force = false, gpu_time = false;
+    const char *output = "trace.mp", *calls = "all,-query", *device = "real", *modules = NULL;
+    bool force = false, gpu_time = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
@@ -333,6 +411,12 @@ static int run(int argc, char **argv) {
             break;
         case 'd':
             device = optarg;
+            break;
+        case 's':
+            modules = optarg;
+            break;
+        case 'i':
+            ioctls = true;
             break;
         case 'r':
             replacements = optarg;
@@ -350,8 +434,8 @@ static int run(int argc, char **argv) {
         }
     if (optind == argc)
         fail(USAGE, "run", "no command; see gpt-hook --help");
-    if (!*output || output[strlen(output) - 1] == '/')
-        fail(USAGE, "-o", "no name of a file");
+    if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
+        fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
     if (!*calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
     bool simulated = !strcmp(device, "sim");
@@ -367,16 +451,22 @@ static int run(int argc, char **argv) {
         prepare_replacements(auditor);
     find_command(argv[optind], path);
     check_command(path);
-    output = absolute(output);
-    prepare_output(output, force);
-
-    setenv("GPT_HOOK_OUTPUT", output, 1);
+    begin_trace(output, force, argv + optind);
     setenv("GPT_HOOK_CALLS", calls, 1);
+    unsetenv("GPT_HOOK_MODULES");
+    if (modules)
+        save_modules(modules);
+    unsetenv("GPT_HOOK_IOCTL");
+    if (ioctls)
+        setenv("GPT_HOOK_IOCTL", "1", 1);
     if (gpu_time)
         setenv("GPT_HOOK_GPU_TIME", "1", 1);
     else
         unsetenv("GPT_HOOK_GPU_TIME");
     prepend("LD_PRELOAD", library, true);
+    const char *injection = getenv("NVTX_INJECTION64_PATH");
+    if (!injection || !*injection)
+        setenv("NVTX_INJECTION64_PATH", library, 1);
     if (replacements) {
         prepend("LD_AUDIT", auditor, false);
         setenv("GPT_HOOK_REPLACE", replacements, 1);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
@@ -45,6 +46,9 @@ static uint64_t out(const struct frame *frame) { // the handle that the function
 
 // Images
 
+#define MAX_DIGEST (4u << 20)   // bytes of an image in a file that is digested
+#define MAX_DIGESTS (32u << 20) // and of all of them
+
 struct image {
     const char *type;
     const void *start;
@@ -78,6 +82,13 @@ static struct image read_image(const void *start) {
     return (struct image){"ptx", start, strlen(start)};
 }
 
+// Whether to digest an image that lies in a file and can be found there again. The driver reads little of it;
+// a digest reads all of it in, for which a program that starts should not wait.
+static bool may_digest(uint64_t size) {
+    static _Atomic uint64_t spent;
+    return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
+}
+
 void hook_on_module_image(struct frame *frame) {
     const void *given = (const void *)frame->args[1];
     if (!given || !hook_this_thread())
@@ -90,11 +101,26 @@ void hook_on_module_image(struct frame *frame) {
     hook_set_image(out(frame), image.start);
     char buffer[4096], digest[65];
     uint64_t offset = 0;
-    const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer));
-    if (!path) // a file is known by its build id; hashing an image would read all of it in
+    const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;
+    bool digested = !path || may_digest(image.size);
+    if (digested)
         hook_sha256(image.start, image.size, digest);
-    HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(path ? NULL : digest),
-               .path = hook_str(path), .offset = {path != NULL, offset}, .size = GPT_U64(image.size));
+    if (!path)
+        saved = hook_save_image(image.start, image.size, digest, image.type, buffer);
+    HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(digested ? digest : NULL),
+               .path = hook_str(path), .offset = {path != NULL, offset}, .size = GPT_U64(image.size),
+               .saved = hook_str(saved));
+}
+
+static bool digest_file(int file, size_t size, char digest[65]) {
+    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return false;
+    bool whole = pread(file, data, size, 0) == (ssize_t)size;
+    if (whole)
+        hook_sha256(data, size, digest);
+    munmap(data, size);
+    return whole;
 }
 
 void hook_on_module_file(struct frame *frame) {
@@ -115,6 +141,8 @@ void hook_on_module_file(struct frame *frame) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = file < 0 ? 0 : pread(file, magic, 4, 0);
     off_t bytes = file < 0 ? 0 : lseek(file, 0, SEEK_END);
+    char digest[65];
+    bool digested = bytes > 0 && may_digest((uint64_t)bytes) && digest_file(file, (size_t)bytes, digest);
     if (file >= 0)
         close(file);
     uint32_t word;
@@ -122,8 +150,8 @@ void hook_on_module_file(struct frame *frame) {
     const char *type = got == 4 && word == FATBIN_MAGIC              ? "fatbin"
                        : got == 4 && !memcmp(magic, ELFMAG, SELFMAG) ? "cubin"
                                                                      : "ptx";
-    HOOK_WRITE(module, .id = id, .type = hook_str(type), .path = hook_str(path), .offset = GPT_U64(0),
-               .size = {bytes > 0, (uint64_t)bytes});
+    HOOK_WRITE(module, .id = id, .type = hook_str(type), .sha256 = hook_str(digested ? digest : NULL),
+               .path = hook_str(path), .offset = GPT_U64(0), .size = {bytes > 0, (uint64_t)bytes});
 }
 
 // cuLibraryGetModule: one more handle of the library.

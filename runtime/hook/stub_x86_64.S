@@ -72,12 +72,13 @@ enter:
     jnz 5f
     call hook_count_second
     jmp 4f
-5:  pushq %rdi
-    .cfi_adjust_cfa_offset 8
-    movq %r11, %rdi
-    call hook_count_first
-    popq %rdi
-    .cfi_adjust_cfa_offset -8
+5:  movq hook_queries@gottpoff(%rip), %rax
+    movzbl SLOT_QUERY_INDEX(%r11), %r10d
+    leaq (%rax, %r10, 4), %r10
+    cmpl $0, %fs:(%r10)             // the first is looked at
+    je 1f
+    incl %fs:(%r10)
+    jmp 9b
 4:  testb %al, %al
     jnz 9b
 

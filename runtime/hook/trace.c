@@ -34,8 +34,6 @@
 
 enum { FRESH, STARTING, ON, OFF };
 
-#define ENDED (1ull << 63) // in the ticket: the segment that owns the file has its end
-#define USED_AT 20         // the word in the chunk
 #define PAGE 4096
 
 struct live *hook_live;
@@ -44,6 +42,8 @@ TLS bool hook_in_vfork;
 static TLS bool busy; // this thread is in code that must not call itself
 
 static const char *template; // of the file's name
+static bool live_stream;     // the file lies in the folder of a helper that follows it
+static char last_path[4096]; // of the trace that this process, or the one that forked it, began
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
@@ -54,20 +54,30 @@ static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
 
 // Errors
 
-void hook_fail(const char *where, int error) {
-    if (atomic_exchange(&hook_live->state, OFF) == OFF)
-        return;
-    atomic_store(&hook_live->pid, 0);
-    const char *fact = strerrordesc_np(error);
+void hook_say(const char *where, const char *fact, const char *consequence) {
     struct iovec parts[] = {
         {"gpt-hook: error: ", 17},
         {(void *)where, strlen(where)},
         {": ", 2},
-        {(void *)fact, fact ? strlen(fact) : 0},
-        {"; nothing more is recorded\n", 27},
+        {(void *)fact, strlen(fact)},
+        {(void *)consequence, strlen(consequence)},
     };
     if (writev(STDERR_FILENO, parts, 5) < 0)
         return;
+}
+
+void hook_turn_off(const char *where, const char *fact) {
+    if (atomic_exchange(&hook_live->state, OFF) == OFF)
+        return;
+    atomic_store(&hook_live->pid, 0);
+    if (fact)
+        hook_say(where, fact, "; nothing more is recorded\n");
+}
+
+void hook_fail(const char *where, int error) {
+    const char *fact = strerrordesc_np(error);
+    bool unread = live_stream && error == ENOENT; // nobody reads it any more
+    hook_turn_off(where, unread ? NULL : fact ? fact : "unknown error");
 }
 
 // Chunks
@@ -107,9 +117,8 @@ static bool allocate(int file, uint64_t number) {
 }
 
 static unsigned char *map_chunk(int file, uint64_t number) {
-    unsigned char *chunk =
-        mmap(NULL, CHUNK_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(number * CHUNK_SIZE));
-    if (chunk == MAP_FAILED)
+    unsigned char *chunk = hook_map(file, CHUNK_SIZE, (off_t)(number * CHUNK_SIZE));
+    if (!chunk)
         return NULL;
     madvise(chunk, CHUNK_SIZE,
             MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
@@ -120,7 +129,7 @@ static unsigned char *map_chunk(int file, uint64_t number) {
 }
 
 void hook_set_used(unsigned char *chunk, uint32_t used) {
-    atomic_store_explicit((_Atomic uint32_t *)(chunk + USED_AT), htobe32(used), memory_order_release);
+    atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
 }
 
 // Takes the next chunk of the file. `flag` is ENDED for the last one.
@@ -158,8 +167,11 @@ unsigned char *hook_new_chunk(void) {
 static bool use_chunk(struct thread *thread, unsigned char *chunk) {
     if (!chunk)
         return false;
-    if (thread->previous)
-        munmap(thread->previous, CHUNK_SIZE);
+    if (thread->previous) {
+        struct tail *tail = (void *)(thread->previous + CHUNK_SIZE - CHUNK_TAIL);
+        atomic_store_explicit(&tail->closed, 1, memory_order_release);
+        hook_unmap(thread->previous, CHUNK_SIZE);
+    }
     thread->previous = thread->chunk;
     thread->chunk = chunk;
     thread->used = 0;
@@ -211,7 +223,10 @@ unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, s
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
-    if (thread->pid != atomic_load(&hook_live->pid) || atomic_exchange(&hook_live->pool_lock, 1))
+    if (thread->pid != atomic_load(&hook_live->pid))
+        return;
+    hook_keep_queries(thread);
+    if (atomic_exchange(&hook_live->pool_lock, 1))
         return;
     thread->next = hook_live->pool;
     hook_live->pool = thread;
@@ -220,6 +235,7 @@ static void leave_thread(void *state) {
 
 static struct thread *new_thread(void) {
     struct thread *thread = NULL;
+    hook_forget_queries();                            // of a parent
     if (!atomic_exchange(&hook_live->pool_lock, 1)) { // it is never waited for
         thread = hook_live->pool;
         if (thread)
@@ -311,9 +327,24 @@ static int create(bool *first) {
     return file;
 }
 
+// When this process began, in clock ticks since boot.
+static uint64_t read_birth(void) {
+    char text[1024] = "";
+    int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        ssize_t size = read(file, text, sizeof(text) - 1);
+        text[size > 0 ? size : 0] = '\0';
+        close(file);
+    }
+    const char *at = strrchr(text, ')'); // the name before it may hold anything
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at, NULL, 10) : 0;
+}
+
 static struct tail *map_tail(int file) {
-    char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, CHUNK_SIZE - PAGE);
-    return page == MAP_FAILED ? NULL : (void *)(page + PAGE - CHUNK_TAIL);
+    unsigned char *page = hook_map(file, PAGE, CHUNK_SIZE - PAGE);
+    return page ? (void *)(page + PAGE - CHUNK_TAIL) : NULL;
 }
 
 // The command line of this process, at most 64 KiB of it.
@@ -361,42 +392,102 @@ static size_t pack_header(struct gpt_buffer *buffer, bool whole) {
     return gpt_pack_header(buffer, &header);
 }
 
-// Tells the trace NAME, which another process wrote or writes, of this one. Where it was this very process,
-// before exec, this ends it too.
-static void announce(const char *how) {
-    char path[sizeof(hook_live->path)];
-    expand(path, sizeof(path) - 32);
-    int file = open_trace(path, 0);
-    if (file < 0)
-        return;
+// The trace of another process, or of this one before exec.
+struct other {
+    int file;
+    struct tail *tail;
+};
+
+static bool open_other(struct other *other, const char *path) {
+    other->tail = NULL;
+    other->file = open_trace(path, O_NONBLOCK);
     struct stat found;
-    struct tail *tail = NULL;
-    unsigned char head[USED_AT];
-    if (!fstat(file, &found) && found.st_size >= CHUNK_SIZE && pread(file, head, USED_AT, 0) == USED_AT &&
-        !memcmp(head, HEAD, USED_AT))
-        tail = map_tail(file);
-    uint64_t number = tail ? atomic_fetch_add(&tail->ticket, 1) : 0;
-    bool exec = tail && atomic_load(&tail->pid) == (uint64_t)getpid() && !(number & ENDED);
-    unsigned char *chunk = tail && allocate(file, number & ~ENDED) ? map_chunk(file, number & ~ENDED) : NULL;
-    close(file);
-    if (chunk) {
-        struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
-        const char *slash = strrchr(hook_live->path, '/');
-        struct gpt_child child = {(uint64_t)getpid(), hook_str(exec ? "exec" : how),
-                                  hook_str(slash ? slash + 1 : hook_live->path)};
-        struct gpt_end end = {.records = exec ? atomic_load(&tail->records) + 1 : 1};
-        if (number & ENDED) // then this is a segment of its own
-            pack_header(&buffer, false);
-        gpt_pack_child(&buffer, &child);
-        if (number & ENDED || exec)
-            gpt_pack_end(&buffer, &end);
-        if (exec)
-            atomic_fetch_or(&tail->ticket, ENDED);
-        hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-        munmap(chunk, CHUNK_SIZE);
+    unsigned char head[CHUNK_USED];
+    if (other->file >= 0 && !fstat(other->file, &found) && S_ISREG(found.st_mode) &&
+        found.st_size >= CHUNK_SIZE && pread(other->file, head, CHUNK_USED, 0) == CHUNK_USED &&
+        !memcmp(head, HEAD, CHUNK_USED))
+        other->tail = map_tail(other->file);
+    if (!other->tail && other->file >= 0)
+        close(other->file);
+    return other->tail;
+}
+
+static void close_other(struct other *other) {
+    hook_unmap((unsigned char *)other->tail + CHUNK_TAIL - PAGE, PAGE);
+    close(other->file);
+}
+
+static bool was_ours(const struct other *other) {
+    return atomic_load(&other->tail->pid) == (uint64_t)getpid() &&
+           atomic_load(&other->tail->born) == read_birth();
+}
+
+// Writes records to a chunk of their own in another trace, as a segment of their own where that has its end:
+// who we are, and with `end` that nothing more comes.
+static void write_other(struct other *other, const struct gpt_child *child, bool end) {
+    hook_bus_setup();
+    uint64_t number = atomic_fetch_add(&other->tail->ticket, 1);
+    bool ended = number & ENDED;
+    number &= ~ENDED;
+    unsigned char *chunk = allocate(other->file, number) ? map_chunk(other->file, number) : NULL;
+    if (!chunk)
+        return;
+    struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+    if (ended)
+        pack_header(&buffer, false);
+    if (child)
+        gpt_pack_child(&buffer, child);
+    uint64_t records = ended ? 0 : atomic_fetch_add(&other->tail->records, child != NULL);
+    if (ended || end)
+        gpt_pack_end(&buffer, &(struct gpt_end){.records = records + (child != NULL)});
+    if (end)
+        atomic_fetch_or(&other->tail->ticket, ENDED);
+    hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
+    hook_unmap(chunk, CHUNK_SIZE);
+}
+
+// The path of a trace as a record in another one has it: relative to its folder.
+static struct gpt_str relative(const char *path, const char *to) {
+    const char *slash = strrchr(to, '/');
+    size_t folder = slash ? (size_t)(slash + 1 - to) : 0;
+    return hook_str(strncmp(path, to, folder) ? path : path + folder);
+}
+
+// Tells another trace of this process: NAME where that was taken, else the trace of the process that forked
+// this one, else that of the command.
+static void announce(bool first) {
+    char path[sizeof(hook_live->path)];
+    const char *command = getenv("GPT_HOOK_ROOT"), *to = path;
+    if (!first)
+        expand(path, sizeof(path) - 32);
+    else
+        to = *last_path ? last_path : command ? command : "";
+    struct other other;
+    if (!*to || !strcmp(to, hook_live->path) || !open_other(&other, to))
+        return;
+    const char *how = was_ours(&other) ? "exec" : last_pid ? "fork" : "spawn";
+    struct gpt_child child = {(uint64_t)getpid(), hook_str(how), relative(hook_live->path, to)};
+    write_other(&other, &child, false);
+    close_other(&other);
+}
+
+// A program that this process was before exec may have left its trace without end.
+static void end_predecessor(void) {
+    char path[sizeof(hook_live->path)];
+    size_t length = expand(path, sizeof(path) - 32);
+    struct other other;
+    for (int i = 0; i < 1000; i++) {
+        if (i)
+            snprintf(path + length, 32, i > 1 ? ".%d.%d" : ".%d", getpid(), i);
+        if (!open_other(&other, path)) {
+            if (i)
+                return;
+            continue; // NAME may be gone, or taken by what is no trace
+        }
+        if (was_ours(&other) && !(atomic_load(&other.tail->ticket) & ENDED))
+            write_other(&other, NULL, true);
+        close_other(&other);
     }
-    if (tail)
-        munmap((char *)tail + CHUNK_TAIL - PAGE, PAGE);
 }
 
 // Begins the trace of this process. The thread that does it writes the first chunk.
@@ -406,6 +497,7 @@ static bool start(void) {
         atomic_store(&hook_live->state, OFF);
         return false;
     }
+    hook_bus_setup();
     bool first;
     int file = create(&first);
     struct stat found;
@@ -424,15 +516,16 @@ static bool start(void) {
     hook_live->inode = found.st_ino;
     atomic_store(&hook_live->tail->ticket, 1);
     atomic_store(&hook_live->tail->pid, (uint64_t)pid);
+    atomic_store(&hook_live->tail->born, read_birth());
     use_chunk(thread, chunk);
 
     struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
     pack_header(&buffer, true);
     thread->used = (uint32_t)(buffer.at - chunk - CHUNK_HEAD);
     hook_set_used(chunk, thread->used);
-    if (!first)
-        announce(last_pid ? "fork" : "spawn");
+    announce(first);
     last_pid = pid;
+    strcpy(last_path, hook_live->path);
 
     thread->pid = (uint32_t)pid;
     hook_thread = thread;
@@ -450,6 +543,8 @@ void hook_finish(unsigned status) {
     int error = errno;
     hook_scan_libraries();
     struct thread *thread = hook_this_thread();
+    if (thread)
+        hook_keep_queries(thread);
     if (thread && use_chunk(thread, take_chunk(ENDED))) {
         if (hook_has_tsc)
             HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
@@ -460,15 +555,11 @@ void hook_finish(unsigned status) {
     errno = error;
 }
 
-static void at_exit(int status, void *unused) {
-    (void)unused;
-    hook_finish((unsigned)status & 0xff);
-}
-
 static void forget(void) { madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED); }
 
 void hook_trace_setup(void) {
     template = getenv("GPT_HOOK_OUTPUT");
+    live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
     struct live *live =
         mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (live == MAP_FAILED)
@@ -476,15 +567,8 @@ void hook_trace_setup(void) {
     madvise(live, sizeof(*live), MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
     pthread_atfork(NULL, NULL, forget);
     pthread_key_create(&exit_key, leave_thread);
-    on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
+    hook_exits_setup();
     hook_live = live;
+    if (template && *template)
+        end_predecessor();
 }
-
-// A process that ends without destructors ends its trace too.
-EXPORT _Noreturn void _exit(int status) {
-    hook_finish((unsigned)status & 0xff);
-    for (;;)
-        syscall(SYS_exit_group, status);
-}
-
-EXPORT _Noreturn void _Exit(int status) { _exit(status); }

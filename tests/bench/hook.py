@@ -49,7 +49,7 @@ int main(void) {
     TIME("cuLaunchKernel", cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0));
 }
 """
-WAYS = {"bare": None, "recorded": "all", "quiet": "none"}
+WAYS = {"bare": None, "recorded": "all", "quiet": "none", "counted": "all,-query"}
 UPROBE = """
 uprobe:{0}:cuDriverGetVersion {{ @start[tid] = nsecs; }}
 uretprobe:{0}:cuDriverGetVersion {{ @total = sum(nsecs - @start[tid]); delete(@start[tid]); }}

@@ -8,7 +8,7 @@ unset PYTHONPATH GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15
 
 mkdir tree
-for part in gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h
@@ -46,6 +46,9 @@ works() { # PROGRAM: gpt-hook as it was installed, by itself and through symboli
         test "$("$program" run -f -o t.mp -- env | sed -n 's/^LD_PRELOAD=//p')" = "$(sed -n 's/^runtime  *//p' check.txt)"
     done
     test "$("$1" --version)" = "$(sed -n 's/^__version__ = "\(.*\)"/gpt-hook \1/p' "$top/gpt/__init__.py")"
+    for script in gpt-debloat gpt-negativa; do
+        "${1%/*}/$script" --help | grep -q "^Usage: $script "
+    done
 }
 
 # A source distribution, and from that the wheel. Neither has what was built before.

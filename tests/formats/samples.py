@@ -31,6 +31,31 @@ template <int N> __global__ void many(float *x, int n) {
 VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
 CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
 CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
+# Linked with each other: calls, addresses that are taken, a function that calls another.
+USERS = """
+typedef int (*fn)(int);
+extern "C" __device__ int callee(int); extern "C" __device__ int other(int);
+extern "C" __device__ int pointed(int); extern "C" __device__ int lonely(int);
+extern "C" __global__ void direct(int *x) { *x = callee(*x); }
+extern "C" __global__ void pointer(int *x, int n) { fn f = n ? pointed : other; *x = f(*x); }
+extern "C" __global__ void alone(int *x) { *x = lonely(*x); }
+extern "C" __global__ void plain(int *x) { *x = 3; }
+"""
+FUNCTIONS = """
+extern "C" __device__ __noinline__ int deep(int x) { return x * 77; }
+extern "C" __device__ int callee(int x) { return deep(x) * x + 1; }
+extern "C" __device__ int other(int x) { return x + 5; }
+extern "C" __device__ int pointed(int x) { return x * 3; }
+extern "C" __device__ int lonely(int x) { return x * 9; }
+"""
+TABLE = """
+typedef int (*fn)(int);
+__device__ __noinline__ int first(int x) { return x + 1; }
+__device__ __noinline__ int second(int x) { return x * 7; }
+__device__ fn table[2] = {first, second};
+extern "C" __global__ void indirect(int *x, int n) { *x = table[n](*x); }
+extern "C" __global__ void apart(int *x) { *x = 9; }
+"""
 
 ARCHS = {  # what each source is compiled for
     ONE: ("sm_75", "sm_80", "sm_90", "compute_90"),
@@ -80,6 +105,17 @@ def sample(build: Builder) -> Builder:
 def image(source: str, arch: str, *options: str) -> bytes:
     """A cubin or PTX. Every worker compiles what it needs: a tenth of a second each."""
     return cuda.nvrtc_compile(source, arch, options)
+
+
+@cache
+def linked(arch: str, *sources: str) -> bytes:
+    """A cubin that nvlink makes of sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{number}.cubin") for number in range(len(sources))]
+        for path, source in zip(paths, sources, strict=True):
+            path.write_bytes(image(source, arch, "-rdc=true"))
+        cuda.run("nvlink", f"-arch={arch}", *paths, "-o", Path(folder, "linked"))
+        return Path(folder, "linked").read_bytes()
 
 
 def region(source: str, codec: cuda.Codec = "balance", archs: Iterable[str] = ()) -> bytes:

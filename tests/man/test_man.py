@@ -27,6 +27,7 @@ from tests.demo.build import build
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*"))}
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
@@ -61,7 +62,7 @@ def flags(line):
 
 def test_every_tool_has_a_page_and_every_page_a_tool():
     tools = {path.name for path in (ROOT / "bin").glob("gpt-*")}
-    assert tools == {*TOOLS, "gpt-hook"}  # which is C
+    assert tools == {*TOOLS, *SCRIPTS, "gpt-hook"}  # which is C
     assert {f"{tool}.1" for tool in tools} == {name for name in PAGES if name.endswith(".1")}
     assert {"gpt-stream.5", "gpt.7"} <= set(PAGES)
 
@@ -119,17 +120,26 @@ def test_source_tree_names_what_is_there():
 
 
 @cache
-def help_of(tool):
+def help_of(tool, *command):
+    if tool in SCRIPTS:
+        return subprocess.run([ROOT / "bin" / tool, "--help"], capture_output=True, text=True, check=True).stdout
     module, _, function = TOOLS[tool].partition(":")
     code = f"import sys; from {module} import {function} as main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "dumb"}
-    command = [sys.executable, "-c", code, "--help"]
+    command = [sys.executable, "-c", code, *command, "--help"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def helps_of(tool):
+    """Its help, or that of each of its commands."""
+    commands = re.findall(r"^  (\w+)", help_of(tool).partition("\nCommands:\n")[2], re.M)
+    return [help_of(tool, command) for command in commands] or [help_of(tool)]
 
 
 def options_of_help(tool):
     """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
-    found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", help_of(tool).partition("\nOptions:\n")[2], re.M)
+    options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
+    found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
     return {re.sub(r"<([a-z|]+)>$", r"\1", option) for option in found}
 
 
@@ -137,7 +147,7 @@ def options_of_page(page):
     return {flags(line.removeprefix(".It ")) for line in section(page, "OPTIONS") if line.startswith(".It Fl")}
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", [*TOOLS, *SCRIPTS])
 def test_options_are_those_of_help(tool):
     page, helped = options_of_page(f"{tool}.1"), options_of_help(tool)
     assert helped >= COMMON
@@ -163,7 +173,7 @@ def test_synopsis_has_every_option(tool):
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_arguments_are_those_of_help(tool):
-    (name,) = re.findall(r"\[(\w+)\]\.\.\.", help_of(tool).partition("\n")[0])
+    (name,) = {re.findall(r"\[(\w+)\]\.\.\.", text.partition("\n")[0])[0] for text in helps_of(tool)}
     assert f".Op Ar {name} ..." in section(f"{tool}.1", "SYNOPSIS")
 
 
@@ -251,6 +261,7 @@ def demo(tmp_path_factory):
         module, _, function = entry.partition(":")
         scripts[tool] = f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
     scripts["gpt-hook"] = f'#!/bin/sh\nexec "{ROOT}/bin/gpt-hook" "$@"\n'
+    scripts |= {name: (ROOT / "bin" / name).read_text() for name in SCRIPTS}
     for name, text in scripts.items():
         path = folder / "bin" / name
         path.write_text(text)

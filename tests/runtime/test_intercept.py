@@ -390,4 +390,5 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         ["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True
     )
     names = {line.split()[2] for line in text.stdout.splitlines()}
-    assert {name for name in names if not name.startswith("cu")} == {"dlsym", "dlclose", "vfork", "_exit", "_Exit"}
+    stands_in = {"dlsym", "dlclose", "vfork", "_exit", "_Exit", "quick_exit", "ioctl", "sigaction", "signal"}
+    assert {name for name in names if not name.startswith("cu")} == stands_in | {"InitializeInjectionNvtx2"}

@@ -220,3 +220,104 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     ).stdout
     assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
     assert "patched" in {r["kind"] for r in stream.read_records(io.BytesIO(result.stdout), "patch")}
+
+
+# Loads its image from the heap, which is in no file, in several threads and processes.
+LOADS = r"""
+#include <pthread.h>
+#include <sys/wait.h>
+static char image[100000];
+static void *context;
+static void *load(void *arg) {
+    void *module;
+    OK(cuCtxSetCurrent(context));
+    char *copy = malloc(sizeof(image));
+    OK(cuModuleLoadData(&module, memcpy(copy, image, sizeof(image))));
+    return 0;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[8];
+    begin();
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    memset(image, '\n', sizeof(image) - 1), memcpy(image, PTX, strlen(PTX));
+    for (int i = 0; i < 3; i++)
+        if (!fork())
+            exit(!!load(0));
+    for (int i = 0; i < 8; i++)
+        pthread_create(&threads[i], 0, load, 0);
+    for (int i = 0; i < 8; i++)
+        pthread_join(threads[i], 0);
+    while (wait(0) > 0)
+        ;
+}
+"""
+
+
+def test_images_are_saved_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = hooked.traced(tmp_path, LOADS, options=["--save-modules", "kept"])
+    text = PTX + b"\n" * (99999 - len(PTX))
+    (path,) = (tmp_path / "kept").iterdir()  # and nothing hidden
+    assert path.name == f"{hashlib.sha256(text).hexdigest()}.ptx" and path.read_bytes() == text
+    found = trace.of("module")
+    for child in trace.of("child"):
+        found += Trace(tmp_path / child["path"]).of("module")
+    assert len(found) == 11 and all(r["saved"] == str(path) and "path" not in r for r in found)
+
+    line = [sys.executable, "-c", "from gpt.stages.extract import main; main()"]
+    with open(tmp_path / "t.mp", "rb") as file:
+        done = subprocess.run(line, stdin=file, capture_output=True, cwd=hooked.ROOT)
+    assert done.returncode == 0, done.stderr
+    elements = [r for r in stream.read_records(io.BytesIO(done.stdout), "extract") if r["kind"] == "element"]
+    assert len(elements) == 8 and [k["name"] for k in elements[0]["kernels"]] == ["foo", "bar"]
+
+
+def test_an_image_that_cannot_be_saved_whole_is_not_there(tmp_path):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        program = hooked.compile_c(tmp_path / "client", LOADS)
+        done = hooked.run(tmp_path / "t.mp", program, options=["--save-modules", folder])
+        assert done.returncode == 0 and not list(folder.iterdir())
+        lines = done.stderr.splitlines()  # one a process
+        assert lines and all(x.endswith(".ptx: No space left on device; it is not saved") for x in lines)
+        assert len(lines) <= 4 and not any("saved" in r for r in Trace(tmp_path / "t.mp").of("module"))
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_folder_for_images_that_cannot_be_made(tmp_path):
+    done = hooked.run(tmp_path / "t.mp", "true", options=["--save-modules", tmp_path / "no" / "such"])
+    assert (done.returncode, done.stderr) == (1, f"gpt-hook: error: {tmp_path}/no/such: No such file or directory\n")
+
+
+def test_images_in_files_have_digests_while_they_are_small(tmp_path):
+    small, large = PTX + b"\n" * 1000, PTX + b"\n" * (5 << 20)
+    (tmp_path / "small.ptx").write_bytes(small)
+    (tmp_path / "large.ptx").write_bytes(large)
+    source = f"""
+    #include <fcntl.h>
+    #include <sys/mman.h>
+    int main(void) {{
+        begin();
+        int (*load)(void **, const char *) = dlsym(driver, "cuModuleLoad");
+        void *module;
+        OK(load(&module, "{tmp_path}/small.ptx"));
+        OK(load(&module, "{tmp_path}/large.ptx"));
+        int size = {len(small)};
+        char *file = mmap(0, size, PROT_READ, MAP_PRIVATE, open("{tmp_path}/small.ptx", O_RDONLY), 0);
+        OK(cuModuleLoadData(&module, file));
+        file = mmap(0, {len(large)}, PROT_READ, MAP_PRIVATE, open("{tmp_path}/large.ptx", O_RDONLY), 0);
+        OK(cuModuleLoadData(&module, file));
+        for (int i = 0; i < 12; i++)
+            OK(load(&module, "{tmp_path}/middle.ptx"));
+    }}
+    """
+    (tmp_path / "middle.ptx").write_bytes(PTX + b"\n" * (3 << 20))
+    found = hooked.traced(tmp_path, source).of("module")
+    digest = hashlib.sha256(small).hexdigest()
+    assert [r.get("sha256") for r in found[:4]] == [digest, None, digest, None]
+    assert all(r["path"].startswith(str(tmp_path)) for r in found)
+    assert ["sha256" in r for r in found[4:]] == [True] * 10 + [False] * 2

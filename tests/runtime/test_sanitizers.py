@@ -6,14 +6,37 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.test_modules import ARGUMENTS
+from tests.runtime.test_modules import ARGUMENTS, LOADS
+from tests.runtime.test_nvtx import PLAYED
 from tests.runtime.test_trace import FORK, THREADS, VFORK
+
+MARKS = """
+    for (int i = 0; i < 100; i++)
+        F(core, CORE_RangePushA, int, "name");
+    F(core, CORE_MarkW, void, L"\\u00e4"), F(core, CORE_RangeEnd, void, F(core, CORE_RangeStartA, uint64_t, "range"));
+    for (int i = 0; i < 101; i++)
+        F(core, CORE_RangePop, int);
+    F(core2, CORE2_DomainRegisterStringA, void *, F(core2, CORE2_DomainCreateA, void *, "domain"), "text");
+"""
+TRUNCATED = """
+int main(void) {
+    begin();
+    void *f = kernel("foo");
+    launch(f);
+    assert(!truncate(getenv("GPT_HOOK_OUTPUT"), 0));
+    for (int i = 0; i < 100000; i++)
+        launch(f);
+}
+"""
 
 CLIENTS = {
     "threads": (THREADS.replace("5000", "500"), ["-DROUNDS=3", "-DAT_ONCE=6"]),
     "fork": (FORK, []),
     "vfork": (VFORK, []),
     "arguments": (ARGUMENTS, []),
+    "modules": (LOADS, []),
+    "nvtx": (PLAYED.replace("MORE", MARKS), [f"-I{hooked.ROOT}/runtime"]),
+    "truncated": (TRUNCATED, []),
 }
 
 
@@ -42,9 +65,15 @@ def test_sanitizer_finds_nothing(tmp_path, sanitizer):
             "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),
             "LD_PRELOAD": preload,
             "GPT_HOOK_OUTPUT": f"{tmp_path}/{name}.mp",
+            "GPT_HOOK_MODULES": str(tmp_path),
+            "GPT_HOOK_IOCTL": "1",
+            "NVTX_INJECTION64_PATH": f"{tmp_path}/libgpthook.so",
         }
         done = subprocess.run([program, "x"], env=env, capture_output=True, text=True, timeout=100, check=False)
         if "unexpected memory mapping" in done.stderr:
             pytest.skip("the kernel's address space randomization is too much for the sanitizer")
+        if name == "truncated":
+            assert done.returncode == 0 and done.stderr.count("\n") == 1 and "was truncated" in done.stderr
+            continue
         assert (done.returncode, done.stderr) == (0, ""), name
         assert hooked.Trace(tmp_path / f"{name}.mp").records[-1]["kind"] == "end"

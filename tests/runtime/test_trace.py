@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from itertools import pairwise
 
@@ -54,7 +55,7 @@ def test_file_is_small_enough_a_call(tmp_path):
 
 
 def test_exit_status_is_passed_on_and_recorded(tmp_path):
-    for number, ending in enumerate(("return 7;", "exit(7);", "_exit(7);", "_Exit(7);")):
+    for number, ending in enumerate(("return 7;", "exit(7);", "_exit(7);", "_Exit(7);", "quick_exit(7);")):
         program = hooked.compile_c(tmp_path / f"client{number}", f"int main(void) {{ begin(); {ending} }}")
         out = tmp_path / f"{number}.mp"
         assert hooked.run(out, program).returncode == 7
@@ -267,7 +268,63 @@ def test_exec_in_the_same_process(tmp_path):
     trace = hooked.traced(tmp_path, source, args=["foo", "bar"])
     (child,) = trace.of("child")
     assert child["how"] == "exec" and Trace(tmp_path / child["path"]).functions == ["bar"]
-    assert trace.records[-1] == {"kind": "end", "records": len(trace.records) - 2, "status": 0}
+    first, second = (i for i, record in enumerate(trace.records) if record["kind"] == "end")
+    assert trace.records[first] == {"kind": "end", "records": first - 1, "status": 0}
+    assert trace.records[second] == {"kind": "end", "records": 1, "status": 0}
+    used = read_used([tmp_path / "t.mp"], allow_incomplete=False)
+    assert set(used.names) == {"foo", "bar"} and not used.warnings
+
+
+@pytest.mark.parametrize("name", ["t.mp", "%p.mp"])
+def test_exec_of_what_never_meets_the_driver(tmp_path, name):
+    source = """
+    #include <sys/wait.h>
+    int main(int argc, char **argv) {
+        begin();
+        launch(kernel("foo"));
+        if (!fork()) {
+            launch(kernel("bar"));
+            execl("/bin/true", "true", (char *)0);
+        }
+        wait(0);
+        execl("/bin/false", "false", (char *)0);
+    }
+    """
+    done = hooked.run(tmp_path / name, hooked.compile_c(tmp_path / "client", source))
+    assert done.returncode == 1
+    traces = {path: Trace(path) for path in tmp_path.glob("*.mp*")}
+    assert len(traces) == 2 and all(t.records[-1]["kind"] == "end" for t in traces.values())
+    (root,) = (path for path, trace in traces.items() if trace.functions == ["foo"])
+    assert set(read_used([root], allow_incomplete=False).names) == {"foo", "bar"}
+
+
+def test_exec_that_fails_leaves_the_trace_as_it_is(tmp_path):
+    source = 'int main(void) { begin(); execl("/no", "no", (char *)0); launch(kernel("foo")); }'
+    trace = hooked.traced(tmp_path, source)
+    assert trace.functions == ["foo"] and trace.records[-1]["kind"] == "end" and trace.kinds["end"] == 1
+
+
+def test_a_pid_that_comes_again_ends_nothing(tmp_path):
+    """A killed process's trace stays without end, also when another process has its pid."""
+    source = 'int main(void) { begin(); launch(kernel("foo")); kill(getpid(), 9); }'
+    program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
+    hooked.run(tmp_path / "t.mp", program)
+    data = bytearray((tmp_path / "t.mp").read_bytes())
+    script = "os.execv('/bin/true', ['true'])"
+    tail = (512 << 10) - 40
+    time.sleep(0.05)  # times of birth are told in clock ticks
+    code = f"""
+import os, struct
+with open({str(tmp_path / "t.mp")!r}, "r+b") as file:
+    file.seek({tail} + 8)
+    file.write(struct.pack("<Q", os.getpid()))
+{script}
+"""
+    env = os.environ | {"GPT_HOOK_OUTPUT": str(tmp_path / "t.mp"), "LD_PRELOAD": f"{hooked.runtime()}/libgpthook.so"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    after = (tmp_path / "t.mp").read_bytes()
+    data[tail + 8 : tail + 16] = after[tail + 8 : tail + 16]
+    assert after == data
 
 
 def test_names_with_percent(tmp_path):
@@ -278,7 +335,21 @@ def test_names_with_percent(tmp_path):
     traces = sorted(tmp_path.glob("3-*-%.mp"))
     assert len(traces) == 4
     assert all(path.name == f"3-{Trace(path).records[0]['pid']}-%.mp" for path in traces)
-    assert not any(Trace(path).of("child") for path in traces)
+    (root,) = (path for path in traces if Trace(path).functions == ["foo", "foo"])
+    told = {child["path"] for child in Trace(root).of("child")}
+    assert told == {path.name for path in traces} - {root.name}
+
+
+def test_others_tell_the_trace_of_the_command(tmp_path):
+    program = hooked.compile_c(
+        tmp_path / "client", "int main(int c, char **v) { begin(); launch(kernel(v[1])); if (c > 2) system(v[2]); }"
+    )
+    done = hooked.run(tmp_path / "%p", program, "foo", f"{program} bar '{program} foo'")
+    assert done.returncode == 0, done.stderr
+    traces = {path.name: Trace(path) for path in tmp_path.glob("[0-9]*")}
+    (root,) = (name for name, trace in traces.items() if trace.of("child"))
+    assert {(c["path"], c["how"]) for c in traces[root].of("child")} == {(n, "spawn") for n in traces if n != root}
+    assert len(traces) == 3
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])

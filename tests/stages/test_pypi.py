@@ -7,6 +7,7 @@ torch too (850 MB).
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from tests import cuda
 from tests.debloat import checks
@@ -136,6 +138,50 @@ def test_slimmed_to_three_kernels(name, tmp_path):
     again = patch(located(patched, "\n".join(used), arch=package.arch), "-o", tmp_path / "again")
     assert again["mode"] == "copy"
     assert (tmp_path / "again" / library.name).read_bytes() == patched.read_bytes()
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *LARGE])
+def test_slimmed_inside_of_elements(name, tmp_path):
+    """Of the cubins that stay all sections are as they were, but for the code of kernels that are not used: zeros."""
+    if name in LARGE and not os.environ.get("GPT_TEST_LARGE"):
+        pytest.skip("large: set GPT_TEST_LARGE=1")
+    package = {**PACKAGES, **LARGE}[name]
+    library = fetch(package)
+    elements = extract(library).kind("element")
+    of_arch = [e for e in elements if e["arch"] == package.arch and e["type"] == "cubin" and e["kernels"]]
+    used = {of_arch[n]["kernels"][0]["name"] for n in (0, len(of_arch) // 2, -1)}
+    sizes = {}
+    for granularity in ("element", "kernel"):
+        made = located(library, "\n".join(used), "--granularity", granularity, arch=package.arch)
+        done = run("gpt-patch", "-o", tmp_path / granularity, data=made, timeout=300)
+        assert done.status == 0, done.err
+        (record,) = done.kind("patched")
+        if name == "nccl" and granularity == "kernel":  # its kernels call through a table of all their functions
+            assert {t.get("reason") for t in done.kind("trimmed")} == {"variables hold addresses of functions"}
+            return
+        sizes[granularity] = record["gpu_after"] + record["disk_after"]  # what is not packed gets holes
+    assert sizes["kernel"] < sizes["element"]
+    before, after = tmp_path / "element" / library.name, tmp_path / "kernel" / library.name
+    assert oracle.warnings(after) <= oracle.warnings(library)
+    checks.check_host(library, after)
+    assert loaded(after, package) == loaded(library, package)
+
+    assert oracle.listed(before) == oracle.listed(after)
+    left, right = oracle.extracted(before, tmp_path / "a"), oracle.extracted(after, tmp_path / "b")
+    gone, stayed = set(), set()
+    for file in [name for name in left if name.endswith(".cubin")]:
+        old, new = (list(ELFFile(io.BytesIO(side[file])).iter_sections()) for side in (left, right))
+        for a, b in zip(old, new, strict=True):
+            assert (a.name, dict(a.header)) == (b.name, dict(b.header))
+            if a.data() != b.data():
+                assert not any(b.data())
+                gone.add(a.name)
+            elif a.name.startswith(".text."):
+                stayed.add(a.name)
+    assert {f".text.{kernel}" for kernel in used} <= stayed - gone
+    cut = sum(t["kernels"] + t["functions"] for t in done.kind("trimmed"))
+    assert cut
+    assert len(gone) <= cut
 
 
 def spans_of(data):

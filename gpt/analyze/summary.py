@@ -1,0 +1,150 @@
+"""gpt-analyze summary: what calls and how long, bytes each way, which kernels.
+
+Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory does
+not grow with the length of a trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpt import cli, records
+
+if TYPE_CHECKING:
+    from gpt.analyze.base import Answer
+    from gpt.trace.functions import Function, Kernel, Totals
+
+MAX = (1 << 64) - 1
+
+
+def summary(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")
+    ] = None,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Sum up calls, bytes and kernels of programs."""
+    from gpt.analyze.base import run
+
+    return run(cli.Stage("gpt-analyze", json=json, from_json=from_json), Summary(), traces or ())
+
+
+class Summary:
+    """The sums of what was read so far."""
+
+    def __init__(self) -> None:
+        from gpt.trace.functions import Segment, Totals
+
+        self.kinds = Segment.kinds
+        self._new_segment = Segment
+        self._new_totals = Totals
+        self._done = Totals()
+        self._segment: Segment | None = None
+        self._seen = False  # of the segment, more than that it is there
+        self._changed = False  # since the last answer
+
+    def begin(self, header: dict[str, Any]) -> None:
+        """A segment begins."""
+        self._segment, self._seen = self._new_segment(header), False
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes a record in."""
+        assert self._segment
+        if record["kind"] in self.kinds:
+            self._seen = self._changed = True
+        self._segment.add(record)
+
+    def end_segment(self, status: int | None) -> Answer:
+        """The process of the segment. One that only tells of another process says nothing of its own."""
+        segment, self._segment = self._segment, None
+        if segment is None or not self._seen:
+            return
+        self._done.merge(segment.totals())
+        header, clock = segment.header, segment.clock
+        yield records.make(
+            "process",
+            pid=header["pid"],
+            host=header["host"],
+            argv=header["argv"],
+            start=header["realtime"],
+            duration=segment.last - clock.monotonic,
+            threads=len(segment.threads),
+            calls=segment.calls,
+            status=status,
+        )
+
+    def answer(self) -> Answer:
+        """The sums, if they are others than before."""
+        if not self._changed:
+            return
+        self._changed = False
+        totals = self._new_totals()
+        totals.merge(self._done)
+        if self._segment:
+            totals.merge(self._segment.totals())
+        yield from _iter_timings(totals)
+        yield from _iter_transfers(totals)
+        for name, kernel in sorted(totals.kernels.items(), key=_order_of_kernel):
+            known = kernel.gpu.count or None
+            time = known and _whole(kernel.gpu.time)
+            yield records.make("launched", name=name, launches=kernel.launches, gpu_launches=known, gpu_total=time)
+
+
+def _whole(value: float) -> int:
+    """A number for a record; what malformed rows add up to may not fit."""
+    return min(MAX, round(value))
+
+
+def _order_of_kernel(item: tuple[str, Kernel]) -> tuple[float, int, str]:
+    name, kernel = item
+    return -kernel.gpu.time, -kernel.launches, name
+
+
+def _iter_timings(totals: Totals) -> Answer:
+    """Each type, that with the longest time first, and its functions behind it."""
+    types = totals.types()
+    for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
+        yield _timing(types[type_], type=type_)
+        inside = [api for api in totals.functions if api.type == type_]
+        for api in sorted(inside, key=lambda a: (-totals.functions[a].durations.total, a)):
+            yield _timing(totals.functions[api], type=type_, op=api.op, name=api.name)
+
+
+def _timing(function: Function, **names: str) -> dict[str, Any]:
+    took, slowest = function.durations, function.slowest
+    return records.make(
+        "timing",
+        **names,
+        calls=function.calls + function.counted,
+        counted=function.counted,
+        open=function.calls - took.count,
+        failed=function.failed,
+        total=_whole(took.total),
+        mean=_whole(took.total / took.count) if took.count else 0,
+        p50=_whole(took.percentile(0.5)),
+        p99=_whole(took.percentile(0.99)),
+        slowest=_whole(took.largest),
+        slowest_start=slowest and min(MAX, slowest.start),
+        slowest_pid=slowest and slowest.pid,
+        slowest_thread=slowest and slowest.thread,
+    )
+
+
+def _iter_transfers(totals: Totals) -> Answer:
+    """Bytes by direction, most first."""
+    found: dict[str, Any] = {}  # a Counter for each
+    for api, function in totals.functions.items():
+        if api.type in ("memcpy", "memset") and function.moved["calls"]:
+            sums = found.setdefault(api.op, Counter())
+            sums.update(function.moved)
+            if function.gpu.count:
+                sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.time)
+    for op in sorted(found, key=lambda op: (-found[op]["bytes"], op)):
+        yield records.make("transfer", op=op, **{key: _whole(value) for key, value in found[op].items()})

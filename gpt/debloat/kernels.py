@@ -1,0 +1,245 @@
+"""Which code of a cubin goes with its unused kernels, and which must stay for the others.
+
+A kernel or device function is a section of code, `.text.NAME`; what one needs of another stands in
+
+- relocations of its code and of the constants that belong to it: calls, and addresses that it takes;
+- `.nv.callgraph`, pairs of symbols in four groups, each begun by a pair (0, -N): (1) caller and callee,
+  (2) functions whose address is taken, each with a prototype, (3) callers through a pointer, each with a
+  prototype, (4) who takes the address of which function. Read from cubins of our own, beside cuobjdump's listing.
+
+Device code that is not linked with other code holds its functions once for each kernel, inside of the kernel's
+section. So what stays is what can be reached from a used kernel along both kinds of edges, and what no kernel
+reaches; what goes is the rest.
+
+`KeptWhole` says why a cubin is left alone: where variables that all kernels share hold addresses of functions,
+where something is not understood (Mercury code of sm_100 and later lies beside the code and was never tried), and
+where tables contradict each other. Nothing here costs more than reading the tables once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpt.errors import MalformedError
+from gpt.formats import elf
+from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, section_headers
+from gpt.formats.elf import SHDR_SIZE, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_REL, SHT_RELA, SHT_SYMTAB
+from gpt.formats.symbols import SPACE
+
+Span = tuple[int, int]
+Data = bytes | bytearray | memoryview
+
+EXECUTABLE = 2  # e_type of linked code
+SHT_NULL, SHT_PROGBITS = 0, 1
+SHF_INFO_LINK = 0x40
+MAX_SECTIONS = 0xFF00  # beyond, section numbers of symbols stand elsewhere
+NVIDIA_INFO, CALLGRAPH, PROTOTYPE = 0x70000000, 0x70000001, 0x70000002
+CALL, ADDRESS_TAKEN, CALL_THROUGH, TAKES_ADDRESS = (1 << 32) - 1, (1 << 32) - 2, (1 << 32) - 3, (1 << 32) - 4
+EDGES = {CALL: True, ADDRESS_TAKEN: False, CALL_THROUGH: False, TAKES_ADDRESS: True}  # a group, and whether of edges
+NVIDIA = {  # NVIDIA's section types that say nothing of which code needs which, or say what is read here
+    NVIDIA_INFO, CALLGRAPH, PROTOTYPE, 0x70000007, 0x70000008, 0x70000009, 0x7000000A, 0x7000000B, 0x70000086,
+    *range(0x70000064, 0x70000076),
+}  # fmt: skip
+GENERIC = set(range(12))  # those of any ELF file
+
+SECTION = np.dtype(
+    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"), ("size", "<u8"),
+     ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")]
+)  # fmt: skip
+SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+RELOCATION = {  # offset, type, symbol, addend
+    SHT_REL: np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4")]),
+    SHT_RELA: np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")]),
+}
+
+
+class KeptWhole(Exception):
+    """Why no code of a cubin is cut out."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Code that goes: `spans` are ranges of the cubin, sorted; the numbers of kernels and device functions in it.
+
+    `sections` are the numbers of all sections of code that are not needed, those that are zeros already too.
+    """
+
+    spans: list[Span]
+    kernels: int
+    functions: int
+    sections: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of code."""
+        return sum(end - start for start, end in self.spans)
+
+
+def find_cut(data: Data, unused: set[str]) -> Cut:
+    """The code that only kernels in `unused` need, without what is zeros already. Raises KeptWhole, MalformedError."""
+    return _Cubin(data).cut(unused)
+
+
+class _Cubin:
+    """The tables of a cubin. `code` are the numbers of its sections of code, `edges` lead from one to others."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = memoryview(data)
+        self.sections = np.frombuffer(section_headers(data), SECTION)
+        if int.from_bytes(self.data[16:18], "little") != EXECUTABLE:
+            raise KeptWhole("relocatable code")
+        if len(self.sections) >= MAX_SECTIONS:
+            raise KeptWhole(f"{len(self.sections)} sections")
+        for type_ in np.unique(self.sections["type"]).tolist():
+            if type_ not in GENERIC and type_ not in NVIDIA:
+                raise KeptWhole(f"sections of type {type_:#x} are not understood")
+        self.room = SPACE + 2 * len(self.data)  # bytes of tables that are read: hostile ones lie over each other
+        self.is_code = np.zeros(1 << 16, bool)  # by number of a section
+        self.is_code[: len(self.sections)] = (self.sections["flags"] & SHF_EXECINSTR != 0) & (
+            self.sections["type"] == SHT_PROGBITS
+        )
+        self.code = set(np.flatnonzero(self.is_code).tolist())
+        self.symbols = self._symbols()
+        self.edges: dict[int, set[int]] = {section: set() for section in self.code}
+        self._follow_calls()
+        self._follow_relocations()
+
+    def cut(self, unused: set[str]) -> Cut:
+        """See find_cut."""
+        kernels = self._kernels()
+        going = {section for section, names in kernels.items() if names <= unused}
+        reached = self._reach(set(kernels))
+        stay = self._reach((kernels.keys() - going) | (self.code - reached))
+        sections = sorted(reached - stay)
+        spans = self._spans(sections)
+        gone = {section for section, _ in spans}
+        return Cut(
+            sorted(span for _, span in spans),
+            sum(len(kernels[section]) for section in gone & kernels.keys()),
+            len(gone - kernels.keys()),
+            tuple(sections),
+        )
+
+    def _table(self, section: int, dtype: np.dtype) -> np.ndarray:
+        row = self.sections[section]
+        offset, size = int(row["offset"]), int(row["size"])
+        if offset + size > len(self.data):
+            raise MalformedError("cubin: section beyond its end")
+        self.room -= size
+        if self.room < 0:
+            raise KeptWhole("tables overlap")
+        if size % dtype.itemsize:
+            raise KeptWhole(f"a table of {size} bytes has no whole number of entries")
+        return np.frombuffer(self.data[offset : offset + size], dtype)
+
+    def _symbols(self) -> np.ndarray:
+        tables = np.flatnonzero(self.sections["type"] == SHT_SYMTAB).tolist()
+        if len(tables) != 1:
+            raise KeptWhole(f"{len(tables)} symbol tables")
+        self.names = int(self.sections[tables[0]]["link"])
+        if self.names >= len(self.sections):
+            raise MalformedError("cubin: symbol table without names")
+        return self._table(tables[0], SYMBOL)
+
+    def _kernels(self) -> dict[int, set[str]]:
+        """The names of the kernels in each section of code that has some."""
+        entries = (self.symbols["info"] & 15 == STT_FUNC) & (self.symbols["other"] & STO_CUDA_ENTRY != 0)
+        strings = self._table(self.names, np.dtype("u1")).tobytes()
+        kernels: dict[int, set[str]] = {}
+        room = SPACE + len(self.data)  # for names: hostile ones share their bytes
+        for symbol in self.symbols[entries & (self.symbols["shndx"] != 0)]:
+            name, section = int(symbol["name"]), int(symbol["shndx"])
+            end = strings.find(0, name)
+            room -= end - name
+            if end < 0 or room < 0:
+                raise MalformedError("cubin: symbol without a name" if end < 0 else "cubin: names overlap")
+            if section not in self.code:
+                raise KeptWhole("a kernel lies outside of the code")
+            kernels.setdefault(section, set()).add(strings[name:end].decode("utf-8", "surrogateescape"))
+        return kernels
+
+    def _sections_of(self, symbols: np.ndarray) -> np.ndarray:
+        """The sections in which symbols lie, by their numbers; 0 for what is defined elsewhere."""
+        if len(symbols) and int(symbols.max()) >= len(self.symbols):
+            raise KeptWhole("a symbol beyond the symbol table is used")
+        found: np.ndarray = self.symbols["shndx"][symbols]
+        return found
+
+    def _connect(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        for source, target in np.unique(np.stack([sources, targets], axis=1), axis=0).tolist():
+            if target in self.code:
+                if source not in self.code:
+                    raise KeptWhole("something that is no code calls a function")
+                self.edges[source].add(target)
+
+    def _follow_calls(self) -> None:
+        graphs = np.flatnonzero(self.sections["type"] == CALLGRAPH).tolist()
+        if len(graphs) != 1:
+            raise KeptWhole("no call graph" if not graphs else "several call graphs")
+        pairs = self._table(graphs[0], np.dtype([("caller", "<u4"), ("callee", "<u4")]))
+        marks = np.flatnonzero((pairs["caller"] == 0) & (pairs["callee"] >= TAKES_ADDRESS)).tolist()
+        if marks[:1] != [0]:
+            raise KeptWhole("the call graph begins with no group")
+        if len(marks) > len(EDGES):
+            raise KeptWhole("the call graph has more groups than are known")
+        for start, end in zip(marks, [*marks[1:], len(pairs)], strict=True):
+            group = pairs[start + 1 : end]
+            if EDGES[int(pairs["callee"][start])]:
+                self._connect(self._sections_of(group["caller"]), self._sections_of(group["callee"]))
+
+    def _follow_relocations(self) -> None:
+        for section in np.flatnonzero(np.isin(self.sections["type"], list(RELOCATION))).tolist():
+            row = self.sections[section]
+            place = int(row["info"])
+            if not 0 < place < len(self.sections):
+                raise KeptWhole("relocations of no section")
+            if not self.sections["flags"][place] & SHF_ALLOC:
+                continue  # of what no kernel sees: debug information
+            table = self._table(section, RELOCATION[int(row["type"])])
+            targets = self._sections_of(table["symbol"])
+            owner = place
+            if place not in self.code and self.sections["flags"][place] & SHF_INFO_LINK:
+                owner = int(self.sections["info"][place])  # constants of one function
+            if owner in self.code:
+                self._connect(np.full(len(targets), owner, targets.dtype), targets)
+            elif self.is_code[targets].any():
+                raise KeptWhole("variables hold addresses of functions")
+
+    def _reach(self, start: set[int]) -> set[int]:
+        """All sections of code that these need, themselves among them."""
+        reached = set(start)
+        pending = deque(reached)
+        while pending:
+            new = self.edges[pending.popleft()] - reached
+            reached |= new
+            pending.extend(new)
+        return reached
+
+    def _spans(self, going: list[int]) -> list[tuple[int, Span]]:
+        """The ranges of sections that hold anything but zeros. Raises KeptWhole where others share their bytes."""
+        starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
+        in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS)) & (self.sections["size"] > 0)
+        taken = [(0, elf.EHDR_SIZE), *self._header_tables()]
+        taken += [(starts[section], starts[section] + sizes[section]) for section in np.flatnonzero(in_file).tolist()]
+        if max(end for _, end in taken) > len(self.data):
+            raise MalformedError("cubin: section beyond its end")
+        begins, ends = (np.sort(edges) for edges in np.array(taken).T)
+        for section in going:
+            begin, end = starts[section], starts[section] + sizes[section]
+            if begin < end and np.searchsorted(begins, end) - np.searchsorted(ends, begin, side="right") != 1:
+                raise KeptWhole("sections overlap")
+        ranges = [(section, (starts[section], starts[section] + sizes[section])) for section in going]
+        return [(section, (a, b)) for section, (a, b) in ranges if any(self.data[a:b])]
+
+    def _header_tables(self) -> list[Span]:
+        """Where the tables of program and section headers lie."""
+        phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
+        phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
+        tables = [(phoff, phoff + phentsize * phnum), (shoff, shoff + SHDR_SIZE * len(self.sections))]
+        return [(start, end) for start, end in tables if start < end]

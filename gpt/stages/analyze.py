@@ -1,0 +1,14 @@
+"""gpt-analyze: what traces say, one question each."""
+
+from __future__ import annotations
+
+from gpt import cli
+from gpt.analyze.events import events
+from gpt.analyze.summary import summary
+
+ANALYSES = {"summary": summary, "events": events}
+
+
+def main() -> int:
+    """Entry point of the executable."""
+    return cli.run("gpt-analyze", ANALYSES)

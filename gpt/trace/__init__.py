@@ -1,0 +1,1 @@
+"""What a program did, as arrays: the traces that gpt-hook writes."""

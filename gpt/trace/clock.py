@@ -1,0 +1,61 @@
+"""Time stamps of a trace as nanoseconds.
+
+Where the processor allows it, gpt-hook stores ticks of the time stamp counter. The header has their rate, measured
+over 2 ms or more, and pairs the counter with CLOCK_MONOTONIC; each `clock` record pairs them again. The rate used is
+that between the header and the pair farthest from it, once that is far enough for the rate to be the better one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt import records
+from gpt.errors import MalformedError
+
+FAR = 100_000_000  # ns
+LIMIT = 1 << 61  # ns
+
+
+class Clock:
+    """The clock of one segment. `ns_per_tick` may change with each `add`."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        """Raises MalformedError where the header pairs ticks with no rate."""
+        self.monotonic: int = header["monotonic"]
+        if self.monotonic >= LIMIT:
+            raise MalformedError("header: monotonic is beyond 73 years")
+        self._realtime: int = header["realtime"]
+        self._ticks = "tsc_hz" in header
+        if self._ticks and not (header["tsc_hz"] and "tsc" in header):
+            raise MalformedError("header: tsc_hz without tsc, or 0")
+        self._tsc: int = header["tsc"] if self._ticks else self.monotonic
+        self._farthest = FAR
+        self.ns_per_tick = 1e9 / header["tsc_hz"] if self._ticks else 1.0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes a `clock` record in."""
+        if fault := records.check(record):
+            raise MalformedError(fault)
+        ns, ticks = record["monotonic"] - self.monotonic, record["tsc"] - self._tsc
+        if self._ticks and ns > self._farthest and ticks > 0:
+            self._farthest = ns
+            self.ns_per_tick = ns / ticks
+
+    def durations(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+        """Spans of ticks in ns."""
+        return ticks * self.ns_per_tick
+
+    def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Time stamps in ns of CLOCK_MONOTONIC; they may lie before the header."""
+        since = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps round, as it should
+        if not self._ticks:
+            return np.clip(since, -LIMIT, LIMIT) + self.monotonic
+        ns = np.clip(since * self.ns_per_tick, -LIMIT, LIMIT)
+        return ns.astype(np.int64) + self.monotonic
+
+    def realtime(self, monotonic: int) -> int:
+        """A time of CLOCK_MONOTONIC as ns since the epoch, at least 0."""
+        return max(0, monotonic - self.monotonic + self._realtime)

@@ -1,0 +1,301 @@
+// The helper of a live stream. The program writes its traces to files in a private folder, as ever, so that a
+// slow reader never holds it up; this process reads behind it.
+//
+// Segments do not mix in a stream, so one process is passed on at a time, in the order in which they began;
+// the others' traces wait on disk. The helper ends when nobody can begin a trace any more: the command has
+// ended, and no process is left that was started with the folder in its environment, daemons included. It is
+// no descendant of such a process and no child of the command, which could come to wait for it.
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../records.h"
+#include "follow.h"
+
+#define TICK 50    // ms between two looks at the files
+#define SEARCH 100 // ms between two looks at all processes
+
+static const struct follow *self;
+static struct output output;
+static uint64_t syncs;
+static bool any; // a segment was begun
+static volatile sig_atomic_t stopped;
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+// The end
+
+static void remove_folder(void) {
+    char path[PATH_MAX];
+    DIR *entries = opendir(self->folder);
+    for (struct dirent *entry; entries && (entry = readdir(entries));)
+        if (snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) < PATH_MAX)
+            unlink(path);
+    if (entries)
+        closedir(entries);
+    rmdir(self->folder);
+}
+
+// Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
+static _Noreturn void leave(pid_t reader, int error) {
+    remove_folder();
+    if (error && error != EPIPE)
+        fprintf(stderr, "gpt-hook: error: %s: %s; the stream ends\n", self->where, strerror(error));
+    close(output.file);
+    if (reader > 0)
+        waitpid(reader, NULL, 0);
+    _exit(error != 0);
+}
+
+// Processes
+
+// Whether a process has our folder in the environment that it was started with.
+static bool was_started_with(const char *pid, const char *entry, size_t size) {
+    static char text[1 << 20];
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%.20s/environ", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    size_t got = 0;
+    for (ssize_t more; file >= 0 && got < sizeof(text); got += (size_t)more)
+        if ((more = read(file, text + got, sizeof(text) - got)) <= 0)
+            break;
+    if (file >= 0)
+        close(file);
+    return memmem(text, got, entry, size);
+}
+
+static bool anybody_left(void) {
+    char entry[PATH_MAX + 32];
+    size_t size = (size_t)snprintf(entry, sizeof(entry), "GPT_HOOK_FOLDER=%s", self->folder) + 1;
+    DIR *processes = opendir("/proc");
+    bool found = false;
+    for (struct dirent *process; processes && !found && (process = readdir(processes));)
+        found = process->d_name[0] >= '1' && process->d_name[0] <= '9' &&
+                was_started_with(process->d_name, entry, size);
+    if (processes)
+        closedir(processes);
+    return found;
+}
+
+// Traces
+
+struct trace {
+    struct trace *next;
+    struct segment *segment;
+    char name[NAME_MAX + 1];
+};
+
+static struct trace *traces; // in the order of their beginning; the first is passed on
+
+static struct trace *find_trace(const char *name) {
+    struct trace *trace = traces;
+    while (trace && strcmp(trace->name, name))
+        trace = trace->next;
+    return trace;
+}
+
+static void find_traces(void) {
+    char path[PATH_MAX];
+    DIR *entries = opendir(self->folder);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        if (entry->d_name[0] == '.' || find_trace(entry->d_name) ||
+            snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) >= PATH_MAX)
+            continue;
+        struct segment *segment = segment_open(path);
+        struct trace *trace = segment ? malloc(sizeof(*trace)) : NULL;
+        if (!trace) {
+            if (segment)
+                segment_close(segment);
+            continue;
+        }
+        *trace = (struct trace){NULL, segment, ""};
+        strcpy(trace->name, entry->d_name);
+        struct trace **at = &traces;
+        if (any && *at) // it is being passed on
+            at = &(*at)->next;
+        while (*at && segment_began((*at)->segment) <= segment_began(segment))
+            at = &(*at)->next;
+        trace->next = *at;
+        *at = trace;
+    }
+    if (entries)
+        closedir(entries);
+}
+
+static void drop_first(void) {
+    struct trace *trace = traces;
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/%s", self->folder, trace->name);
+    unlink(path);
+    segment_close(trace->segment);
+    traces = trace->next;
+    free(trace);
+    any = false;
+}
+
+static void put_sync(void) {
+    unsigned char room[32];
+    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    gpt_pack_sync(&buffer, &(struct gpt_sync){++syncs});
+    output_put(&output.bytes, room, (size_t)(buffer.at - room));
+    output.records++;
+}
+
+// Passes on what is new. Gives false when there was nothing to do.
+static bool follow_first(pid_t reader) {
+    static uint64_t marked;
+    if (!traces)
+        return false;
+    bool dead = !segment_lives(traces->segment);
+    if (!any) {
+        any = true;
+        output.records = marked = 0;
+    }
+    enum step step = segment_step(traces->segment, &output, dead);
+    if (step == STEP_FAILED)
+        leave(reader, errno);
+    if (step != STEP_DONE && output.records != marked) {
+        put_sync(); // filters do not hold back what stands before it
+        marked = output.records;
+    }
+    if (!output_flush(&output))
+        leave(reader, errno);
+    if (step == STEP_DONE)
+        drop_first();
+    return step != STEP_WAIT;
+}
+
+// A source writes a segment, whatever happens.
+static void put_empty_segment(pid_t pid) {
+    static unsigned char room[128 << 10];
+    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    struct gpt_str words[256];
+    size_t count = 0;
+    for (; self->argv[count] && count < 256; count++)
+        words[count] = (struct gpt_str){self->argv[count], strnlen(self->argv[count], 256)};
+    char host[65] = "";
+    gethostname(host, sizeof(host) - 1);
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
+    struct gpt_header header = {
+        .version = GPT_STR(GPT_VERSION),
+        .tool = GPT_STR("gpt-hook"),
+        .argv = {words, count},
+        .host = {host, strlen(host)},
+        .pid = (uint64_t)pid,
+        .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
+        .monotonic = now(),
+    };
+    gpt_pack_header(&buffer, &header);
+    gpt_pack_end(&buffer, &(struct gpt_end){.records = 0});
+    output_put(&output.bytes, room, (size_t)(buffer.at - room));
+}
+
+static _Noreturn void follow(pid_t root, int root_file, pid_t reader) {
+    uint64_t searched = 0;
+    unsigned absent = 0; // how often in a row nobody was left: a look misses who is forked meanwhile
+    bool ended = false, nothing = true;
+    while (!stopped) {
+        if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
+            absent = anybody_left() ? 0 : absent + 1;
+            searched = now();
+        }
+        bool last = absent == 2; // who is gone now wrote nothing later than this look at the folder
+        find_traces();
+        if (traces)
+            nothing = false;
+        if (follow_first(reader))
+            continue;
+        if (last && !traces)
+            break;
+        struct pollfd files[] = {{output.file, 0, 0}, {ended ? -1 : root_file, POLLIN, 0}};
+        poll(files, 2, TICK);
+        if (files[0].revents & POLLERR)
+            leave(reader, EPIPE);
+        ended |= (files[1].revents & POLLIN) != 0;
+    }
+    if (nothing && !stopped)
+        put_empty_segment(root);
+    leave(reader, output_flush(&output) ? 0 : errno);
+}
+
+// The beginning
+
+static void stop(int signal) {
+    (void)signal;
+    stopped = 1;
+}
+
+static pid_t start_reader(const char *command, int *file) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+        return -1;
+    pid_t pid = fork();
+    if (!pid) {
+        dup2(ends[0], STDIN_FILENO);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[0]);
+    *file = ends[1];
+    return pid;
+}
+
+static _Noreturn void helper(pid_t root, int root_file) {
+    pid_t reader = 0;
+    output.file = self->output;
+    if (self->shell && (reader = start_reader(self->shell, &output.file)) < 0)
+        leave(reader, errno);
+    for (int signal = 1; signal < NSIG; signal++)
+        if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
+            sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);
+    signal(SIGPIPE, SIG_IGN); // to tidy up
+    // What is open belongs to the command: who reads its output must not wait for us.
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(null, STDIN_FILENO);
+    dup2(null, STDOUT_FILENO);
+    unsigned low = (unsigned)(output.file < root_file ? output.file : root_file);
+    unsigned high = (unsigned)(output.file + root_file) - low;
+    if (low > 3)
+        close_range(3, low - 1, 0);
+    if (high > low + 1)
+        close_range(low + 1, high - 1, 0);
+    close_range(high + 1, ~0u, 0);
+    if (chdir("/"))
+        leave(reader, errno);
+    follow(root, root_file, reader);
+}
+
+bool follow_start(const struct follow *follow) {
+    self = follow;
+    pid_t root = getpid();
+    int root_file = (int)syscall(SYS_pidfd_open, root, 0);
+    if (root_file < 0)
+        return false;
+    pid_t middle = fork();
+    if (!middle) {
+        setsid();
+        if (!fork())
+            helper(root, root_file);
+        _exit(0);
+    }
+    close(root_file);
+    int status;
+    return middle > 0 && waitpid(middle, &status, 0) == middle;
+}

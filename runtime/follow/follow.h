@@ -1,0 +1,57 @@
+// gpt-hook -o -, -o FIFO, -o '|command': a helper process that follows the traces of a private folder and
+// writes them as one stream while they grow.
+//
+//   follow.c   the helper: which processes there are, whose trace comes next, when all is over
+//   segment.c  one trace, read while it is written
+
+#ifndef GPT_FOLLOW_H
+#define GPT_FOLLOW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+// follow.c
+
+struct follow {
+    const char *folder; // absolute; goes away with the helper
+    const char *where;  // of the output, for messages
+    const char *shell;  // the command that reads the stream, or NULL
+    int output;         // where the stream goes, if there is no such command
+    char **argv;        // of the command that is watched
+};
+
+// Starts the helper, which is no child of this process. Gives false with errno set.
+bool follow_start(const struct follow *follow);
+
+// segment.c
+
+struct bytes { // that wait to be written
+    unsigned char *data;
+    size_t size, room;
+};
+
+struct output {
+    int file;
+    struct bytes bytes;
+    uint64_t records; // of the segment
+};
+
+bool output_put(struct bytes *bytes, const void *data, size_t size);
+bool output_flush(struct output *output); // false with errno set: nobody reads any more, or worse
+
+struct segment;
+
+// The trace in a file, NULL while it has no header yet.
+struct segment *segment_open(const char *path);
+void segment_close(struct segment *segment);
+uint64_t segment_began(const struct segment *segment); // CLOCK_MONOTONIC, ns
+bool segment_lives(const struct segment *segment);     // its process is there
+
+enum step { STEP_WAIT, STEP_MORE, STEP_DONE, STEP_FAILED };
+
+// Passes on what is new in the trace. `dead` says that its process had ended before.
+enum step segment_step(struct segment *segment, struct output *output, bool dead);
+
+#endif

@@ -1,0 +1,40 @@
+// The ways in which a process ends by itself; each writes the end of its trace.
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hook.h"
+
+static _Atomic int quick_status;
+
+static void at_exit(int status, void *unused) {
+    (void)unused;
+    hook_finish((unsigned)status & 0xff);
+}
+
+static void at_quick(void) { hook_finish((unsigned)quick_status & 0xff); }
+
+void hook_exits_setup(void) {
+    on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
+    at_quick_exit(at_quick);
+}
+
+EXPORT _Noreturn void _exit(int status) {
+    hook_finish((unsigned)status & 0xff);
+    for (;;)
+        syscall(SYS_exit_group, status);
+}
+
+EXPORT _Noreturn void _Exit(int status) { _exit(status); }
+
+// Handlers are not told the status.
+EXPORT _Noreturn void quick_exit(int status) {
+    quick_status = status;
+    if (!hook_real_dlsym)
+        hook_find_real();
+    void (*real)(int) = (void (*)(int))hook_real_dlsym(RTLD_NEXT, "quick_exit");
+    real(status);
+    __builtin_unreachable();
+}

@@ -1,0 +1,392 @@
+"""gpt-analyze summary: its sums against those of plain Python, on forged traces."""
+
+import json
+import math
+import os
+import pty
+import random
+import subprocess
+from collections import defaultdict
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpt import records
+from tests.trace import forge
+
+NAMES = {1: "cuMemAlloc", 2: "cuMemcpyHtoD", 3: "cuMemcpyDtoH", 4: "cuLaunchKernel", 5: "cuStreamSynchronize"}
+APIS = [forge.api(id_, name) for id_, name in NAMES.items()]
+
+
+def run(*args, data=b"", **options):
+    command = ["gpt-analyze", "summary", *map(str, args)]
+    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False, **options)
+
+
+def summed(*segments, status=0, warnings=0):
+    """The records of the answer to a stream, by kind."""
+    done = run("--json", data=forge.pack(*segments))
+    assert done.returncode == status, done.stderr
+    assert len(done.stderr.splitlines()) == warnings, done.stderr
+    return by_kind(done.stdout)
+
+
+def by_kind(lines):
+    found = defaultdict(list)
+    for record in map(json.loads, lines.splitlines()):
+        kind = record.pop("kind")
+        assert records.check({"kind": kind} | unescaped(record)) is None
+        found[kind].append(unescaped(record))
+    return found
+
+
+def unescaped(record):
+    return {k: int(v["$int"]) if isinstance(v, dict) and "$int" in v else v for k, v in record.items()}
+
+
+def functions(found):
+    return {row["name"]: row for row in found["timing"] if "name" in row}
+
+
+def types(found):
+    return {row["type"]: row for row in found["timing"] if "name" not in row}
+
+
+def nearest(values, part):
+    return sorted(values)[math.ceil(part * len(values)) - 1]
+
+
+def test_sums_are_those_of_the_calls():
+    source = random.Random(3)
+    rows = defaultdict(list)
+    calls = []
+    for number in range(5000):
+        api = source.choice(list(NAMES))
+        call = (1000 + 10 * number, int(source.lognormvariate(8, 2)) + 1, api, source.choice([0, 0, 0, 1, 600]))
+        size = source.randrange(1 << 30)
+        thread = source.choice([7, 8, 9])
+        layout = "MEMORY" if api <= 3 else "CALL"
+        rows[thread, layout].append((*call, 1, 2, size, 0) if api <= 3 else call)
+        calls.append((*call, size, thread))
+    batches = [forge.calls(values, getattr(forge, name), thread) for (thread, name), values in rows.items()]
+    found = summed(forge.trace(*APIS, *batches))
+    for api, name in NAMES.items():
+        row = functions(found)[name]
+        took = [c[1] for c in calls if c[2] == api]
+        slowest = max((c for c in calls if c[2] == api), key=lambda c: c[1])
+        assert (row["type"], row["op"]) == forge.TYPES[name]
+        assert (row["calls"], row["counted"], row["open"]) == (len(took), 0, 0)
+        assert row["failed"] == sum(c[3] == 1 for c in calls if c[2] == api)
+        assert (row["total"], row["mean"], row["slowest"]) == (sum(took), round(sum(took) / len(took)), max(took))
+        assert row["p50"] == pytest.approx(nearest(took, 0.5), rel=0.004, abs=1)
+        assert row["p99"] == pytest.approx(nearest(took, 0.99), rel=0.004, abs=1)
+        assert row["slowest_start"] == 10**18 + slowest[0]
+        assert (row["slowest_pid"], row["slowest_thread"]) == (10, slowest[5])
+    copies = [c for c in calls if c[2] in (2, 3)]
+    row = types(found)["memcpy"]
+    assert (row["calls"], row["total"]) == (len(copies), sum(c[1] for c in copies))
+    assert row["p50"] == pytest.approx(nearest([c[1] for c in copies], 0.5), rel=0.004)
+    for api, op in ((2, "HtoD"), (3, "DtoH")):
+        (row,) = (row for row in found["transfer"] if row["op"] == op)
+        good = [c for c in calls if c[2] == api and c[3] == 0]
+        assert (row["calls"], row["bytes"]) == (len(good), sum(c[4] for c in good))
+        assert row["total"] == sum(c[1] for c in good)
+    assert {row["op"] for row in found["transfer"]} == {"HtoD", "DtoH"}
+    (process,) = found["process"]
+    assert (process["calls"], process["threads"], process["status"]) == (5000, 3, 0)
+    assert process["duration"] == max(c[0] + c[1] for c in calls)
+
+
+def test_types_and_functions_come_with_the_longest_first():
+    calls = forge.calls([(1, 50, 1, 0), (2, 10, 2, 0), (3, 70, 3, 0), (4, 500, 5, 0)])
+    found = summed(forge.trace(*APIS, calls))
+    assert [(row["type"], row.get("name")) for row in found["timing"]] == [
+        ("sync", None),
+        ("sync", "cuStreamSynchronize"),
+        ("memcpy", None),
+        ("memcpy", "cuMemcpyDtoH"),
+        ("memcpy", "cuMemcpyHtoD"),
+        ("memory", None),
+        ("memory", "cuMemAlloc"),
+    ]
+
+
+def test_calls_that_did_not_return_are_counted_and_not_timed():
+    found = summed(forge.trace(*APIS, forge.calls([(5, 0, 5, 0), (6, 9, 5, 0)]), end=False))
+    row = functions(found)["cuStreamSynchronize"]
+    assert (row["calls"], row["open"], row["total"], row["slowest"]) == (2, 1, 9, 9)
+    assert "status" not in found["process"][0] and not found["end"]
+
+
+def test_a_function_of_which_no_call_returned():
+    found = summed(forge.trace(*APIS, forge.calls([(5, 0, 5, 0)])))
+    row = functions(found)["cuStreamSynchronize"]
+    assert (row["calls"], row["open"], row["total"], row["mean"], row["p50"]) == (1, 1, 0, 0, 0)
+    assert "slowest_start" not in row
+
+
+def test_kernels_are_counted_by_name_whoever_loaded_them():
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "_Z1av"), (2, "_Z1bv"), (3, "_Z1av"))]
+    found = summed(forge.trace(forge.launches({1: 5, 2: 10}), *kernel, forge.launches({3: 7, 9: 1})))
+    assert [(row["name"], row["launches"]) for row in found["launched"]] == [("_Z1av", 12), ("_Z1bv", 10), ("#9", 1)]
+    assert not any("gpu_total" in row for row in found["launched"])
+    assert len(found["function"]) == 3  # passed on
+
+
+def test_time_on_the_gpu_is_that_of_kernels_and_copies():
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
+    times = forge.gpu_times([(100, 50, 4, 2), (200, 70, 4, 2), (300, 5, 4, 1), (400, 33, 2, 0), (0, 0, 0, 0)])
+    copies = forge.calls([(90, 5, 2, 0, 1, 2, 4096, 0)], forge.MEMORY)
+    found = summed(forge.trace(*APIS, *kernel, forge.launches({1: 9, 2: 2}), times, copies))
+    assert [(r["name"], r["launches"], r["gpu_launches"], r["gpu_total"]) for r in found["launched"]] == [
+        ("b", 2, 2, 120),
+        ("a", 9, 1, 5),
+    ]
+    (row,) = found["transfer"]
+    assert (row["op"], row["gpu_calls"], row["gpu_total"]) == ("HtoD", 1, 33)
+
+
+def test_kernels_that_graphs_launched():
+    def graph(exec_, at, **launches):
+        ids = [int(name[1:]) for name in launches]
+        return records.make("graph", exec=exec_, at=at, nodes=9, functions=ids, launches=list(launches.values()))
+
+    calls = [
+        (60, 5, 0, 7),
+        (110, 5, 0, 7),
+        (160, 5, 0, 7),
+        (170, 5, 1, 7),
+        (180, 0, 0, 7),
+        (90, 5, 0, 8),
+        (20, 5, 0, 7),
+    ]
+    launches = [(start, took, 9, result, handle, 0) for start, took, result, handle in calls]
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
+    found = summed(
+        forge.trace(
+            forge.calls(launches, forge.OBJECT),  # before the name of the function, as another thread's chunk may be
+            forge.api(9, "cuGraphLaunch"),
+            graph(7, 100, f1=3),  # the handle was given twice; what was launched before 50 is unknown
+            graph(7, 50, f1=1, f2=10),
+            graph(8, 50, f2=100),
+            *kernel,
+            forge.launches({1: 1000}),
+        )
+    )
+    assert {r["name"]: r["launches"] for r in found["launched"]} == {"a": 1000 + 1 + 2 * 3, "b": 10 + 100}
+
+
+def test_a_graph_that_makes_no_sense():
+    wrong = records.make("graph", exec=1, at=1, nodes=1, functions=[1, 2], launches=[1])
+    summed(forge.trace(wrong), status=3, warnings=1)
+
+
+def test_calls_that_were_only_counted():
+    counts = records.make("counts", **forge.rows([(30, 5, 1, 0), (4, 5, 1, 0)], forge.QUERIES))
+    found = summed(forge.trace(*APIS, counts, forge.calls([(5, 8, 1, 0)])))
+    row = functions(found)["cuMemAlloc"]
+    assert (row["calls"], row["counted"], row["open"], row["total"], row["p50"]) == (35, 34, 0, 8, 8)
+    assert found["process"][0]["calls"] == 35
+
+
+def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
+    ioctls = [
+        {
+            "kind": "ioctl",
+            "thread": 1,
+            "device": "/dev/nvidiactl",
+            "request": 1,
+            "name": name,
+            "start": 5,
+            "duration": d,
+        }
+        for name, d in (("NV_ESC_RM_CONTROL", 10), ("NV_ESC_RM_ALLOC", 3), ("NV_ESC_RM_CONTROL", 20))
+    ]
+    ioctls[1]["error"] = 22
+    found = summed(forge.trace(*APIS, *ioctls, forge.calls([(5, 40, 1, 0)])))
+    assert [(r["calls"], r["failed"], r["total"]) for r in (functions(found)["NV_ESC_RM_CONTROL"],)] == [(2, 0, 30)]
+    assert functions(found)["NV_ESC_RM_ALLOC"]["failed"] == 1
+    assert types(found)["ioctl"]["total"] == 33
+    assert found["process"][0]["calls"] == 1
+
+
+def test_names_that_come_late_or_never():
+    found = summed(forge.trace(forge.calls([(5, 8, 1, 0), (6, 2, 77, 0)]), APIS[0]))
+    assert set(functions(found)) == {"cuMemAlloc", "#77"}
+
+
+def test_processes_are_summed_up_together_and_named_apart():
+    first = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]), pid=1)
+    other = [forge.api(99, "cuMemAlloc"), forge.calls([(5, 30, 99, 0)], thread=4)]  # ids are its own
+    second = forge.trace(*other, pid=2, argv=["worker", "1"], end=False, tsc=0, tsc_hz=2 * 10**9)
+    found = summed(first, second)
+    assert [(p["pid"], p["calls"], p.get("status")) for p in found["process"]] == [(1, 1, 0), (2, 1, None)]
+    row = functions(found)["cuMemAlloc"]
+    assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # of 2 GHz: half
+
+
+def test_one_answer_stands_before_the_last_end():
+    segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
+    lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["header", "process", "end"] * 2 + ["header", "process", "timing", "timing", "end"]
+
+
+def test_children_are_read_once_and_absent_ones_named(tmp_path):
+    def write(name, *inner, **header):
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, *inner, **header)))
+
+    calls = forge.calls([(5, 10, 1, 0)])
+    children = [
+        records.make("child", pid=pid, how="fork", path=path) for pid, path in ((2, "t.mp.2"), (3, "gone"), (4, "t.mp"))
+    ]
+    write("t.mp", calls, *children, pid=1)
+    write("t.mp.2", calls, records.make("child", pid=5, how="fork", path="t.mp.5"), pid=2)
+    write("t.mp.5", calls, pid=5)
+    done = run("--json", tmp_path / "t.mp", tmp_path / "t.mp.2", tmp_path / "t.mp")
+    assert done.returncode == 0
+    gone = f"gpt-analyze: warning: {tmp_path}/gone: the trace of a child is absent: it does not count\n"
+    assert done.stderr.decode() == gone
+    found = by_kind(done.stdout)
+    assert [p["pid"] for p in found["process"]] == [1, 2, 5]
+    assert functions(found)["cuMemAlloc"]["calls"] == 3
+    assert [d["ref"] for d in found["diag"]] == [f"{tmp_path}/gone"]
+    # On a pipe there is no folder, but the segments may follow.
+    data = b"".join((tmp_path / name).read_bytes() for name in ("t.mp", "t.mp.2", "t.mp.5"))
+    done = run("--json", data=data)
+    assert done.returncode == 0 and [line.split()[2] for line in done.stderr.splitlines()] == [b"gone:", b"t.mp:"]
+
+
+def test_a_segment_that_only_tells_of_a_process_is_none(tmp_path):
+    tells = forge.trace(records.make("child", pid=2, how="spawn"), pid=2, argv=[])
+    found = summed(forge.trace(*APIS, pid=1), tells)
+    assert [p["pid"] for p in found["process"]] == [1]
+
+
+def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
+    data = forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)])))
+    (tmp_path / "a.mp").write_bytes(data[:-5])
+    (tmp_path / "b.mp").write_bytes(data)
+    done = run("--json", tmp_path / "a.mp", tmp_path / "absent.mp", tmp_path / "b.mp")
+    assert done.returncode == 4
+    errors = done.stderr.decode().splitlines()
+    assert len(errors) == 2 and "a.mp+0x" in errors[0] and errors[1].endswith("absent.mp: No such file or directory")
+    found = by_kind(done.stdout)
+    assert functions(found)["cuMemAlloc"]["calls"] == 2
+    assert [p.get("status") for p in found["process"]] == [None, 0]
+    assert run(tmp_path / "a.mp").returncode == 3
+
+
+def test_functions_are_bounded():
+    ids = [(5, 1, i, 0) for i in range(1, 9000)]
+    done = run("--json", data=forge.pack(forge.trace(forge.calls(ids))))
+    assert done.returncode == 3 and b"of over 8192 functions" in done.stderr
+
+
+def test_a_fault_of_a_killed_process_does_not_hide_the_others(tmp_path):
+    ids = [(5, 1, i, 0) for i in range(1, 9000)]
+    (tmp_path / "a.mp").write_bytes(forge.pack(forge.trace(forge.calls(ids), end=False)))
+    (tmp_path / "b.mp").write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]), pid=2)))
+    done = run("--json", tmp_path / "a.mp", tmp_path / "b.mp")
+    assert done.returncode == 3
+    assert done.stderr.decode() == f"gpt-analyze: error: {tmp_path}/a.mp: calls: of over 8192 functions\n"
+    assert functions(by_kind(done.stdout))["cuMemAlloc"]["calls"] == 1
+
+
+def read_terminal(file):
+    """All that is written to a terminal, until nobody has it open any more."""
+    parts = []
+    with suppress(OSError):  # EIO is its end
+        while part := os.read(file, 1 << 16):
+            parts.append(part)
+    os.close(file)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
+    kernel = records.make("function", id=1, name="_Z6matmulIfEvPT_PKS0_i")
+    evil = records.make("function", id=2, name="\x1b[31m" + "x" * 500)
+    rows = [(5, 10, 1, 0), (6, 0, 1, 0), (7, 9, 1, 2), (8, 9_876_543_210, 5, 0)]
+    times = forge.gpu_times([(5, 1000, 4, 1)])
+    counts = forge.launches({1: 3, 2: 1})
+    copies = forge.calls([(90, 5, 2, 0, 1, 2, 4096, 0)], forge.MEMORY)
+    segment = forge.trace(*APIS, kernel, evil, forge.calls(rows), copies, times, counts, argv=["python3", "a b.py"])
+    more = [records.make("function", id=10 + i, name=f"k{i}") for i in range(40)]
+    other = forge.trace(*more, forge.launches({10 + i: 1 for i in range(40)}), end=False, pid=77)
+    for width in (60, 80, 200):
+        ours, theirs = os.openpty()
+        env = {**os.environ, "COLUMNS": str(width), "TERM": "dumb"}
+        (tmp_path / "in").write_bytes(forge.pack(segment, other))
+        with open(tmp_path / "in", "rb") as stdin, open(tmp_path / "err", "wb") as stderr:
+            done = subprocess.Popen(["gpt-analyze", "summary"], stdin=stdin, stdout=theirs, stderr=stderr, env=env)
+            os.close(theirs)
+            text = read_terminal(ours)
+        assert (done.wait(), (tmp_path / "err").read_bytes()) == (0, b"")
+        assert text.replace("\n", "").isprintable()
+        lines = text.splitlines()
+        if width > 60:
+            assert max(map(len, lines)) <= width
+            assert any("python3 'a b.py'" in line and line.split()[-1] == "0" for line in lines)
+            assert any("matmul<float>(float*" in line and "1.00us" in line for line in lines)
+        assert any(line.endswith("no end") for line in lines)
+        assert any("9.88s" in line for line in lines)
+        assert "1 calls did not return; the times are those of the others" in lines
+        assert "and 12 more kernels, launched 12 times" in lines
+
+
+def test_a_table_of_wrong_records_is_no_fault():
+    strange = [{"kind": kind, "name": 5} for kind in ("process", "timing", "transfer", "launched")]
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        ["gpt-analyze", "summary"], input=forge.pack(forge.trace(*strange)), stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+SAMPLE = forge.pack(
+    forge.trace(
+        *APIS,
+        forge.calls([(5, 10, 1, 0), (6, 3, 4, 1)]),
+        forge.calls([forge.launch(9, 1, 4, 1)], forge.LAUNCH),
+        forge.gpu_times([(100, 50, 4, 2)]),
+        records.make("function", id=1, name="_Z1av"),
+        records.make("clock", monotonic=5, tsc=7),
+        forge.launches({1: 5}),
+        tsc=1,
+        tsc_hz=10**9,
+    )
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
+def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+    data = bytearray(SAMPLE)
+    for at, value in changes:
+        data[at : at + len(value)] = value
+    for command in (["summary", "--json"], ["events", "--json"]):
+        done = subprocess.run(["gpt-analyze", *command], input=bytes(data), capture_output=True, timeout=60)
+        assert done.returncode in (0, 3), done.stderr
+        lines = done.stderr.decode().splitlines()
+        assert len(lines) == (done.returncode == 3), lines
+        assert b"internal" not in done.stderr
+
+
+def test_the_wildest_rows_are_no_fault():
+    rows = []
+    for field, code in enumerate("QQIiQQQQ"):
+        for value in (0, 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
+            row = [5, 10, 1, 0, 1, 2, 3, 4]
+            row[field] = value & {"Q": (1 << 64) - 1, "I": (1 << 32) - 1, "i": (1 << 31) - 1}[code]
+            rows.append(tuple(row))
+    calls = forge.calls(rows, forge.MEMORY)
+    for header in ({}, {"tsc": 1 << 63, "tsc_hz": 1}):
+        for command in ("summary", "events"):
+            data = forge.pack(forge.trace(*APIS, calls, **header))
+            done = subprocess.run(["gpt-analyze", command, "--json"], input=data, capture_output=True, timeout=60)
+            assert (done.returncode, done.stderr) == (0, b"")
+            assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines())

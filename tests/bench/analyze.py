@@ -1,0 +1,130 @@
+"""How fast traces are summed up: a trace of ten million calls, on one core, forged as gpt-hook writes it.
+
+    python -m tests.bench.analyze [--calls N] [--events]
+
+Eight threads take turns chunk by chunk, with the mix of calls of a PyTorch decode loop: launches, queries of the
+driver, some copies and waits, 27 functions and 200 kernels in all. Beside the summary stands what reading alone
+takes (every record of the same file, looked at by nobody), so that the figure tells what of it is analysis.
+The exit status is 1 if a bound was missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from gpt import records, stream
+from tests.bench.run import measure, median
+from tests.trace import forge
+
+CALLS = 10_000_000
+THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
+RUNS = 3
+SECONDS, MEMORY = 5.0, 256e6  # bounds, for CALLS calls
+READ = "import sys; from gpt import stream; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
+
+MIX = (  # layout, functions, batches of a round: 512 calls each
+    (forge.LAUNCH, ("cuLaunchKernel", "cuLaunchKernelEx"), 5),
+    (forge.CALL, tuple(f"cuCtxGet{i}" for i in range(15)), 8),
+    (forge.OBJECT, ("cuStreamSynchronize", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"), 3),
+    (forge.MEMORY, ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuMemAlloc", "cuMemFree",
+                    "cuMemsetD8Async"), 4),
+)  # fmt: skip
+
+
+def make_rows(layout: dict[str, str], apis: list[int], random: np.random.Generator) -> np.ndarray:
+    """A batch of calls of these functions; `start` counts from 0 and is moved on for each use."""
+    names = [name for name in layout if name != "pad"]
+    fields = forge.layout_of(layout)
+    formats = [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields["fields"]]
+    offsets = [f["offset"] for f in fields["fields"]]
+    dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": fields["stride"]})
+    rows = np.zeros(BATCH, dtype)
+    rows["duration"] = random.lognormal(8, 1.5, BATCH) + 1
+    rows["start"] = np.cumsum(rows["duration"] + 500)
+    rows["api"] = random.choice(apis, BATCH)
+    if "bytes" in names:
+        rows["bytes"] = random.integers(1, 1 << 20, BATCH)
+    if "function" in names:
+        rows["function"] = random.integers(1, KERNELS + 1, BATCH)
+        rows["grid_x"], rows["block_x"] = 100, 256
+    return rows
+
+
+def write_trace(path: Path, calls: int) -> None:
+    """A whole trace of `calls` calls."""
+    random = np.random.default_rng(1)
+    functions = [name for _, names, _ in MIX for name in names]
+    ids = {name: number for number, name in enumerate(functions, 1)}
+    batches = []
+    for layout, names, weight in MIX:
+        batches += [(layout, make_rows(layout, [ids[n] for n in names], random)) for _ in range(weight)]
+    header = forge.trace(tsc=1000, tsc_hz=HZ)[0]
+    kernels = [records.make("function", id=i, name=f"_Z6kernelIfLi{i}EEvPT_PKS0_i") for i in range(1, KERNELS + 1)]
+    apis = [forge.api(ids[name], name) for name in functions]
+    pending = [stream.pack(record) for record in (header, *kernels, *apis)]
+    now, written, turn = [2000] * THREADS, 0, 0
+    with open(path, "wb") as file:
+        while written < calls:
+            thread = turn % THREADS
+            clock = records.make("clock", monotonic=(now[thread] - 1000) * 10**9 // HZ, tsc=now[thread])
+            pending.append(stream.pack(clock))
+            size = sum(map(len, pending))
+            while written < calls:
+                layout, rows = batches[random.integers(len(batches))]
+                rows = rows[: calls - written].copy()
+                rows["start"] += np.uint64(now[thread])
+                call = records.make("calls", thread=1000 + thread, **forge.layout_of(layout), rows=rows.tobytes())
+                size += len(data := stream.pack(call))
+                if size > forge.ROOM:
+                    break
+                now[thread] = int(rows["start"][-1]) + 5000
+                written += len(rows)
+                pending.append(data)
+            file.write(forge.chunk(b"".join(pending)))
+            pending.clear()
+            turn += 1
+        counts = forge.launches(dict.fromkeys(range(1, KERNELS + 1), written // KERNELS // 4))
+        file.write(forge.chunk(stream.pack(counts) + stream.pack(records.make("end", records=0, status=0))))
+
+
+def check(trace: Path, calls: int) -> None:
+    """Raises SystemExit where the summary does not count what was written."""
+    done = subprocess.run(["gpt-analyze", "summary", "--json", trace], capture_output=True, check=True, text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    counts = [record["calls"] for record in found if record["kind"] == "process"]
+    parts = [record["calls"] for record in found if record["kind"] == "timing" and "name" in record]
+    if counts != [calls] or sum(parts) != calls:
+        raise SystemExit(f"bench: error: {counts} calls, {sum(parts)} of functions, where {calls} were made")
+
+
+def main() -> int:
+    """Forges the trace, measures, prints; returns the exit status."""
+    calls = int(sys.argv[sys.argv.index("--calls") + 1]) if "--calls" in sys.argv else CALLS
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "t.mp")
+        write_trace(trace, calls)
+        check(trace, calls)
+        print(f"{calls:,} calls, {trace.stat().st_size / calls:.1f} bytes each, one core, median of {RUNS}")
+        ways = {"reading": [sys.executable, "-c", READ, trace], "summary": ["gpt-analyze", "summary", trace]}
+        if "--events" in sys.argv:
+            ways["events"] = ["gpt-analyze", "events", "--json", trace]
+        found = {name: [measure(*command) for _ in range(RUNS)] for name, command in ways.items()}
+    for name, runs in found.items():
+        seconds, rss = median(runs, "seconds"), max(run["rss"] for run in runs)
+        print(f"{name:8} {seconds:6.2f} s {median(runs, 'cpu'):6.2f} s CPU {rss / 1e6:6.0f} MB")
+    allowed = SECONDS * max(1.0, calls / CALLS)
+    held = median(found["summary"], "cpu") <= allowed and max(r["rss"] for r in found["summary"]) <= MEMORY
+    print(f"bound: {allowed:.0f} s CPU, {MEMORY / 1e6:.0f} MB: {'held' if held else 'MISSED'}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+#!/bin/sh
+# Negativa-ML's own example through gpt-negativa, its commands and files as its README has them: a library of two
+# kernels, one of them used. On the simulated device, which runs nothing: the program says so and ends with 1.
+set -eu
+command -v jq >/dev/null || { echo "no jq"; exit 77; }
+PATH=$PYTHONPATH/bin:$PATH
+gpt-hook check >/dev/null 2>&1 || test $? -ne 4 || { echo "no gpt-hook: make runtime"; exit 77; }
+python3 -m tests.demo.build .
+used=_Z12matrixMulGPUPKfS0_Pfi
+
+gpt-negativa debloat --arch sm_90 --device sim -- "$PWD/main" matmul 2>err
+grep -q "the command ended with status 1" err
+jq -e --arg used $used '.detected_kernels == [$used]' nml_workspace/trace.json
+jq -e --arg path "$PWD/libdemo.so" '.loaded_sos | index($path)' nml_workspace/trace.json
+test "$(ls nml_workspace/spans)" = libdemo.so.json
+jq -e --arg path "$PWD/libdemo.so" '.so_path == $path and (.spans | length == 5)' nml_workspace/spans/libdemo.so.json
+
+gpt-negativa reconstruct \
+  --span-path nml_workspace/spans/libdemo.so.json \
+  --output-dir ./reconstructed
+cuobjdump=$(python3 -m tests.cuda cuobjdump)
+"$cuobjdump" -lelf -lptx reconstructed/libdemo.so 2>/dev/null >list
+echo 'ELF file    1: libdemo.1.sm_90.cubin' | diff - list
+test "$(wc -c <reconstructed/libdemo.so)" -eq "$(wc -c <libdemo.so)"
+jq -r '.spans[] | "\(.start) \(.end - .start)"' nml_workspace/spans/libdemo.so.json | while read -r start size; do
+    tail -c +$((start + 1)) reconstructed/libdemo.so | head -c "$size" | tr -d '\001' | wc -c | grep -qx '[ ]*0'
+done
+
+# The same by parts, with short options; a relative executable; an environment of its own.
+gpt-negativa trace -o w/report.json --device sim -l /lib/ld.so -e LD_LIBRARY_PATH=. A=1 -- ./main matmul 2>err || cat err
+gpt-negativa locate --report-path w/report.json -c /no/cuobjdump --output-dir w/s --arch=sm_90
+cmp w/s/libdemo.so.json nml_workspace/spans/libdemo.so.json
+gpt-negativa reconstruct -s w/s/libdemo.so.json -o w/r
+cmp w/r/libdemo.so reconstructed/libdemo.so
+
+# Another's report, of a machine that is not this one; and one that does not say which devices it is for.
+jq -n --arg used $used --arg path "$PWD/libdemo.so" '{loaded_sos: [$path], detected_kernels: [$used]}' >theirs.json
+gpt-negativa locate -r theirs.json -o theirs --arch sm_90
+cmp theirs/libdemo.so.json nml_workspace/spans/libdemo.so.json
+
+# Word for word: without an argument the demo's program only says how it is used, and no kernel is.
+rm -r nml_workspace
+gpt-negativa debloat --arch sm_90 -- "$PWD/main" 2>err
+grep -q "never used the CUDA driver" err
+jq -e '.detected_kernels == []' nml_workspace/trace.json
+jq -e '.spans | length == 6' nml_workspace/spans/libdemo.so.json
+
+expect() { # STATUS WORDS COMMAND...
+    status=0
+    wanted=$1 words=$2
+    shift 2
+    "$@" >out 2>err || status=$?
+    test $status -eq "$wanted" || { echo "$*: $status"; cat err; exit 1; }
+    grep -q -e "$words" err || { cat err; exit 1; }
+    test "$(grep -c error: err)" -eq 1
+}
+expect 2 "is none of" gpt-negativa frobnicate
+expect 2 "locate wants" gpt-negativa locate
+expect 2 "no option" gpt-negativa locate --loader-path x
+expect 2 "wants a value" gpt-negativa locate -r
+expect 2 "no COMMAND" gpt-negativa debloat --
+expect 4 "No such file" gpt-negativa reconstruct -s nothing.json -o out
+expect 4 "No such file" gpt-negativa locate -r nothing.json
+expect 127 "" gpt-negativa debloat -- ./nothing

@@ -1,0 +1,131 @@
+#!/bin/sh
+# gpt-debloat on the simulated device: slim libraries elsewhere, in place, and back; runs united; runs compared.
+set -eu
+PATH=$PYTHONPATH/bin:$PATH
+gpt-hook check >/dev/null 2>&1 || test $? -ne 4 || { echo "no gpt-hook: make runtime"; exit 77; }
+python3 -m tests.demo.build lib
+export XDG_STATE_HOME="$PWD/state"
+sum() { sha256sum <"$1"; }
+original=$(sum lib/libdemo.so)
+
+# A program that loads the library and looks a kernel up: what the simulated device can do.
+cat >use <<'EOF'
+#!/usr/bin/env python3
+import ctypes, os, sys
+driver = ctypes.CDLL("libcuda.so.1")
+library, context, module, kernel = ctypes.CDLL(sys.argv[1]), *(ctypes.c_void_p() for _ in range(3))
+assert driver.cuInit(0) == 0
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxSetCurrent(context) == 0
+getattr(library, "demo_" + sys.argv[2])()
+if sys.argv[3:] == ["size"]:
+    print(os.path.getsize(os.path.realpath(sys.argv[1])))
+elif sys.argv[3:] == ["where"]:
+    print({line.split()[-1] for line in open("/proc/self/maps") if "libdemo" in line})
+else:
+    print("done")
+EOF
+chmod +x use
+
+# Elsewhere: the report, and the library that is smaller. The PTX of the used kernel is left.
+gpt-debloat --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
+grep -qx "done" out
+grep -q "no kernel used" out
+test "$(gpt-extract --json slim/libdemo.so | grep -c '"kind": "element"')" -eq 1
+test "$(sum lib/libdemo.so)" = "$original"
+
+# Traces of two runs united keep both kernels; --arch instead of the device keeps cubins.
+gpt-hook run -o matmul.mp --device sim -- ./use ./lib/libdemo.so matmul >/dev/null 2>&1
+gpt-hook run -o fill.mp --device sim -- ./use ./lib/libdemo.so fill >/dev/null 2>&1
+gpt-debloat -o both --traces matmul.mp fill.mp --arch sm_90 --granularity kernel >out
+test "$(gpt-extract --json both/libdemo.so | grep -c '"kind": "element"')" -eq 2
+gpt-debloat -n -o nothing --traces matmul.mp >out
+test ! -e nothing
+
+# In place, with a check, and back. Nothing is left behind.
+gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
+grep -q "check: same status (0), same output" out
+test "$(sum lib/libdemo.so.gpt-orig)" = "$original"
+test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
+gpt-debloat --restore | grep -qx "libraries restored: 1"
+test "$(sum lib/libdemo.so)" = "$original"
+test ! -e lib/libdemo.so.gpt-orig
+
+# Both runs read the same file as standard input.
+seq 3 >numbers
+gpt-debloat --apply --check --device sim -- sh -c './use ./lib/libdemo.so matmul && cat' <numbers >out 2>err
+grep -q "check: same status (0), same output (11 bytes)" out
+gpt-debloat --restore >out
+
+# A program that says something else with the new library: told, and undone.
+status=0
+gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul size >out 2>err || status=$?
+test $status -eq 1
+grep -q "its output differs; the originals are back" err
+test "$(sum lib/libdemo.so)" = "$original"
+
+# A program that fails: nothing is applied.
+status=0
+gpt-debloat --apply --device sim -- sh -c "./use ./lib/libdemo.so matmul; exit 3" >out 2>err || status=$?
+test $status -eq 1
+grep -q "ended with status 3: nothing is applied" err
+test "$(sum lib/libdemo.so)" = "$original"
+
+# A whole folder, with a copy that nobody loaded, a link to it and a backup of before; the copy is read-only.
+mkdir -p env/deep
+cp lib/libdemo.so env/deep/libdemo.so
+chmod 444 env/deep/libdemo.so
+ln -s deep/libdemo.so env/libdemo.so
+cp lib/libdemo.so env/libother.so
+gpt-debloat --apply --traces matmul.mp -r env >out
+test -L env/libdemo.so
+test "$(sum env/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
+test "$(stat -c %a env/deep/libdemo.so)" = 444
+gpt-debloat --traces matmul.mp -r env -o tree >out
+test "$(sum "tree$PWD/env/libother.so")" = "$(sum slim/libdemo.so)"
+gpt-debloat --restore -r env | grep -qx "libraries restored: 2"
+test "$(sum env/deep/libdemo.so)" = "$original"
+test "$(find env -type f | wc -l)" -eq 2
+
+# A wheel becomes a wheel.
+mkdir wheels
+(cd env && python3 -m zipfile -c ../wheels/env-1-py3-none-any.whl libother.so deep/)
+gpt-debloat --traces matmul.mp -r wheels -o new >out
+python3 -m zipfile -e "new$PWD/wheels/env-1-py3-none-any.whl" new/x
+test "$(sum new/x/libother.so)" = "$(sum slim/libdemo.so)"
+test "$(sum new/x/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
+
+if gpt-hook run --help | grep -q -e --replace; then
+    gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
+    grep -q "check: same status (0), same output" out
+    status=0
+    gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>err || status=$?
+    test $status -eq 1
+    grep -q "^+.*/slim/libdemo.so" err
+fi
+
+expect() { # STATUS WORDS COMMAND...
+    status=0
+    wanted=$1 words=$2
+    shift 2
+    "$@" >out 2>err || status=$?
+    test $status -eq "$wanted" || { echo "$*: $status"; cat err; exit 1; }
+    grep -q -e "$words" err || { cat err; exit 1; }
+    test "$(grep -c error: err)" -eq 1
+}
+expect 2 "name a COMMAND" gpt-debloat
+expect 2 "there is no option '--frobnicate'" gpt-debloat --frobnicate
+expect 2 "wants a value" gpt-debloat -o
+expect 2 "goes with no -o" gpt-debloat --apply -o x true
+expect 2 "is for --check" gpt-debloat --traces matmul.mp -- true
+expect 1 "never used the CUDA driver" gpt-debloat --device sim true
+expect 127 "" gpt-debloat ./nothing
+rm -r state
+expect 4 "nothing was applied" gpt-debloat --restore
+head -c 100 matmul.mp >torn.mp
+status=0
+gpt-debloat -o torn --traces torn.mp 2>err || status=$?
+test $status -eq 1
+grep -q "truncated" err
+test -z "$(ls torn 2>/dev/null)"
+test -z "$(find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'tmp.*' -newer torn.mp)"

@@ -1,0 +1,51 @@
+"""--ioctl with the real driver: its escapes have names, and parents where a driver call made them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from gpt import stream
+from tests.runtime import hooked
+
+SOURCE = """
+int main(void) {
+    begin();
+    uint64_t memory;
+    int (*allocate)(uint64_t *, size_t) = dlsym(driver, "cuMemAlloc_v2");
+    OK(allocate(&memory, (size_t)64 << 20));
+}
+"""
+
+
+def main() -> None:
+    """Prints how often each escape was called; exits with 1 where the expected ones are missing."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = hooked.compile_c(folder / "client", SOURCE)
+        done = hooked.run(folder / "t.mp", program, options=("--ioctl",), device="real")
+        if done.returncode:
+            sys.exit(done.stderr)
+        with open(folder / "t.mp", "rb") as file:
+            records = list(stream.read_records(file, "t.mp"))
+        subprocess.run(
+            ["cp", folder / "t.mp", Path(os.environ.get("GPT_GPU_OUT", name)) / "hook_ioctl.mp"], check=False
+        )
+    calls = [r for r in records if r["kind"] == "ioctl"]
+    names = Counter(r["name"] for r in calls)
+    for escape, count in names.most_common():
+        print(f"{count:6} {escape}")
+    parents = sum("parent" in r for r in calls)
+    unnamed = sum(count for escape, count in names.items() if escape.startswith("0x"))
+    print(f"{len(calls)} calls, {parents} within a driver call, {unnamed} without a name")
+    expected = {"NV_ESC_RM_CONTROL", "NV_ESC_RM_ALLOC", "UVM_INITIALIZE"}
+    if not expected <= names.keys() or parents < 0.9 * len(calls) or unnamed > 0.1 * len(calls):
+        sys.exit("hook_ioctl: wrong")
+
+
+if __name__ == "__main__":
+    main()

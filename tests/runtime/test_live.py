@@ -1,0 +1,344 @@
+"""Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever becomes of anybody."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpt import stream
+from gpt.debloat.used import read_used
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+from tests.runtime.test_gpu_time import WORK
+from tests.runtime.test_trace import FORK, LOOP, THREADS
+
+# Launches when it is told to by a line, and says so.
+TOLD = r"""
+int main(void) {
+    char line[100];
+    begin();
+    void *f = kernel("foo");
+    while (fgets(line, sizeof(line), stdin)) {
+        for (int i = 0; i < atoi(line); i++)
+            launch(f);
+        puts("done"), fflush(stdout);
+    }
+    return 7;
+}
+"""
+
+ASKS = "for (int i = 0, version; i < 1000; i++)\n cuDriverGetVersion(&version);\n return NULL"
+
+
+def live(output, *args, options=("--calls", "all"), **more) -> subprocess.Popen:
+    line = hooked.command("run", "-o", output, "--device", "sim", *options, "--", *args)
+    return subprocess.Popen(line, **more)
+
+
+@pytest.fixture(autouse=True)
+def private(tmp_path, monkeypatch):
+    """The folder for the helper's folders: nothing may stay in it."""
+    folder = tmp_path / "private %p"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    deadline = time.monotonic() + 10
+    while os.listdir(folder):
+        assert time.monotonic() < deadline, list(folder.rglob("*"))
+        time.sleep(0.02)
+
+
+def read(data: bytes) -> list[dict]:
+    return list(stream.read_records(io.BytesIO(data), "stream"))
+
+
+def segments(records: list[dict]) -> list[list[dict]]:
+    """The records of each segment; `end` counts what is in it."""
+    found = []
+    for record in records:
+        if record["kind"] == "header":
+            found.append([])
+        found[-1].append(record)
+    for segment in found:
+        if segment[-1]["kind"] == "end":
+            assert segment[-1]["records"] == len(segment) - 2
+    return found
+
+
+def launches(records: list[dict]) -> dict[str, int]:
+    names = {r["id"]: r["name"] for r in records if r["kind"] == "function"}
+    found = Counter()
+    for record in records:
+        if record["kind"] == "launches":
+            for row in hooked.rows(record):
+                found[names[row["function"]]] += row["count"]
+    return dict(found)
+
+
+def calls(records: list[dict]) -> list[dict]:
+    """The rows of all calls; each after the records that it refers to."""
+    apis, found = {}, []
+    for record in records:
+        if record["kind"] == "api":
+            apis[record["id"]] = record
+        if record["kind"] == "calls":
+            told = {"thread": record["thread"]}
+            found += [row | told | {"name": apis[row["api"]]["name"]} for row in hooked.rows(record)]
+    return found
+
+
+def test_a_stream_tells_what_a_file_does(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", THREADS, "-DROUNDS=2", "-DAT_ONCE=4")
+    assert hooked.run(tmp_path / "t.mp", program).returncode == 0
+    process = live("-", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    trace, records = Trace(tmp_path / "t.mp"), read(out)
+    (segment,) = segments(records)
+    assert (segment[0]["pid"], segment[0]["argv"]) == (process.pid, [str(program)])
+    assert segment[-1]["kind"] == "end"
+    found = calls(records)
+    assert Counter(call["name"] for call in found) == trace.names
+    assert all(call["duration"] for call in found) and len({(c["start"], c["thread"]) for c in found}) == len(found)
+    assert launches(records) == trace.launches
+    for kind in ("library", "module", "function", "device"):
+        assert sum(r["kind"] == kind for r in records) == len(trace.of(kind)), kind
+
+
+def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), "-DROUNDS=5000")
+    process = live("-", program, options=["--gpu-time"], stdout=subprocess.PIPE)
+    records = read(process.communicate()[0])
+    assert process.returncode == 0 and len(segments(records)) == 1
+    apis, timed, counted = {}, Counter(), Counter()
+    for record in records:
+        if record["kind"] == "api":
+            apis[record["id"]] = record["name"]
+        elif record["kind"] in ("gpu_times", "counts"):
+            for row in hooked.rows(record):
+                if record["kind"] == "counts":
+                    counted[apis[row["api"]]] += row["count"]
+                else:
+                    timed[apis[row["api"]]] += 1
+    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * 5000)
+    assert counted["cuDriverGetVersion"] == 4 * 1000
+
+
+def test_output_of_the_program_goes_to_standard_error(tmp_path):
+    process = live("-", "sh", "-c", "echo $$; exit 3", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (3, f"{process.pid}\n".encode())
+    header, end = read(out)  # nothing met the driver: a segment all the same
+    assert header["tool"] == "gpt-hook" and header["argv"] == ["sh", "-c", "echo $$; exit 3"]
+    assert (end["kind"], end["records"]) == ("end", 0)
+
+
+def test_records_come_while_the_program_runs(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    # Into a stage that is there: what it passes on, it passes on at once.
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with live("-", program, **pipe) as process:
+        records = stream.read_records(process.stdout, "live")
+        seen, waits = 0, []
+        for count in (1, 3, 700, 20000):
+            process.stdin.write(b"%d\n" % count), process.stdin.flush()
+            assert process.stderr.readline() == b"done\n"
+            start, kinds = time.monotonic(), []
+            while not (seen == count and kinds[-1] == "sync"):
+                record = next(records)
+                kinds.append(record["kind"])
+                if record["kind"] == "calls":
+                    seen += sum("grid_x" in row for row in hooked.rows(record))
+            waits.append(time.monotonic() - start)
+            seen = 0
+        assert min(waits) < 0.15 and max(waits) < 2, waits  # the machine may be busy
+        process.stdin.close()
+        assert [r["kind"] for r in records][-1] == "end"
+    assert process.returncode == 7
+
+
+def test_fifo(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    program = hooked.compile_c(tmp_path / "client", LOOP.replace("launch(f); }", 'launch(f); puts("done"); }'))
+    reader = subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE)
+    process = live(tmp_path / "fifo", program, "1000", stdout=subprocess.PIPE)
+    assert process.communicate()[0] == b"done\n" and process.returncode == 0
+    out, _ = reader.communicate()
+    assert len(segments(read(out))) == 1 and launches(read(out)) == {"foo": 1000}
+
+
+def test_command(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", LOOP.replace("launch(f); }", 'launch(f); puts("done"); }'))
+    process = live(f"|cat >{tmp_path}/%p; echo said", program, "1000", stdout=subprocess.PIPE)
+    assert process.communicate()[0] == b"done\nsaid\n" and process.returncode == 0
+    assert launches(read((tmp_path / "%p").read_bytes())) == {"foo": 1000}
+
+
+def test_a_stage_reads_it(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", LOOP)
+    done = subprocess.run(
+        f"{hooked.runtime()}/gpt-hook run -o - --device sim -- {program} 100 | gpt-locate --json --used /dev/stdin"
+        f" /dev/null; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+    )
+    assert "empty: no segment" in done.stderr and "/dev/null" in done.stderr  # it took the trace, and no library
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_children_come_one_after_the_other(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", FORK)
+    process = live("-", program, "x", stdout=subprocess.PIPE)
+    found = segments(read(process.communicate()[0]))
+    assert found[0][0]["pid"] == process.pid and launches(found[0]) == {"foo": 2}
+    assert len(found) == 4 and all(launches(s) == {"bar": 1} and s[-1]["kind"] == "end" for s in found[1:])
+    assert not any("path" in r for s in found for r in s if r["kind"] == "child")
+
+
+def test_killed_processes_are_interrupted_segments(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", FORK)
+    process = live("-", program, "x", "y", stdout=subprocess.PIPE)  # its children abort
+    (tmp_path / "live.mp").write_bytes(process.communicate()[0])
+    found = segments(read((tmp_path / "live.mp").read_bytes()))
+    assert [s[-1]["kind"] == "end" for s in found] == [True, False, False, False]
+    assert all(launches(s) == {"bar": 1} for s in found[1:])
+    used = read_used([tmp_path / "live.mp"], allow_incomplete=False)
+    assert set(used.names) == {"foo", "bar"} and len(used.warnings) == 1
+    assert not any("path" in r for s in found for r in s if r["kind"] == "child")
+
+
+def test_kill_loses_nothing(tmp_path):
+    program = hooked.compile_c(
+        tmp_path / "client", TOLD.replace("puts(", "kill(getpid(), 9), puts("), "-includesignal.h"
+    )
+    process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    out, _ = process.communicate(b"54321\n")
+    assert process.returncode == -signal.SIGKILL
+    (segment,) = segments(read(out))
+    assert launches(segment) == {"foo": 54321} and segment[-1]["kind"] != "end"
+    assert sum(call["name"] == "cuLaunchKernel" for call in calls(segment)) == 54321
+
+
+DAEMON = r"""
+#include <fcntl.h>
+int main(void) {
+    begin();
+    if (fork())
+        return 0;
+    setsid();
+    if (fork())
+        _exit(0);
+    for (int i = 0; i < 100; i++)
+        close(i);
+    usleep(700000);
+    void *context;
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    launch(kernel("bar"));
+    usleep(300000);
+}
+"""
+
+
+def test_a_daemon_is_waited_for(tmp_path):
+    process = live("-", hooked.compile_c(tmp_path / "client", DAEMON), stdout=subprocess.PIPE)
+    start = time.monotonic()
+    assert process.wait() == 0 and time.monotonic() - start < 0.6
+    found = segments(read(process.stdout.read()))
+    assert [launches(s) for s in found] == [{}, {"bar": 1}] and time.monotonic() - start > 0.9
+
+
+def test_a_reader_that_goes_away_harms_nobody(tmp_path):
+    program = hooked.compile_c(
+        tmp_path / "client",
+        LOOP.replace(
+            "launch(f); }", "launch(f); usleep(300000); fork(); for (int i = 0; i < 30000; i++) launch(f); return 5; }"
+        ),
+    )
+    process = live("-", program, "30000", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert len(process.stdout.read(1000)) == 1000
+    process.stdout.close()
+    assert (process.wait(), process.stderr.read()) == (5, b"")
+
+
+def test_a_slow_reader_does_not_stop_the_program(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", LOOP)
+    process = live("-", program, "100000", stdout=subprocess.PIPE)
+    assert process.wait(30) == 0  # nobody has read yet
+    assert launches(read(process.stdout.read())) == {"foo": 100000}
+
+
+def test_what_was_read_leaves_the_disk(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"600000\n"), process.stdin.flush()
+    assert process.stdout.readline() == b"done\n"
+    (path,) = private.glob("*/*")
+    deadline = time.monotonic() + 20
+    while path.stat().st_blocks * 512 > 5 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert path.stat().st_size > 30 << 20
+    process.stdin.close()
+    assert process.wait() == 7
+
+
+def test_a_terminal_is_refused(tmp_path):
+    ours, theirs = pty.openpty()
+    process = live("-", "true", stdout=theirs, stderr=subprocess.PIPE)
+    assert process.communicate()[1] == b"gpt-hook: error: -o -: standard output is a terminal\n"
+    assert process.returncode == 2
+    os.close(ours), os.close(theirs)
+
+
+def test_a_full_disk_behind_the_stream(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", LOOP)
+    with open("/dev/full", "wb") as full:
+        process = live("-", program, "1000", stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate()
+    assert process.returncode == 0
+    assert err == b"gpt-hook: error: -: No space left on device; the stream ends\n"
+
+
+def test_a_helper_that_is_stopped_tidies_up(tmp_path):
+    process = live("-", "sleep", "0.5", stdout=subprocess.PIPE)
+    time.sleep(0.2)
+    pipe = f"pipe:[{os.fstat(process.stdout.fileno()).st_ino}]"
+
+    def writes_to_us(folder):
+        try:
+            return int(folder.name) != os.getpid() and pipe in [os.readlink(file) for file in (folder / "fd").iterdir()]
+        except OSError:  # it is gone
+            return False
+
+    (helper,) = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if writes_to_us(folder)]
+    os.kill(helper, signal.SIGTERM)
+    assert process.stdout.read() == b"" and process.wait() == 0
+
+
+def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    source = hooked.ROOT / "runtime"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"']
+    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    files = [source / "hook" / "launcher.c", *(source / "follow").glob("*.c")]
+    built = subprocess.run(["gcc", *flags, *files, "-o", folder / "gpt-hook"], capture_output=True)
+    if built.returncode:
+        pytest.skip("no sanitizer")
+    monkeypatch.setenv("GPT_RUNTIME", str(hooked.runtime()))
+    many = 'void *f = kernel("foo"); for (int i = 0; i < 70000; i++) launch(f);'
+    program = hooked.compile_c(tmp_path / "client", FORK.replace('launch(kernel("foo"));', many, 1))
+    line = [folder / "gpt-hook", "run", "-o", "-", "--device", "sim", "--", program, "x"]
+    done = subprocess.run(line, capture_output=True, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = segments(read(done.stdout))
+    assert len(found) == 4 and launches(found[0]) == {"foo": 70001}

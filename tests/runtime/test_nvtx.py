@@ -1,0 +1,232 @@
+"""NVTX ranges and marks, of a program that plays NVTX itself, of NVIDIA's headers, and of the Python package."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import cuda
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+ABI = hooked.ROOT / "runtime" / "nvtx_abi.h"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """A folder with NVIDIA's NVTX headers (include/nvtx3) and the Python package nvtx."""
+    folder = tmp_path_factory.mktemp("wheels")
+    line = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+    names = ["nvidia-nvtx==13.5.25", "nvtx==0.2.17"]
+    if subprocess.run([*line, *names], capture_output=True, check=False, timeout=100).returncode:
+        pytest.skip("the wheels cannot be had")
+    for wheel in folder.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder)
+    next(folder.rglob("nvtx3")).parent.rename(folder / "include")
+    return folder
+
+
+def told(trace: Trace) -> list[tuple]:
+    """What the records say, in order: type or end, domain, name; ranges that ended have their range's name."""
+    found, names = [], {}
+    for record in trace.records:
+        if record["kind"] == "range":
+            found.append((record["type"], record.get("domain"), record.get("name")))
+            names[record.get("id")] = record
+        elif record["kind"] == "range_end":
+            begun = names[record["id"]]
+            assert begun["start"] <= record["end"]
+            found.append(("end", begun.get("domain"), begun.get("name")))
+    return found
+
+
+# What NVTX's own code does: finds the injection, hands it its tables, and calls through them.
+PLAYED = r"""
+#include <wchar.h>
+#include "nvtx_abi.h"
+#define F(table, name, type, ...) ((type (*)())table[NVTX_CBID_##name])(__VA_ARGS__)
+static nvtx_function *core[16], *core2[16], **at[16], **at2[16];
+static int get_table(int module, nvtx_function ****table, unsigned *size) {
+    *table = module == NVTX_CB_MODULE_CORE ? at : at2;
+    *size = 16;
+    return module == NVTX_CB_MODULE_CORE || module == NVTX_CB_MODULE_CORE2;
+}
+static const void *get_export(uint32_t id) {
+    static const NvtxExportTableCallbacks callbacks = {sizeof(callbacks), get_table};
+    return id == NVTX_ETID_CALLBACKS ? &callbacks : 0;
+}
+int main(int argc, char **argv) {
+    for (int i = 0; i < 16; i++)
+        at[i] = &core[i], at2[i] = &core2[i];
+    void *library = dlopen(getenv("NVTX_INJECTION64_PATH"), RTLD_LAZY);
+    int (*initialize)(nvtx_get_export_table *) = dlsym(library, "InitializeInjectionNvtx2");
+    assert(initialize(get_export) == 1 && initialize(0) == 0);
+    MORE
+}
+"""
+
+
+def played(tmp_path, more: str, **options) -> Trace:
+    return hooked.traced(tmp_path, PLAYED.replace("MORE", more), f"-I{ABI.parent}", **options)
+
+
+def test_ranges_and_marks(tmp_path):
+    more = r"""
+    void *domain = F(core2, CORE2_DomainCreateA, void *, "dom");
+    void *wide = F(core2, CORE2_DomainCreateW, void *, L"w\u00e4it\U0001f600");
+    void *text = F(core2, CORE2_DomainRegisterStringA, void *, domain, "registered");
+    nvtxEventAttributes_t event = {3, sizeof(event), 5, 0, 0, 0, 0, 0, NVTX_MESSAGE_TYPE_REGISTERED, text};
+    assert(F(core, CORE_RangePushA, int, "outer") == 0);
+    assert(F(core2, CORE2_DomainRangePushEx, int, domain, &event) == 0);
+    assert(F(core, CORE_RangePushW, int, L"inner") == 1);
+    uint64_t id = F(core, CORE_RangeStartA, uint64_t, "process"), other;
+    assert(F(core, CORE_RangePop, int) == 1 && F(core, CORE_RangePop, int) == 0);
+    event.messageType = NVTX_MESSAGE_TYPE_UNICODE, event.message = L"unicode", event.category = 0;
+    other = F(core2, CORE2_DomainRangeStartEx, uint64_t, wide, &event);
+    assert(id && other && id != other);
+    F(core2, CORE2_DomainMarkEx, void, wide, &event);
+    F(core, CORE_MarkA, void, "mark");
+    F(core, CORE_RangeEnd, void, id);
+    F(core2, CORE2_DomainRangeEnd, void, wide, other);
+    assert(F(core2, CORE2_DomainRangePop, int, domain) == 0 && F(core2, CORE2_DomainRangePop, int, domain) == -1);
+    event.size = 8;
+    F(core, CORE_MarkEx, void, &event);
+    F(core, CORE_MarkEx, void, 0);
+    """
+    trace = played(tmp_path, more)
+    assert told(trace) == [
+        ("push", None, "outer"),
+        ("push", "dom", "registered"),
+        ("push", None, "inner"),
+        ("start", None, "process"),
+        ("end", None, "inner"),
+        ("end", None, "outer"),
+        ("start", "wäit😀", "unicode"),
+        ("mark", "wäit😀", "unicode"),
+        ("mark", None, "mark"),
+        ("end", None, "process"),
+        ("end", "wäit😀", "unicode"),
+        ("end", "dom", "registered"),
+        ("mark", None, None),
+        ("mark", None, None),
+    ]
+    ranges = trace.of("range")
+    assert [r.get("category") for r in ranges][:3] == [None, 5, None]
+    assert all(r["thread"] == trace.records[0]["pid"] for r in ranges) and trace.records[-1]["kind"] == "end"
+    starts = [r["start"] for r in ranges]
+    assert starts == sorted(starts) and trace.records[0]["tsc" if "tsc" in trace.records[0] else "monotonic"]
+
+
+def test_deep_ranges_and_long_names(tmp_path):
+    more = r"""
+    static char name[1 << 20];
+    memset(name, 'x', sizeof(name) - 1);
+    for (int i = 0; i < 1000; i++)
+        F(core, CORE_RangePushA, int, i ? "deep" : name);
+    for (int i = 0; i < 1000; i++)
+        assert(F(core, CORE_RangePop, int) >= 0);
+    assert(F(core, CORE_RangePop, int) == -1);
+    for (int i = 0; i < 10000; i++) {
+        snprintf(name, 2000, "%01999d", i);
+        F(core2, CORE2_DomainRegisterStringA, void *, 0, name); // more than is kept
+    }
+    """
+    trace = played(tmp_path, more)
+    assert len(trace.of("range")) == len(trace.of("range_end")) == 64
+    assert trace.of("range")[0]["name"] == "x" * 1024
+
+
+def test_a_range_that_a_killed_process_was_in(tmp_path):
+    source = PLAYED.replace("MORE", 'F(core, CORE_RangePushA, int, "fatal"); kill(getpid(), 9);')
+    program = hooked.compile_c(tmp_path / "client", source, f"-I{ABI.parent}", "-includesignal.h")
+    assert hooked.run(tmp_path / "t.mp", program).returncode == -signal.SIGKILL
+    assert told(Trace(tmp_path / "t.mp")) == [("push", None, "fatal")]
+
+
+def test_another_tool_stays(tmp_path):
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "sh", "-c", "echo $NVTX_INJECTION64_PATH")
+    for given, expected in (("/other.so", "/other.so"), ("", f"{hooked.runtime()}/libgpthook.so")):
+        done = subprocess.run(
+            line, capture_output=True, text=True, env={"NVTX_INJECTION64_PATH": given, "PATH": "/bin"}
+        )
+        assert done.stdout == f"{expected}\n"
+
+
+def test_abi_is_that_of_the_headers(tmp_path, wheels):
+    text = re.sub(r"//.*", "", ABI.read_text())
+    lines = [
+        f"_Static_assert({name} == {value}, {name!r:s});".replace("'", '"')
+        for name, value in re.findall(r"\b(NVTX_\w+) = (\d+)", text)
+    ]
+    assert len(lines) > 20
+    for struct, members in (
+        (
+            "nvtxEventAttributes_t",
+            "version size category colorType color payloadType reserved0 payload messageType message",
+        ),
+        ("NvtxExportTableCallbacks", "struct_size GetModuleFunctionTable"),
+    ):
+        lines.append(f'_Static_assert(sizeof({struct}) == sizeof(our_{struct}), "{struct}");')
+        lines += [f"SAME({struct}, {name})" for name in members.split()]
+        text = text.replace(f"}} {struct};", f"}} our_{struct};")
+    (tmp_path / "ours.h").write_text(re.sub(r"enum \{[^}]*\};", "", text))
+    (tmp_path / "abi.c").write_text(
+        '#include <stddef.h>\n#include <nvtx3/nvToolsExt.h>\n#include "ours.h"\n'
+        "#define SAME(type, member) _Static_assert(offsetof(type, member) == offsetof(our_##type, member) && "
+        "sizeof(((type *)0)->member) == sizeof(((our_##type *)0)->member), #type #member);\n" + "\n".join(lines)
+    )
+    cuda.c_compiler("-std=gnu11", f"-I{wheels}/include", "-c", tmp_path / "abi.c", "-o", tmp_path / "abi.o")
+
+
+def test_program_with_the_headers(tmp_path, wheels):
+    source = r"""
+    #include <nvtx3/nvToolsExt.h>
+    int main(void) {
+        nvtxRangePushA("before");
+        begin();
+        nvtxDomainHandle_t domain = nvtxDomainCreateA("dom");
+        nvtxEventAttributes_t event = {.version = NVTX_VERSION, .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE};
+        event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+        event.message.registered = nvtxDomainRegisterStringA(domain, "step");
+        nvtxDomainRangePushEx(domain, &event);
+        launch(kernel("foo"));
+        nvtxDomainRangePop(domain);
+        nvtxRangePop();
+    }
+    """
+    trace = hooked.traced(tmp_path, source, f"-I{wheels}/include", "-Wno-unused-parameter")
+    expected = [("push", None, "before"), ("push", "dom", "step"), ("end", "dom", "step"), ("end", None, "before")]
+    assert told(trace) == expected
+    (launch,) = [call for call in trace.calls if call["name"] == "cuLaunchKernel"]
+    step = trace.of("range")[1]
+    assert step["start"] < launch["start"] < launch["start"] + launch["duration"] < trace.of("range_end")[0]["end"]
+
+
+def test_python_package(tmp_path, wheels):
+    code = """
+import nvtx
+with nvtx.annotate("outer", color="green"):
+    with nvtx.annotate("inner", domain="mine"):
+        pass
+nvtx.end_range(nvtx.start_range("range"))
+nvtx.mark("here")
+"""
+    env = {"PYTHONPATH": str(wheels), "PATH": "/usr/bin:/bin"}
+    done = hooked.run(tmp_path / "t.mp", sys.executable, "-c", code, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [(what, name) for what, _, name in told(Trace(tmp_path / "t.mp"))]
+    assert names == [
+        ("push", "outer"),
+        ("push", "inner"),
+        ("end", "inner"),
+        ("end", "outer"),
+        ("start", "range"),
+        ("end", "range"),
+        ("mark", "here"),
+    ]

@@ -1,0 +1,190 @@
+"""The libraries that a trace saw loaded, and files that several names, links or signatures hold."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpt import records, stream
+from tests.stages.tools import extract, located, run
+
+
+def trace(path, *libraries, module=None, child=None):
+    """A trace that saw `libraries` loaded: (path, bytes of GPU code or None), as gpt-hook writes them."""
+    made = [stream.header("gpt-hook", [])]
+    for library, gpu in libraries:
+        size = library.stat().st_size if library.exists() else 1
+        made.append(records.make("library", path=str(library), type="elf", size=size, gpu=gpu))
+    if module:
+        made.append(records.make("module", id=1, type="cubin", path=str(module), offset=0))
+    if child:
+        made.append(records.make("child", pid=2, how="fork", path=child.name))
+    made.append(records.make("end", records=len(made) - 1, status=0))
+    path.write_bytes(b"".join(map(stream.pack, made)))
+    return path
+
+
+def paths(done):
+    return [record["path"] for record in done.kind("library")]
+
+
+def test_libraries_with_gpu_code_of_all_processes(sample, tmp_path):
+    one, two, odd, plain = sample("zstd"), sample("lz4"), sample("scattered"), sample("plain")
+    driver = Path(shutil.copy(one, tmp_path / "libcuda.so.1"))
+    child = trace(tmp_path / "t.2", (two, 1), (one, 1))
+    root = trace(tmp_path / "t", (one, 1), (plain, None), (odd, None), (driver, 1), module=odd, child=child)
+    done = extract("--loaded", root)
+    assert done.status == 0, done.err
+    assert paths(done) == sorted(map(str, (one, two, odd)))
+    assert done.kind("element") == sorted(
+        (e for path in (one, two, odd) for e in extract(path).kind("element")),
+        key=lambda e: (e["library"], e["index"]),
+    )
+
+
+def test_one_file_of_several_names_comes_once(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "a.so"))
+    os.link(library, tmp_path / "b.so")
+    (tmp_path / "c.so").symlink_to("a.so")
+    done = extract("--loaded", trace(tmp_path / "t", *((tmp_path / f"{name}.so", 1) for name in "abc")))
+    assert paths(done) == [str(library)]
+
+
+def test_what_is_another_file_now_is_refused(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    made = trace(tmp_path / "t", (library, 1), (tmp_path / "gone.so", 1))
+    shutil.copy(sample("lz4"), library)
+    done = extract("--loaded", made)
+    assert done.status == 4
+    assert "gone.so: No such file" in done.err
+    assert "lib.so: is not what was loaded: its size differs" in done.err
+    assert paths(done) == []
+
+
+def test_the_build_id_counts(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    size = library.stat().st_size
+    made = [
+        stream.header("gpt-hook", []),
+        records.make("library", path=str(library), size=size, build_id="00", gpu=1),
+        records.make("end", records=1, status=0),
+    ]
+    (tmp_path / "t").write_bytes(b"".join(map(stream.pack, made)))
+    done = extract("--loaded", tmp_path / "t")
+    assert done.status == 1
+    assert "its build id differs" in done.err
+
+
+def test_files_of_negativa(sample, tmp_path):
+    (tmp_path / "trace.json").write_text(
+        json.dumps({"loaded_sos": [str(sample("plain")), str(sample("zstd"))], "detected_kernels": []})
+    )
+    (tmp_path / "spans.json").write_text(json.dumps({"so_path": str(sample("lz4")), "spans": []}))
+    assert paths(extract("--loaded", tmp_path / "trace.json")) == [str(sample("zstd"))]
+    assert paths(extract("--loaded", tmp_path / "spans.json")) == [str(sample("lz4"))]
+    (tmp_path / "bad.json").write_text('{"loaded_sos": [1], "detected_kernels": []}')
+    done = extract("--loaded", tmp_path / "bad.json")
+    assert (done.status, "loaded_sos is no list of strings" in done.err) == (3, True)
+    (tmp_path / "names").write_text("x")
+    done = run("gpt-locate", "--used", tmp_path / "spans.json", "--arch", "sm_90", data=extract(sample("lz4")).out)
+    assert done.status == 3  # spans are no list of what is used
+    assert extract("--loaded", "-r", tmp_path).status == extract("--loaded").status == 2
+
+
+def test_a_trace_json_is_what_was_traced(sample, tmp_path):
+    made = trace(tmp_path / "t", (sample("zstd"), 1), (sample("plain"), None))
+    (tmp_path / "more").write_text("kernel\n")
+    done = run("gpt-locate", "--used", made, "--used", tmp_path / "more", "--trace-json", tmp_path / "out.json")
+    assert (done.status, done.out, done.err) == (0, b"", "")
+    assert json.loads((tmp_path / "out.json").read_text()) == {
+        "loaded_sos": sorted([str(sample("zstd")), str(sample("plain"))]),
+        "detected_kernels": ["kernel"],
+    }
+
+
+def test_a_directory_is_read_without_backups(sample, tmp_path):
+    for name in ("lib.so", "lib.so.gpt-orig"):
+        shutil.copy(sample("zstd"), tmp_path / name)
+    assert paths(extract("-r", tmp_path)) == [str(tmp_path / "lib.so")]
+
+
+def test_parents_keep_libraries_of_one_name_apart(sample, tmp_path):
+    for folder, name in (("a", "zstd"), ("b", "lz4")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(sample(name), tmp_path / folder / "lib.so")
+    made = located([tmp_path / "a" / "lib.so", tmp_path / "b" / ".." / "b" / "lib.so"], "_Z3onePf")
+    options = "-o", tmp_path / "out", "--parents", "--written", tmp_path / "written"
+    done = run("gpt-patch", *options, data=made)
+    assert done.status == 0, done.err
+    outputs = [record["output"] for record in done.kind("patched")]
+    assert outputs == [f"{tmp_path}/out{tmp_path}/{folder}/lib.so" for folder in "ab"]
+    assert (tmp_path / "written").read_bytes() == b"".join(f"{output}\0".encode() for output in outputs)
+    assert run("gpt-patch", "--in-place", "--parents", data=made).status == 2
+
+
+def test_hard_links_are_told(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    os.link(library, tmp_path / "other.so")
+    before = library.read_bytes()
+    done = run("gpt-patch", "--in-place", data=located(library, "_Z3onePf"))
+    assert done.status == 0
+    assert "lib.so: has 1 more name (hard links), which keep the original" in done.err
+    assert (tmp_path / "other.so").read_bytes() == before
+    done = run("gpt-patch", "--in-place", data=located(library, "nothing"))
+    assert (done.status, done.err) == (0, "")  # the new file has one name
+
+
+def test_a_signed_file_is_not_replaced(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    try:
+        os.setxattr(library, "security.ima", b"\x04" + bytes(32))
+    except OSError as error:
+        pytest.skip(f"no such attributes here: {error}")
+    before = library.read_bytes()
+    made = located(library, "_Z3onePf")
+    done = run("gpt-patch", "--in-place", data=made)
+    assert done.status == 1
+    assert "is signed (security.ima)" in done.err
+    assert library.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
+    assert run("gpt-patch", "-o", tmp_path / "out", data=made).status == 0
+
+
+def test_what_needs_no_cut_stays_as_it_is(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    inode = library.stat().st_ino
+    done = run("gpt-patch", "--in-place", data=extract(library).out)
+    assert [record["mode"] for record in done.kind("patched")] == ["copy"]
+    assert library.stat().st_ino == inode
+    assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
+
+
+def test_the_table_of_a_pipe(sample, tmp_path):
+    made = located([sample("zstd"), sample("lz4")], "_Z4manyILi3EEvPfi", "--granularity", "kernel")
+    done = run("gpt-patch", "-o", tmp_path / "out", "--table", data=made)
+    assert done.status == 0, done.err
+    text = done.out.decode()
+    assert "other architecture" in text
+    assert "kernel not used" in text
+    assert "cut out of elements that stay: 14 kernels and 0 device functions" in " ".join(text.split())
+    assert "total" in text
+
+
+def test_an_upgrade_is_not_undone(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    before = library.read_bytes()
+    assert run("gpt-patch", "--in-place", data=located(library, "_Z3onePf")).status == 0
+    slim = library.read_bytes()
+    shutil.copy(sample("plain"), library)  # somebody installs another version
+    done = run("gpt-patch", "--restore", library)
+    assert done.status == 1
+    assert "is another version than its backup" in done.err
+    assert library.read_bytes() == sample("plain").read_bytes()
+    library.write_bytes(slim)
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert library.read_bytes() == before
+    shutil.move(library, tmp_path / "lib.so.gpt-orig")  # nothing is in its place
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert library.read_bytes() == before

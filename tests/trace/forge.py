@@ -1,0 +1,96 @@
+"""Traces as gpt-hook encodes them, with what a test says is in them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from gpt import records, stream
+
+CHUNK = 512 << 10
+ROOM = CHUNK - 34  # bytes of records
+CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}
+OBJECT = CALL | {"object": "u64", "stream": "u64"}
+MEMORY = CALL | {"to": "u64", "from": "u64", "bytes": "u64", "stream": "u64"}
+LAUNCH = CALL | {
+    "stream": "u64", "function": "u32", "shared": "u32", "grid_x": "u32", "grid_y": "u32", "grid_z": "u32",
+    "block_x": "u16", "block_y": "u16", "block_z": "u16",
+    "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8", "pad": "u16",
+}  # fmt: skip
+COUNTS = {"count": "u64", "first": "u64", "function": "u32", "pad": "u32"}
+QUERIES = {"count": "u64", "first": "u64", "api": "u32", "pad": "u32"}
+GPU_TIMES = {"begin": "u64", "duration": "u64", "call": "u64", "stream": "u64", "api": "u32", "function": "u32",
+             "thread": "u32", "pad": "u32"}  # fmt: skip
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i"}
+
+TYPES = {  # name -> type, op
+    "cuMemAlloc": ("memory", "alloc"),
+    "cuMemcpyHtoD": ("memcpy", "HtoD"),
+    "cuMemcpyDtoH": ("memcpy", "DtoH"),
+    "cuMemsetD8": ("memset", "set"),
+    "cuLaunchKernel": ("kernel", "launch"),
+    "cuStreamSynchronize": ("sync", "stream"),
+    "cuStreamQuery": ("stream", "query"),
+    "cuGraphLaunch": ("graph", "launch"),
+}
+
+
+def packing(layout: dict[str, str]) -> struct.Struct:
+    return struct.Struct("<" + "".join(CODES[type_] for type_ in layout.values()))
+
+
+def layout_of(layout: dict[str, str]) -> dict:
+    """`fields` and `stride` of a record."""
+    fields, offset = [], 0
+    for name, type_ in layout.items():
+        if name != "pad":
+            fields.append({"name": name, "type": type_, "offset": offset})
+        offset += struct.calcsize("<" + CODES[type_])
+    return {"fields": fields, "stride": offset}
+
+
+def rows(values: Iterable[tuple], layout: dict[str, str]) -> dict:
+    """The three keys of a record of rows."""
+    pack = packing(layout).pack
+    return layout_of(layout) | {"rows": b"".join(pack(*row) for row in values)}
+
+
+def calls(values: Iterable[tuple], layout: dict[str, str] = CALL, thread: int = 1) -> dict:
+    return records.make("calls", thread=thread, **rows(values, layout))
+
+
+def launches(counts: dict[int, int]) -> dict:
+    return records.make("launches", **rows([(n, 5, id_, 0) for id_, n in counts.items()], COUNTS))
+
+
+def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
+    """Of (begin, duration, api, function)."""
+    packed = [(begin, duration, begin, 0, api_, function) for begin, duration, api_, function in values]
+    return records.make("gpu_times", **rows([(*row, 1, 0) for row in packed], GPU_TIMES))
+
+
+def launch(start: int, duration: int, api_: int, function: int, stream_: int = 0) -> tuple:
+    return (start, duration, api_, 0, stream_, function, 128, 1, 2, 3, 32, 4, 1, 0, 0, 0, 0, 0)
+
+
+def api(id_: int, name: str, symbol: str = "") -> dict:
+    type_, op = TYPES.get(name, ("other", name[2:].lower()))
+    return records.make("api", id=id_, symbol=symbol or name, name=name, type=type_, op=op)
+
+
+def trace(*inner: dict, end: bool = True, **header: object) -> list[dict]:
+    """A segment: header, the records, end. Time stamps are ns, the epoch is at 10^18."""
+    first = records.make("header", version="1.0", tool="gpt-hook", argv=["app"], host="here", pid=10, boot_id="b",
+                         realtime=10**18, monotonic=0, via=[])  # fmt: skip
+    return [first | header, *inner, *([records.make("end", records=len(inner), status=0)] if end else [])]
+
+
+def pack(*segments: list[dict]) -> bytes:
+    return b"".join(stream.pack(record) for segment in segments for record in segment)
+
+
+def chunk(data: bytes) -> bytes:
+    """Records as a chunk of a file: texts in a longer form than they need, so that `used` is aligned."""
+    head = b"\x83\xd9\x04kind\xd9\x05chunk\xa4used\xce" + struct.pack(">I", len(data))
+    assert len(data) <= ROOM
+    return head + b"\xa4data\xc6" + struct.pack(">I", ROOM) + data.ljust(ROOM, b"\0")
