@@ -1,4 +1,4 @@
-"""The runtime in C as a part of the package: setuptools asks `make runtime` to build it.
+"""The runtime in C and the built-in probes as parts of the package: setuptools asks `make runtime` to build the one.
 
 Everything else about the package stands in pyproject.toml. The wheel is for one platform and for any Python 3.
 `gpt-hook` goes to the executables as it is, for Python's start would cost more than all that it does.
@@ -21,6 +21,7 @@ from distutils.command.build_scripts import build_scripts  # isort: skip
 
 TOP = Path(__file__).resolve().parent
 PACKAGED = Path("gpt", "_runtime")
+PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
 SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves: copied always
@@ -50,11 +51,13 @@ def make_runtime(folder: Path) -> None:
 
 
 class BuildPackage(build_py):
-    """Adds the runtime to the package; an editable install gets it where the sources are."""
+    """Adds the runtime and the probes to the package; an editable install has them where the sources are."""
 
     def run(self) -> None:
         """Copies the package and builds."""
         super().run()
+        if not self.editable_mode:
+            shutil.copytree(TOP / "probes", Path(self.build_lib) / PROBES, dirs_exist_ok=True)
         if HAS_RUNTIME:
             make_runtime((TOP if self.editable_mode else Path(self.build_lib).absolute()) / PACKAGED)
 

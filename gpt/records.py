@@ -26,8 +26,19 @@ STRUCTS: dict[str, Keys] = {
     },
     "field": {
         "name": ("str", "name of the value"),
-        "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f32 f64"),
+        "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64"),
         "offset": ("u64", "bytes from the start of the row or slot"),
+    },
+    "param": {
+        "offset": ("u64", "bytes from the start of the parameters"),
+        "size": ("u64", "bytes"),
+        "map": ("u64?", "id of the map whose buffer's address it takes"),
+    },
+    "site": {
+        "probe": ("str", "name of the probe"),
+        "position": ("str", "as the probe file says it"),
+        "matched": ("u64", "places in the program that it means"),
+        "woven": ("u64", "those that the probe was woven into"),
     },
 }
 
@@ -184,6 +195,13 @@ KINDS: dict[str, Keys] = {
     "kernel": {
         "id": ("u64", "of the ptx record that it is in"),
         "name": ("str", "mangled name"),
+        "params": ("[param]?", "its own parameters"),
+        "added": ("[param]?", "the parameters behind them that probes need"),
+        "maps": ("[u64]?", "ids of the maps that its probes save to"),
+        "sites": ("[site]?", "where its probes are"),
+        "variables": ("[str]?", "variables that its module defines; loaded alone, it has others of these names"),
+        "verified": ("u64?", "1 where its probes were proved harmless, 0 where that was not asked for"),
+        "reason": ("str?", "why no probe is in it"),
         "arch": ("str?", "compute capability of the code that the numbers are about"),
         "registers": ("u64?", "of a thread"),
         "spills": ("u64?", "bytes that are spilled and filled again, added"),
@@ -195,6 +213,15 @@ KINDS: dict[str, Keys] = {
         "stack_before": ("u64?", "the same without probes"),
         "shared_before": ("u64?", "the same without probes"),
         "constant_before": ("u64?", "the same without probes"),
+    },
+    "map": {
+        "id": ("u64", "number in the segment"),
+        "name": ("str", "as the probe file says it"),
+        "type": ("str", "array, total or log"),
+        "level": ("str", "thread, warp or block: a unit"),
+        "capacity": ("u64", "records of a unit, of a log all in all; 0 where they are counted only"),
+        "stride": ("u64", "bytes of a record"),
+        "fields": ("[field]", "layout of a record"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),

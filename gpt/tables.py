@@ -84,14 +84,14 @@ class LibraryTables:
                 self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
             case "ptx":
                 self._modules.append(record)
+            case "kernel" if "registers" in record:
+                self._kernels.append(record)
             case "process" | "timing" | "transfer" | "launched":
                 if self._trace is None:
                     from gpt.tracetables import TraceTables
 
                     self._trace = TraceTables()
                 self._trace.add(record)
-            case "kernel" if "registers" in record:
-                self._kernels.append(record)
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""

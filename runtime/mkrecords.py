@@ -86,15 +86,20 @@ def declare(name: str, keys: records.Keys) -> Iterator[str]:
 def c_type(type_: str, key: str) -> str:
     """The declaration of a member."""
     if type_.startswith("["):
-        return f"struct {{ const {c_type(type_[1:-1], '*items')} size_t count; }} {key};"
+        return f"struct {{ const {c_type(type_.rstrip('?')[1:-1], '*items')} size_t count; }} {key};"
     base = f"struct gpt_{type_}" if type_ in records.STRUCTS else SCALARS[type_]
     return f"{base} {key};"
+
+
+def present(type_: str) -> str:
+    """What is true of a member that is there."""
+    return "{}.items" if type_.startswith("[") else PRESENT[type_]
 
 
 def put_map(keys: records.Keys, fixed: int) -> Iterator[str]:
     """Statements that begin the map of `record`: its keys and `fixed` more."""
     needed = fixed + sum(not type_.endswith("?") for type_, _ in keys.values())
-    terms = [f"!!{PRESENT[t].format(f'record->{key}')}" for key, (t, _) in keys.items() if t.endswith("?")]
+    terms = [f"!!{present(t).format(f'record->{key}')}" for key, (t, _) in keys.items() if t.endswith("?")]
     yield f"gpt_put_map(buffer, {' + '.join([str(needed), *terms])});"
 
 
@@ -102,9 +107,9 @@ def put_keys(keys: records.Keys) -> Iterator[str]:
     """Statements that write the keys of `record` with their values."""
     for key, (type_, _) in keys.items():
         member = f"record->{key}"
-        lines = [put_text(key), *put(type_, member)]
+        lines = [put_text(key), *put(type_ if type_ in PUT else type_.rstrip("?"), member)]
         if type_.endswith("?"):
-            yield f"if ({PRESENT[type_].format(member)}) {{"
+            yield f"if ({present(type_).format(member)}) {{"
             yield from (f"    {line}" for line in lines)
             yield "}"
         else:

@@ -24,14 +24,17 @@ from tests.demo.build import build
 from tests.trace import forge
 
 STAGES = {
-    "gpt-analyze": ["summary"],
     "gpt-asm": ["--arch", "sm_90"],
+    "gpt-ptx-probe": ["-p", "block_sched"],
+    "gpt-analyze": ["summary"],
     "gpt-extract": [],
     "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
     "gpt-patch": ["-o", "slim"],
 }
-
-TAKEN = {"gpt-analyze": {"api", "calls", "clock", "launches"}}  # kinds that are not passed on: an answer replaces them
+TAKEN = {  # kinds that are not passed on: an answer replaces them
+    "gpt-analyze": {"api", "calls", "clock", "launches"},
+    "gpt-ptx-probe": {"ptx"},
+}
 
 HEADER = stream.pack(stream.header("test", ["test"]))
 END = stream.pack(records.make("end", records=77, status=0))
@@ -91,13 +94,13 @@ def work(stage, folder):
     if stage.name == "gpt-extract":
         text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
         found = [stream.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
+    elif stage.name in ("gpt-asm", "gpt-ptx-probe"):
+        found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     elif stage.name == "gpt-analyze":
         apis = forge.api(7, "cuMemAlloc"), forge.api(8, "cuMemcpyHtoD")
         rows = [(1000 + i, 50, 7 + i % 2, 0, 1, 2, 4096, 0) for i in range(9)]
         kernel = records.make("function", id=1, name="_Z1kv")
         found = forge.trace(*apis, forge.calls(rows, forge.MEMORY), kernel, forge.launches({1: 2}))
-    elif stage.name == "gpt-asm":
-        found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     else:
         data = run(["gpt-extract", "libdemo.so"], folder).stdout
         if stage.name != "gpt-locate":

@@ -72,6 +72,7 @@ def value_of(type_):
     """A value of a type, the next of those worth trying: as Python has it and as a C initializer."""
     number = next(turn)
     if type_.startswith("["):
+        type_ = type_.rstrip("?")
         pairs = [value_of(type_[1:-1]) for _ in range(COUNTS[number % len(COUNTS)])]
         c_type = "uint64_t" if type_ == "[u64]" else f"struct gpt_{type_[1:-1]}"
         return [p for p, _ in pairs], f"ARRAY({c_type}, {len(pairs)}, {', '.join(c for _, c in pairs)})"

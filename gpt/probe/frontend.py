@@ -36,7 +36,7 @@ from typing import Any
 from gpt.errors import GptError, MalformedError
 from gpt.probe.compile import Compiler
 from gpt.probe.maps import make_map, parse_capacity, parse_number, parse_sample
-from gpt.probe.model import LEVELS, Map, Probe, ProbeFile, Register, layout
+from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
 from gpt.probe.values import TYPES, number
 
@@ -159,8 +159,8 @@ class _File:
             raise self.fault(node, f"{what}: no fields")
         if node.name in self.maps or len({name for name, _ in fields}) < len(fields):
             raise GptError(f"{what}: two of one name", where)
-        if options.pop("type", "array") != "array":
-            raise GptError(f"{what}: type is not 'array'", where)
+        if options.get("type", "array") not in MAP_TYPES:
+            raise GptError(f"{what}: type is none of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
         capacity = parse_capacity(options.pop("cap", 1), what, where)
         number_of = parse_number(size)

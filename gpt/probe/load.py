@@ -16,7 +16,8 @@ from gpt.probe.positions import parse_positions
 from gpt.probe.snippet import parse_snippet
 from gpt.probe.text import lines_of
 
-BUILTIN = Path(__file__).parents[2] / "probes"
+_PACKAGED = Path(__file__).parents[1] / "_probes"  # where an installation has them
+BUILTIN = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "probes"
 MAX_SOURCE = 1 << 20  # bytes of a probe file
 TOP = {
     "author",
@@ -214,8 +215,9 @@ class _Reader:
         for key in table:
             if key not in MAP:
                 raise MalformedError(f"{what}: unknown key '{key}'", self.where("map", name, key))
-        if table.get("type", "array") != "array":
-            raise GptError(f"{what}: type '{table['type']}' is not 'array'", self.where("map", name, "type"))
+        if table.get("type", "array") not in model.MAP_TYPES:
+            known = ", ".join(model.MAP_TYPES)
+            raise GptError(f"{what}: type '{table['type']}' is none of {known}", self.where("map", name, "type"))
         given = [key for key in ("data", "regs", "fields") if key in table]
         if len(given) != 1:
             raise MalformedError(f"{what}: needs its fields, once, as 'data' or 'regs'", where)
@@ -224,7 +226,7 @@ class _Reader:
         if size is None:
             raise MalformedError(f"{what}: size '{table['size']}' is no number", self.where("map", name, "size"))
         capacity = parse_capacity(table.get("cap", 1), what, self.where("map", name, "cap"))
-        options = {key: table[key] for key in ("leader", "budget") if key in table}
+        options = {key: table[key] for key in ("leader", "budget", "type") if key in table}
         level = table.get("level", "thread")
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)
 

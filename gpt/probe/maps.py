@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpt.errors import GptError, MalformedError
-from gpt.probe.model import LEADERS, LEVELS, Map, layout
+from gpt.probe.model import LEADERS, LEVELS, SIZES, Map, layout
 
 MAX_SIZE = 4096  # bytes of a record
 MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
@@ -50,6 +50,7 @@ def make_map(
     capacity: int | None,
     leader: Any = "active",
     budget: Any = None,
+    type: Any = "array",
 ) -> Map:
     """A map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
     placed, taken = layout(fields)
@@ -67,4 +68,7 @@ def make_map(
         raise GptError(f"{what}: budget '{budget}' is no number of bytes", where)
     if budget is not None and capacity is not None:
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
-    return Map(name, level, size, capacity, placed, leader, parse_number(budget), int(where.rpartition(":")[2]))
+    if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):
+        raise GptError(f"{what}: a total is one record of numbers of 4 or 8 bytes", where)
+    line = int(where.rpartition(":")[2])
+    return Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type)

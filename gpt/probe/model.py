@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from gpt.ptx import tree
 
 LEVELS = ("thread", "warp", "block")
+MAP_TYPES = ("array", "total")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
 SIZES = {  # bytes of the types of registers and fields; a predicate is never saved
     **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
@@ -56,6 +57,7 @@ class Field:
 class Map:
     """Where records go: `capacity` a thread, warp or block, None for an append log within `budget` bytes.
 
+    Of type `total` there is one record, to which each thread adds what it saves.
     `size` is a record's bytes as declared; `stride`, a multiple of 8, is what a slot takes.
     """
 
@@ -67,6 +69,7 @@ class Map:
     leader: str = "active"
     budget: int | None = None
     line: int = 0
+    type: str = "array"
 
     @property
     def stride(self) -> int:

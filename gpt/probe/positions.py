@@ -95,10 +95,12 @@ def _sites(module: Module, function: Item, statements: list[Statement], position
         case "line":
             return list(_line_sites(module, statements, position))
         case "opcode":
+            heads = {statement.head for statement in statements if statement.kind == "instruction"}
+            meant = {head for head in heads if matches(position, head)}
             return [
                 Site(position, "instruction", number, number)
                 for number, statement in enumerate(statements)
-                if statement.kind == "instruction" and matches(position, statement.head)
+                if statement.head in meant and statement.kind == "instruction"
             ]
     return []
 

@@ -8,7 +8,7 @@ unset PYTHONPATH GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15
 
 mkdir tree
-for part in bin gpt man runtime Makefile MANIFEST.in pyproject.toml setup.py README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h
@@ -65,6 +65,7 @@ builder/bin/pip --python plain/bin/python install --no-index dist/*.whl
 works "$PWD/plain/bin/gpt-hook" "$PWD/plain/lib/python3.*/site-packages/gpt/_runtime"
 head -c 4 plain/bin/gpt-hook | grep -q ELF # no interpreter is started
 test -f plain/share/man/man1/gpt-hook.1
+test -f "$(echo plain/lib/python3.*/site-packages/gpt/_probes/block_sched.toml)"
 builder/bin/pip --python plain/bin/python uninstall -y gpu-probe-toolchain
 test ! -e plain/bin/gpt-hook
 test ! -e "$(echo plain/lib/python3.*/site-packages/gpt)"

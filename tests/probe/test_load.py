@@ -297,7 +297,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (Q + "after = 'mov.u32 %NR0, 1; mov.u64 %NR0, 1;'", 3, "'%NR0' is .u64 here and .u32", GptError),
         ("[map.m]\nlevel = 'warp'\n" + Q + "after = ''", 1, "map 'm': needs its fields", MalformedError),
         ("[map.m]\nlevel = 'warp'\ndata = {a = 'x'}\n" + Q + "after = ''", 3, "field 'a' has no type", MalformedError),
-        ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is not 'array'", GptError),
+        ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is none of array", GptError),
         ("[map.m]\nsize = 4\ndata = ['u64']\n" + Q + "after = ''", 1, "8 bytes of fields in a record of 4", GptError),
         ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "a budget beside a fixed capacity", GptError),
         ("[map.m]\ndata = ['u64']\n" + Q + "after = ''", 1, "no probe saves to it", GptError),

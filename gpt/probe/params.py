@@ -1,0 +1,67 @@
+"""The parameters of a kernel: where they are, and room for more behind them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gpt.ptx import tree
+from gpt.ptx.parse import parse_head
+from gpt.ptx.scan import Item, Module
+
+LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
+_SIZES = {"pred": 1, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
+
+
+class Param(NamedTuple):
+    """A parameter: its offset and size in bytes."""
+
+    offset: int
+    size: int
+
+
+def layout(function: tree.Function) -> list[Param]:
+    """Where a function's parameters are, each aligned as its type or `.align` says."""
+    found: list[Param] = []
+    end = 0
+    for parameter in function.params or ():
+        words = [specifier.word[1:] for specifier in parameter.specifiers]
+        type_ = next((w for w in words if w in _SIZES or re.fullmatch(r"[busf](8|16|32|64)", w)), "b64")
+        size = align = _SIZES.get(type_) or int(type_[1:]) // 8
+        if "ptr" not in words:  # there .align speaks of what is pointed at
+            given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
+            align = int(given[0], 0) if given else align
+        for dimension in parameter.declarator.dimensions:
+            size *= int(str(dimension), 0) if dimension else 0
+        offset = -(-end // align) * align
+        found.append(Param(offset, size))
+        end = offset + size
+    return found
+
+
+def behind(params: list[Param], count: int) -> list[Param]:
+    """`count` addresses behind these parameters."""
+    end = params[-1].offset + params[-1].size if params else 0
+    first = -(-end // 8) * 8
+    return [Param(first + 8 * number, 8) for number in range(count)]
+
+
+def limit(version: tuple[int, int]) -> int:
+    """Bytes that the parameters of a kernel may take."""
+    return LIMIT if version >= (8, 1) else LIMIT_BEFORE_8_1
+
+
+def room(module: Module, function: Item) -> tuple[int, str, str]:
+    """Where more parameters of a function go: the offset, and what stands before and behind them."""
+    head = parse_head(module, function)
+    end = function.body or function.end
+    found = re.compile(rf"(?<![\w$%.]){re.escape(function.name)}(?![\w$])").search(module.skeleton, function.start, end)
+    assert found
+    if head.params is None:
+        return found.end(), "(", ")"
+    at = module.skeleton.index("(", found.end()) + 1
+    depth = 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(module.skeleton[at], 0)
+        at += 1
+    return at - 1, ", " if head.params else "", ""

@@ -1,0 +1,156 @@
+"""What probes in device functions share with their kernel: a piece of local memory, whose address goes down the calls.
+
+It holds the addresses of the maps' buffers, and every register that a probe in a device function uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpt.probe.code import Code
+from gpt.probe.lower import Names
+from gpt.probe.model import SIZES
+from gpt.probe.saves import Placed
+from gpt.ptx import tree
+from gpt.ptx.quick import parse_instruction
+from gpt.ptx.scan import Module, Statement
+
+_LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
+_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?", re.ASCII)
+_NUMBER = re.compile(r"\d+\Z")
+
+
+class Registers:
+    """The types of a function's registers by name, None of what is none or differs from scope to scope."""
+
+    def __init__(self, module: Module, statements: list[Statement]) -> None:
+        self.plain: dict[str, str | None] = {}
+        self.counted: dict[str, list[tuple[int, str]]] = {}
+        for statement in statements:
+            if statement.kind != "directive" or statement.head != ".reg":
+                continue
+            found = _LIST.match(module.skeleton, statement.start, statement.end)
+            if not found:
+                continue
+            type_ = found[1].split(".")[-1].strip()
+            for name, count in _COUNTED.findall(found[2]):
+                if count:
+                    self.counted.setdefault(name, []).append((int(count), type_))
+                else:
+                    self.plain[name] = type_ if self.plain.get(name, type_) == type_ else None
+
+    def __call__(self, name: str) -> str | None:
+        """The type, as `b32`; vectors and types that no probe knows have none."""
+        found = {self.plain[name]} if name in self.plain else set()
+        if number := _NUMBER.search(name):
+            counted = self.counted.get(name[: number.start()], ())
+            found |= {type_ for count, type_ in counted if int(number[0]) < count}
+        type_ = found.pop() if len(found) == 1 else None
+        return type_ if type_ in SIZES else _OTHER.get(type_ or "")
+
+
+_OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "f16": "b16"}
+
+
+def called(module: Module, statements: list[Statement]) -> set[str]:
+    """The functions that these statements call by name."""
+    found = set()
+    for statement in statements:
+        if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
+            node = parse_instruction(module.source(statement), module.name)
+            name = next((o.name for o in node.operands if isinstance(o, tree.Name)), "")
+            if not name.startswith("%"):
+                found.add(name)
+    return found
+
+
+def iter_callers(module: Module, name: str) -> Iterator[Statement]:
+    """The statements of a module that call a function by its name."""
+    for function in module.functions:
+        if module.skeleton.find(name, function.body, function.end) >= 0:
+            for statement in module.statements(function):
+                if name in called(module, [statement]):
+                    yield statement
+
+
+def edit_call(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
+    """Where one more argument of a call goes: the offset, and what stands before and behind it."""
+    text = module.skeleton
+    found = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])").search(text, statement.start, statement.end)
+    assert found
+    at = text.find("(", found.end(), statement.end)
+    if at < 0:
+        return found.end(), ", (", ")"
+    end = text.index(")", at)
+    return end, ", " if text[at + 1 : end].strip() else "", ""
+
+
+class State:
+    """The layout of that memory. `used` are the registers of each device function, by the number of their file."""
+
+    def __init__(self, prefix: str, names: list[Names], maps: list[Placed], used: list[dict[int, set[str]]]) -> None:
+        self.prefix, self.names = prefix, names
+        self.offsets: dict[str, int] = {placed.param: 8 * number for number, placed in enumerate(maps)}
+        self.registers: dict[tuple[int, str], int] = {}
+        end = 8 * len(maps)
+        for number, name in sorted({(number, name) for one in used for number, ns in one.items() for name in ns}):
+            self.registers[number, name] = end
+            end += 8
+        self.size = max(end, 8)
+
+    def place(self, line: str) -> str:
+        """A line with the offsets of maps' addresses in it."""
+        for param, offset in self.offsets.items():
+            line = line.replace(f"{{{param}}}", str(offset))
+        return line
+
+    def begin(self, code: Code) -> list[str]:
+        """Puts the maps' addresses there, and the registers' first values."""
+        for param, offset in self.offsets.items():
+            base = code.make("b64", "ld.param.u64", f"[{param}]")
+            code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
+        for (number, name), offset in self.registers.items():
+            initial = self.names[number].initial.get(name)
+            if initial is not None:
+                bits = max(32, SIZES[self.names[number].types[name]] * 8)
+                value = code.make(f"b{bits}", f"mov.b{bits}", initial)
+                code.put(f"st.local.b{bits} [%{self.prefix}state+{offset}], {value}")
+        return code.take()
+
+    def initial(self, names: Names, name: str, code: Code) -> str:
+        """Sets a register to its first value."""
+        type_, value = names.types[name], names.initial[name]
+        if type_ == "pred":
+            return f"setp.ne.u32 {names.names[name]}, {value}, 0;"
+        return f"mov.{type_} {names.names[name]}, {value};"
+
+    def store(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """Puts a function's registers there."""
+        return list(self._move(used, code, "st"))
+
+    def load(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """Gets them back."""
+        return list(self._move(used, code, "ld"))
+
+    def _move(self, used: dict[int, set[str]], code: Code, opcode: str) -> Iterator[str]:
+        for (number, name), offset in self.registers.items():
+            if name not in used.get(number, ()):
+                continue
+            type_, register = self.names[number].types[name], self.names[number].names[name]
+            place = f"[%{self.prefix}state+{offset}]"
+            if type_ != "pred":
+                bits = SIZES[type_] * 8
+                yield (
+                    f"st.local.b{bits} {place}, {register};"
+                    if opcode == "st"
+                    else f"ld.local.b{bits} {register}, {place};"
+                )
+                continue
+            word = code.new("b32")
+            if opcode == "st":
+                yield f"selp.u32 {word}, 1, 0, {register};"
+                yield f"st.local.u32 {place}, {word};"
+            else:
+                yield f"ld.local.u32 {word}, {place};"
+                yield f"setp.ne.u32 {register}, {word}, 0;"

@@ -1,0 +1,217 @@
+"""gpt-ptx-probe: weaves probes into PTX."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpt import cli, records
+from gpt.errors import GptError, MalformedError, UsageError
+
+if TYPE_CHECKING:
+    from gpt.probe.model import ProbeFile
+    from gpt.probe.weave import Woven
+    from gpt.ptx.scan import Module
+
+TOOL = "gpt-ptx-probe"
+NAMED = 3  # kernels that a message lists
+
+Records = Iterator[dict[str, Any]]
+
+
+def main() -> int:
+    """Entry point of the executable."""
+    return cli.run(TOOL, ptx_probe)
+
+
+def ptx_probe(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input without any.")
+    ] = None,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
+    ] = None,
+    kernel: Annotated[
+        str, typer.Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name.")
+    ] = "",
+    filter_: Annotated[
+        str, typer.Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name.")
+    ] = "",
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not prove probes harmless.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Count records, save none.")] = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Weave probes into the kernels of PTX modules."""
+    from gpt.probe.load import find_probe, load_probes
+    from gpt.probe.verify import verify
+
+    if not probe:
+        raise UsageError("-p PROBE is needed: a probe file, or the name of a built-in probe")
+    loaded = [load_probes(find_probe(name)) for name in probe]
+    if not no_verify:
+        for file in loaded:
+            verify(file)
+    stage = cli.Stage(TOOL, json=json, from_json=from_json)
+    weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count)
+    return stage.filter(weaving.handle, files or ())
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in text.split(":") if part]
+
+
+def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """A record with other values, its keys in canonical order and those that nobody knows behind."""
+    declared = records.KINDS[record["kind"]]
+    made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
+    return made | {key: value for key, value in record.items() if key not in declared}
+
+
+class Weaving:
+    """One run: each `ptx` record becomes one for each of its kernels."""
+
+    def __init__(
+        self, stage: cli.Stage, files: list[ProbeFile], keep: list[str], drop: list[str], verified: bool, count: bool
+    ) -> None:
+        self._stage = stage
+        self._files = files
+        self._keep, self._drop = keep, drop
+        self._verified = verified
+        self._count = count
+        self._modules = self._maps = 0  # ids that were given
+        self._seen = self._kernels = 0  # modules and kernels of the segment
+        self._matched: Counter[tuple[str, str]] = Counter()
+        self._told: set[str] = set()
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, or what takes the place of a module."""
+        if record["kind"] == "end":
+            yield from self._report()
+        if record["kind"] == "ptx":
+            yield from self._module(record)
+        else:
+            yield record
+
+    def _module(self, record: dict[str, Any]) -> Records:
+        from gpt.ptx.scan import scan_module
+
+        name = str(record.get("module", ""))
+        self._seen += 1
+        try:
+            if fault := records.check(record):
+                raise MalformedError(fault, name)
+            module = scan_module(record["data"], name)
+        except GptError as error:
+            yield record
+            yield self._stage.error(error, ref=name)
+            return
+        left: dict[str, str] = {}
+        for kernel in [item.name for item in module.entries if self._wants(item.name)]:
+            self._kernels += 1
+            yield from self._kernel(record, module, kernel, left)
+        if left:
+            yield from self._pass(record, module, left)
+
+    def _wants(self, name: str) -> bool:
+        kept = not self._keep or any(part in name for part in self._keep)
+        return kept and not any(part in name for part in self._drop)
+
+    def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
+        """A kernel with its probes; in `left`, why it has none."""
+        from gpt.probe.weave import LeftAlone, weave
+        from gpt.ptx.prune import prune
+
+        try:
+            original = prune(module, [kernel])
+            woven = weave(original, kernel, self._files, module.name, count=self._count)
+        except LeftAlone as error:
+            left[kernel] = error.fact
+            return
+        except GptError as error:
+            left[kernel] = error.fact
+            yield self._stage.error(error, ref=kernel)
+            return
+        for fact in woven.misfits:
+            yield from self._tell(f"{fact}; left alone there", kernel)
+        yield from self._records(record, original, woven)
+
+    def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
+        for site in woven.sites:
+            self._matched[site.probe, site.position] += site.matched
+        number, self._modules = self._modules, self._modules + 1
+        first, self._maps = self._maps, self._maps + len(woven.maps)
+        if len(woven.data) + len(original) > records.MAX_RECORD - (1 << 20):
+            original = b""
+        yield _with(record, id=number, kernels=[woven.kernel], data=woven.data, original=original or None)
+        for id_, placed in enumerate(woven.maps, first):
+            yield records.make(
+                "map",
+                id=id_,
+                name=placed.map.name,
+                type=placed.type,
+                level=placed.map.level,
+                capacity=placed.capacity,
+                stride=placed.map.stride,
+                fields=placed.fields(),
+            )
+        yield records.make(
+            "kernel",
+            id=number,
+            name=woven.kernel,
+            params=[{"offset": param.offset, "size": param.size} for param in woven.params],
+            added=[
+                {"offset": param.offset, "size": param.size, "map": first + place}
+                for place, param in enumerate(woven.added)
+            ],
+            maps=list(range(first, self._maps)),
+            sites=[site._asdict() for site in woven.sites if site.matched],
+            variables=woven.variables or None,
+            verified=int(self._verified),
+        )
+
+    def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
+        """The kernels that no probe went into, as they are."""
+        from gpt.ptx.prune import prune
+
+        names = list(left)
+        everything = len(names) == len(module.entries)
+        number, self._modules = self._modules, self._modules + 1
+        data = record["data"] if everything else prune(module, names)
+        yield _with(record, id=number, kernels=names, data=data)
+        for name, reason in left.items():
+            yield records.make("kernel", id=number, name=name, reason=reason)
+        for reason in dict.fromkeys(left.values()):
+            kernels = [name for name, why in left.items() if why == reason]
+            more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
+            yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
+
+    def _tell(self, fact: str, where: str) -> Records:
+        """A warning, once."""
+        if f"{where}: {fact}" not in self._told:
+            self._told.add(f"{where}: {fact}")
+            yield self._stage.warn(where, fact)
+
+    def _report(self) -> Records:
+        """What matched nothing in the segment."""
+        if not self._seen:
+            return
+        if not self._kernels:
+            names = " of these names" if self._keep or self._drop else ""
+            yield from self._tell(f"no kernel{names}", "")
+            return
+        for file in self._files:
+            places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
+            places = [place for place in places if place[1] != "kernel"]
+            if places and not any(self._matched[place] for place in places):
+                where = ":".join(dict.fromkeys(position for _, position in places))
+                yield from self._tell(f"matches nothing: '{where}'", file.path)
+        self._matched.clear()
+        self._seen = self._kernels = 0

@@ -1,0 +1,155 @@
+// Kernels whose accesses to global memory can be counted on paper; tests/gpu/weave.py has the formulas.
+// volatile: each access in the source is one in the program.
+
+typedef volatile int vint;
+
+extern "C" __global__ void saxpy(vint *x, vint *y, int n) { // most of the last block leaves at once
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n)
+        return;
+    y[i] = 3 * x[i] + y[i];
+}
+
+extern "C" __global__ void reverse(vint *x, vint *y, int n) {
+    __shared__ int tile[1024];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    tile[threadIdx.x] = x[i];
+    __syncthreads();
+    y[i] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void diverge(vint *x, vint *y, int n) { // lane l loops l times, odd ones store twice
+    int i = blockIdx.x * blockDim.x + threadIdx.x, sum = 0;
+    for (int j = 0; j < (threadIdx.x & 31); j++)
+        sum += x[i];
+    if (i & 1)
+        y[i] = sum + 1;
+    y[i] = sum;
+}
+
+__device__ __noinline__ int twice(vint *x, int i) { return x[i] + x[i]; }
+
+__device__ __noinline__ int four_times(vint *x, int i) { return twice(x, i) + twice(x, i); }
+
+extern "C" __global__ void device_function(vint *x, vint *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, sum = x[i];
+    for (int j = 0; j < n; j++)
+        sum += four_times(x, i);
+    y[i] = sum;
+}
+
+__device__ __noinline__ int or_leave(vint *x, vint *y, int i) {
+    int value = x[i];
+    if (i % 5 == 2) {
+        y[i] = -1;
+        asm volatile("exit;");
+    }
+    return value;
+}
+
+extern "C" __global__ void exit_in_function(vint *x, vint *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = or_leave(x, y, i) + 1;
+}
+
+__device__ __noinline__ int recursion(vint *x, int i, int depth) {
+    return depth ? x[i] + recursion(x, i, depth - 1) * 3 : 0;
+}
+
+extern "C" __global__ void recursive(vint *x, vint *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = recursion(x, i, 1 + i % n);
+}
+
+extern "C" __global__ void three_dimensions(vint *x, vint *y, int n) {
+    int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    int i = block * blockDim.x * blockDim.y * blockDim.z + thread;
+    y[i] = x[i] * (threadIdx.z + 1);
+}
+
+extern "C" __global__ void vectors(const int4 *x, int4 *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    int4 value = x[i];
+    y[i] = make_int4(value.w, value.z, value.y, value.x);
+}
+
+extern "C" __global__ void atomics(vint *x, int *y, int n) {
+    __shared__ int count;
+    if (!threadIdx.x)
+        count = 0;
+    __syncthreads();
+    atomicAdd(&count, 1);
+    int old;
+    asm volatile("atom.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(y + blockIdx.x), "r"((int)threadIdx.x));
+    asm volatile("red.global.max.s32 [%0], %1;" ::"l"(y + gridDim.x), "r"((int)threadIdx.x));
+    __syncthreads();
+    if (!threadIdx.x)
+        y[gridDim.x + 1 + blockIdx.x] = count + 0 * old;
+}
+
+extern "C" __global__ void generic(vint *x, vint *y, int n) { // one third of the threads uses shared memory
+    __shared__ int tile[1024];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    tile[threadIdx.x] = i;
+    __syncthreads();
+    int *from = i % 3 ? (int *)x + i : tile + threadIdx.x, value;
+    asm volatile("ld.u32 %0, [%1];" : "=r"(value) : "l"(from));
+    asm volatile("st.u32 [%0], %1;" ::"l"(i % 3 ? (int *)y + i : tile + threadIdx.x), "r"(value + 1));
+}
+
+#if __CUDA_ARCH__ >= 900
+extern "C" __global__ void __cluster_dims__(2, 1, 1)
+    cluster(vint *x, vint *y, int n) { // reads the other block's
+    __shared__ int tile[1024];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    tile[threadIdx.x] = x[i];
+    unsigned rank, other;
+    asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(other)
+                 : "r"((unsigned)__cvta_generic_to_shared(tile + threadIdx.x)), "r"(rank ^ 1));
+    int value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(other));
+    asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+    y[i] = value;
+}
+
+extern "C" __global__ void asynchronous(vint *x, vint *y, int n) {
+    __shared__ int tile[1024];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned to = (unsigned)__cvta_generic_to_shared(tile + threadIdx.x);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"((int *)x + i));
+    asm volatile("cp.async.commit_group;\n cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    y[i] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+#endif
+
+extern "C" __global__ void guarded(vint *x, vint *y, int n) { // guards on accesses and on an exit
+    int i = blockIdx.x * blockDim.x + threadIdx.x, value = 7;
+    asm volatile(
+        "{\n .reg .pred %%held, %%leaves;\n setp.lt.s32 %%held, %1, %2;\n @%%held ld.global.u32 %0, [%3];\n"
+        " and.b32 %1, %1, 3;\n setp.eq.s32 %%leaves, %1, 3;\n @!%%held st.global.u32 [%4], 5;\n"
+        " @%%leaves exit;\n}"
+        : "+r"(value), "+r"(*&i)
+        : "r"(n), "l"((int *)x + i), "l"((int *)y + i)
+        : "memory");
+    y[blockIdx.x * blockDim.x + threadIdx.x] = value;
+}
+
+extern "C" __global__ void grid_stride(vint *x, vint *y, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        y[i] = x[i] + 1;
+}
+
+extern "C" __global__ void loads(vint *x, vint *y, int n) { // thread t of a block loads t % n times
+    int i = blockIdx.x * blockDim.x + threadIdx.x, sum = 0;
+    for (int j = 0; j < threadIdx.x % n; j++)
+        sum += x[i];
+    y[i] = sum;
+}

@@ -1,0 +1,140 @@
+"""gpt-ptx-probe as a user runs it."""
+
+import pytest
+
+from gpt import records, stream
+from gpt.probe.weave import unweave
+from gpt.ptx.prune import prune
+from gpt.ptx.scan import scan_module
+from tests import cuda
+from tests.stages.tools import run
+
+SOURCE = """
+extern "C" __global__ void copy(int *x, const int *y) { x[threadIdx.x] = y[threadIdx.x]; }
+extern "C" __global__ void fill(int *x, int y) { x[threadIdx.x] = y; }
+extern "C" __global__ void none() {}
+"""
+PROBE = '[loads]\nposition = "ld.global"\ndatamodel = "thread:8"\nbefore = "SAVE.u64 {ADDR};"\n'
+
+
+@pytest.fixture(scope="module")
+def text():
+    return cuda.nvrtc_compile(SOURCE, "compute_75")
+
+
+@pytest.fixture
+def probe_file(tmp_path):
+    path = tmp_path / "loads.toml"
+    path.write_text(PROBE)
+    return path
+
+
+def segment(*texts):
+    found = [stream.header("test", [])]
+    for number, data in enumerate(texts):
+        kernels = [item.name for item in scan_module(data).entries] if b".entry" in data else []
+        found.append(records.make("ptx", id=5 + number, module=f"m#{number}", arch="sm_75", kernels=kernels, data=data))
+    found.append(records.make("end", records=0, status=0))
+    return b"".join(map(stream.pack, found))
+
+
+def weave(*options, data, status=0):
+    done = run("gpt-ptx-probe", *options, data=data)
+    assert done.status == status, done.err
+    return done
+
+
+def test_each_kernel_alone_with_its_maps(text, probe_file):
+    done = weave("-p", probe_file, data=segment(text))
+    assert done.err.splitlines() == ["gpt-ptx-probe: warning: fill, none: left alone, no probe has a place in it"]
+    woven, left = done.kind("ptx")
+    assert (woven["id"], woven["kernels"], left["id"], left["kernels"]) == (0, ["copy"], 1, ["fill", "none"])
+    module = scan_module(text)
+    assert woven["original"] == prune(module, ["copy"]) == unweave(woven["data"])
+    assert left["data"] == prune(module, ["fill", "none"])
+    (map_,) = done.kind("map")
+    assert (map_["name"], map_["type"], map_["level"]) == ("loads", "array", "thread")
+    assert (map_["capacity"], map_["stride"]) == (1, 8)
+    assert map_["fields"] == [{"name": "addr", "type": "u64", "offset": 0}]
+    copy, fill, none = done.kind("kernel")
+    assert copy["params"] == [{"offset": 0, "size": 8}, {"offset": 8, "size": 8}]
+    assert copy["added"] == [{"offset": 16, "size": 8, "map": map_["id"]}]
+    assert copy["maps"] == [map_["id"]] and copy["verified"] == 1
+    assert copy["sites"] == [{"probe": "loads.loads", "position": "ld.global", "matched": 1, "woven": 1}]
+    assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe has a place in it"
+    assert "maps" not in fill
+
+
+def test_built_in_probes_and_names(text):
+    done = weave("-p", "block_sched", "-p", "gmem_bytes", "-k", "cop:fil", data=segment(text, text))
+    assert [record["kernels"] for record in done.kind("ptx")] == [["copy"], ["fill"]] * 2
+    assert [record["id"] for record in done.kind("map")] == list(range(8))
+    assert [record["maps"] for record in done.kind("kernel")] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    done = weave("-p", "block_sched", "--filter", "fill:none", data=segment(text))
+    assert [record["kernels"] for record in done.kind("ptx")] == [["copy"]]
+
+
+def test_nothing_matches(text, tmp_path):
+    path = tmp_path / "wgmma.toml"
+    path.write_text(PROBE.replace('"ld.global"', '"wgmma:ld.const"'))
+    done = weave("-p", path, data=segment(text))
+    assert f"gpt-ptx-probe: warning: {path}: matches nothing: 'wgmma:ld.const'" in done.err.splitlines()
+    (left,) = done.kind("ptx")
+    assert left["data"] == text and len(done.kind("kernel")) == 3
+    assert any(record["text"].startswith("matches nothing") for record in done.kind("diag"))
+    done = weave("-p", path, "-k", "absent", data=segment(text))
+    assert "no kernel of these names" in done.err and not done.kind("ptx")
+
+
+def test_counted_only(text, probe_file):
+    done = weave("-p", probe_file, "--count", "-k", "copy", data=segment(text))
+    (map_,) = done.kind("map")
+    (woven,) = done.kind("ptx")
+    assert map_["capacity"] == 0 and b"st.global.b64" not in woven["data"]
+
+
+def test_a_probe_that_is_not_proved_harmless(text, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[bad]\nposition = "ld.global"\nbefore = "mov.u32 %r1, 0;"\n')
+    done = weave("-p", path, data=segment(text), status=1)
+    assert done.err == f"gpt-ptx-probe: error: {path}:3: probe 'bad': writes program register '%r1'\n"
+    done = weave("-p", path, "--no-verify", "-k", "copy", data=segment(text))
+    assert done.kind("kernel")[0]["verified"] == 0
+    assert b"mov.u32 %r1, 0; //@ " in done.kind("ptx")[0]["data"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "fact"),
+    [
+        ([], 2, "-p PROBE is needed"),
+        (["-p", "no_such_probe"], 4, "no such probe file"),
+        (["-p", "torn.toml"], 3, "TOML"),
+    ],
+)
+def test_probes_that_cannot_be_had(options, status, fact, tmp_path):
+    (tmp_path / "torn.toml").write_text("[x\n")
+    done = run("gpt-ptx-probe", *options, data=segment(), cwd=tmp_path)
+    assert done.status == status and done.err.count("\n") == 1 and fact in done.err
+
+
+def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
+    torn = text[: text.index(b"ret;")]
+    done = weave("-p", probe_file, "-k", "copy", data=segment(b".version 8.0\n.target sm_75\n}", text), status=3)
+    assert "error: m#0:3:1: PTX: unexpected '}'" in done.err
+    first, second = done.kind("ptx")
+    assert first["data"].endswith(b"}") and second["kernels"] == ["copy"]
+    strange = text.replace(b"ld.global.u32", b"ld.global.u32 ?", 1)
+    for data in (torn, strange):
+        done = run("gpt-ptx-probe", "-p", probe_file, data=segment(data) if data is strange else segment(text)[:-40])
+        assert done.status == 3 and "Traceback" not in done.err and "error: " in done.err
+
+
+def test_the_whole_pipeline(text, probe_file, tmp_path):
+    (tmp_path / "k.ptx").write_bytes(text)
+    found = run("gpt-extract", "--ptx", tmp_path / "k.ptx")
+    woven = run("gpt-ptx-probe", "-p", "block_sched", "-p", probe_file, data=found.out)
+    done = run("gpt-asm", "--arch", "sm_75", "--compare", data=woven.out)
+    assert done.status == 0, done.err
+    assert len(done.kind("cubin")) == 3
+    needs = [record for record in done.kind("kernel") if "registers" in record]
+    assert len(needs) == 3 and all(record["registers"] >= record["registers_before"] for record in needs)

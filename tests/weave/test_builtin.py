@@ -1,0 +1,120 @@
+"""Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
+
+The kernels are those of this folder and of tests/gpu, and some of libraries from PyPI.
+"""
+
+import re
+import statistics
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpt.probe import load, verify
+from gpt.probe.weave import LeftAlone, unweave, weave
+from gpt.ptx import scan
+from gpt.ptx.prune import prune
+from tests import cuda
+from tests.stages.test_pypi import PACKAGES, fetch
+from tests.stages.tools import extract
+
+HERE = Path(__file__).parent
+SOURCES = [HERE / "tensor.cu", HERE.parent / "gpu" / "weave.cu"]
+PROBES = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
+ARCHS = {"sm_75": "compute_75", "sm_90": "compute_90", "sm_90a": "compute_90a", "sm_100a": "compute_100a"}
+NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+
+
+@cache
+def kernels(arch):
+    """The kernels of the sources, each pruned to what it needs."""
+    found = {}
+    for source in SOURCES:
+        module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), ARCHS[arch]), source.name)
+        found |= {entry.name: prune(module, [entry.name]) for entry in module.entries}
+    return found
+
+
+def assemble(data, arch, folder):
+    """Registers and bytes spilled, of all functions, by ptxas's report."""
+    text = folder / f"{abs(hash(data))}.ptx"
+    text.write_bytes(data)
+    command = [cuda.tool("ptxas"), f"-arch={arch}", "-v", text, "-o", text.with_suffix(".cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
+    return max(registers), sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
+
+
+def woven(data, kernel, name):
+    """The kernel with a probe, or None where there is nothing for it."""
+    try:
+        found = weave(data, kernel, [PROBES[name]])
+    except LeftAlone as error:
+        assert error.fact.startswith("no probe has a place in it")
+        return None
+    assert unweave(found.data) == data
+    return found
+
+
+def test_probes_are_proved_harmless_and_documented():
+    assert len(PROBES) >= 9
+    for name, file in PROBES.items():
+        verify.verify(file)
+        head = re.match(r"(# .*\n|#\n)+", file.source)
+        assert head, name
+        for word in ("measures", "unit", "cost"):
+            assert f"# {word} " in head[0], name
+        assert file.callback == name
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
+    jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
+    for kernel, data in kernels(arch).items():
+        for name in PROBES:
+            if found := woven(data, kernel, name):
+                jobs[kernel, name] = found.data
+    with ThreadPoolExecutor(2) as pool:
+        reports = dict(zip(jobs, pool.map(lambda data: assemble(data, arch, tmp_path), jobs.values()), strict=True))
+    added = {}
+    for (kernel, name), (registers, spills) in reports.items():
+        before = reports[kernel, ""]
+        if b".func" not in jobs[kernel, ""]:  # across a call, whatever lives is spilled
+            assert spills == before[1], f"{name} in {kernel} spills"
+        added.setdefault(name, []).append(registers - before[0])
+    with capsys.disabled():
+        for name, counts in list(added.items())[1:]:
+            print(
+                f"\n{arch} {name}: {len(counts)} kernels, registers added: median {statistics.median(counts)}", end=""
+            )
+    assert statistics.median(added["block_sched"]) <= 8  # most of these kernels take no more than ten
+    assert set(added) >= {"", *PROBES} - {"warp_progress"}
+
+
+def test_all_probes_at_once(tmp_path):
+    for kernel, data in kernels("sm_90").items():
+        found = weave(data, kernel, list(PROBES.values()))
+        assert unweave(found.data) == data
+        assert len(found.maps) == len(found.added) >= 2
+        assemble(found.data, "sm_90", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
+def test_libraries(name, tmp_path):
+    """Some kernels of a library, each with another probe; their PTX is for newer devices than most."""
+    records = extract("--ptx", fetch(PACKAGES[name])).kind("ptx")
+    jobs = []
+    for number, record in enumerate(records[:: max(1, len(records) // 12)]):
+        module = scan.scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
+        for entry in module.entries[: 1 + number % 2]:
+            data = prune(module, [entry.name])
+            if len(data) < 300_000:
+                jobs += [(entry.name, data, probe) for probe in list(PROBES)[number % 3 :: 3]]
+    assert jobs
+    texts = [found.data for kernel, data, probe in jobs if (found := woven(data, kernel, probe))]
+    assert texts
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda data: assemble(data, "sm_121", tmp_path), texts))

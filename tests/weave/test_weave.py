@@ -1,0 +1,346 @@
+"""What weaving inserts, and that it inserts only."""
+
+import re
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.probe.load import parse_toml
+from gpt.probe.weave import MARK, LeftAlone, unweave, weave
+from tests import cuda
+
+HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
+REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<9>;"
+SAVES = """
+[map.m]
+level = "{level}"
+cap = {cap}
+data = {{a = "u64", b = "u32"}}
+[probe.access]
+position = "{position}"
+level = "{level}"
+{when} = "SAVE [m] {{{{ADDR, {value}}}}};"
+"""
+
+
+def kernel(body, head=HEAD, params=".param .u64 p"):
+    return f"{head}.visible .entry k({params})\n{{\n{REGISTERS}\n{body}\n}}\n".encode()
+
+
+def probe(text):
+    return parse_toml(text, "probe.toml")
+
+
+def simple(position, snippet, when="before", more=""):
+    return probe(
+        f'[map.m]\ndata = {{a = "u32"}}\n[probe.x]\nposition = "{position}"\n{more}\n'
+        f'{when} = """.reg .u32 %a;\n{snippet}\nSAVE [m] {{%a}};"""\n'
+    )
+
+
+def assembled(data, tmp_path, arch="sm_90"):
+    (tmp_path / "k.ptx").write_bytes(data)
+    command = [cuda.tool("ptxas"), f"-arch={arch}", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + data.decode()
+
+
+def lines(woven):
+    """The instructions that were inserted, registers as they are."""
+    found = [line.partition(MARK)[0].strip() for line in woven.data.decode().splitlines() if MARK in line]
+    return [line for line in found if not line.startswith(".")]
+
+
+def check(data, *files, tmp_path, **options):
+    woven = weave(data, "k", files, **options)
+    assert unweave(woven.data) == data
+    assembled(woven.data, tmp_path)
+    return woven
+
+
+# What is inserted
+
+
+def test_parameters_go_behind(tmp_path):
+    data = kernel(
+        "ret;", params=".param .u32 a, .param .align 16 .b8 b[20], .param .u8 c, .param .u64 .ptr .align 256 d"
+    )
+    woven = check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+    assert [tuple(param) for param in woven.params] == [(0, 4), (16, 20), (36, 1), (40, 8)]
+    assert [tuple(param) for param in woven.added] == [(48, 8)]
+
+
+@pytest.mark.parametrize("head", ["k", "k()", "k( )", "k(\n)"])
+def test_kernels_without_parameters(head, tmp_path):
+    data = f"{HEAD}.entry {head} {{ ret; }}".encode()
+    woven = check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+    assert woven.params == [] and woven.added[0].offset == 0
+
+
+def test_a_guard_holds_for_the_probe(tmp_path):
+    file = simple("ld.global", "mov.u32 %a, SMID;")
+    text = "\n".join(lines(check(kernel("@!%p1 ld.global.u32 %r1, [%rd1];\nret;"), file, tmp_path=tmp_path)))
+    assert re.search(r"@%gpt_pred_\d+ st\.global\.b32", text)
+    assert "not.pred" in text
+    text = "\n".join(lines(check(kernel("ld.global.u32 %r1, [%rd1];\nret;"), file, tmp_path=tmp_path)))
+    assert "not.pred" not in text
+
+
+def test_no_pred_does_not_look_at_the_guard(tmp_path):
+    file = simple("bra", "selp.u32 %a, 1, 0, PRED;", more="no_pred = true")
+    text = "\n".join(lines(check(kernel("@%p1 bra L;\nL: ret;"), file, tmp_path=tmp_path)))
+    assert "selp.u32 %gpt_0_a, 1, 0, %p1;" in text
+
+
+def test_values_are_those_from_before_the_instruction(tmp_path):
+    file = simple("ld.global", "cvt.u32.u64 %a, ADDR;\nadd.u32 %a, %a, OUT;", "after")
+    found = lines(check(kernel("ld.global.u32 %r1, [%rd1+8];\nret;"), file, tmp_path=tmp_path))
+    assert not any(line.startswith("mov.b64") and line.endswith("%rd1;") for line in found)
+    file = simple("ld.global.b64", "cvt.u32.u64 %a, ADDR;", "after")
+    body = "@%p1 ld.global.b64 %rd1, [%rd1+8];\nret;"
+    woven = check(kernel(body), file, tmp_path=tmp_path)
+    before, after = woven.data.decode().split("ld.global.b64 %rd1")
+    copy = re.search(r"mov\.b64 (%gpt_b64_\d+), %rd1;", before)
+    assert copy and f"add.s64 %gpt_b64_1, {copy[1]}, 0+8;" in after
+
+
+def test_a_guard_that_the_instruction_changes(tmp_path):
+    file = simple("setp", "mov.u32 %a, 1;", "after")
+    woven = check(kernel("@%p1 setp.lt.u32 %p1, %r1, %r2;\nret;"), file, tmp_path=tmp_path)
+    before, after = woven.data.decode().split("@%p1 setp")
+    copy = re.search(r"mov\.pred (%gpt_pred_\d+), %p1;", before)
+    assert copy and f"@{copy[1]} " in after
+
+
+def test_registers_of_other_types_and_sizes(tmp_path):
+    file = probe('[map.m]\ndata = {a = "u64"}\n[probe.x]\nposition = "add:ld.global"\nafter = "SAVE [m] {OUT};"\n')
+    body = (
+        "add.f32 %f1, %f1, 0f3F800000; add.s32 %r1, %r1, -1; add.s64 %rd1, %rd1, 1;"
+        "ld.global.u8 %r1, [%rd1]; ld.global.v2.u32 {%r1, %r2}, [%rd1]; ret;"
+    )
+    check(kernel(body), file, tmp_path=tmp_path)
+
+
+def test_parts_of_a_record_wait_for_the_last(tmp_path):
+    file = probe(
+        '[x]\nposition = "bar.sync"\ndatamodel = "warp:16:4"\nbefore = "SAVE.u64 {CLOCK};"\n'
+        'after = "SAVE.u32 {SMID, LANEID};"\n'
+    )
+    woven = check(kernel("bar.sync 0;\nret;"), file, tmp_path=tmp_path)
+    before, after = woven.data.decode().split("bar.sync")
+    assert "st.global" not in before and after.count("st.global") == 3
+    assert woven.maps[0].unit_size == 8 + 4 * 16
+
+
+def test_a_pragma_stays_with_its_instruction(tmp_path):
+    body = 'mov.u32 %r2, 0;\n.pragma "used_bytes_mask 0xf";\nld.global.u32 %r1, [%rd1];\nret;'
+    head = HEAD.replace("8.0", "8.3")
+    woven = weave(kernel(body, head), "k", [simple("ld.global", "mov.u32 %a, SMID;")])
+    assert '.pragma "used_bytes_mask 0xf";\nld.global' in woven.data.decode()
+
+
+@pytest.mark.parametrize("level", ["thread", "warp", "block"])
+@pytest.mark.parametrize("cap", ["1", "5", '"dynamic"'])
+@pytest.mark.parametrize("position", ["ld.global", "kernel"])
+@pytest.mark.parametrize("count", [False, True])
+def test_every_way_to_save(level, cap, position, count, tmp_path):
+    value = "ADDR" if position == "ld.global" else "BLOCK"
+    file = probe(SAVES.format(level=level, cap=cap, position=position, when="before", value="SMID")
+                 .replace("{{", "{").replace("}}", "}").replace("ADDR", value))  # fmt: skip
+    for sample in ("", 'sample = "block/3"\n', 'sample = "warp/8"\n'):
+        sampled = probe(file.source.replace("before =", f"{sample}before ="))
+        woven = check(
+            kernel("@%p2 ld.global.u32 %r1, [%rd1];\n@%p1 ret;\nret;"), sampled, tmp_path=tmp_path, count=count
+        )
+        text = "\n".join(lines(woven))
+        assert ("st.global.b32" in text) != count
+        assert woven.maps[0].capacity == (0 if count else {"1": 1, "5": 5}.get(cap, ((64 << 20) - 8) // 24))
+
+
+def test_counts_are_added_up_in_the_warp_where_the_target_can(tmp_path):
+    text = (
+        '[map.m]\ntype = "total"\nlevel = "warp"\ndata = {a = "u64", b = "u32", c = "f32", d = "u64"}\n'
+        '[probe.x]\nposition = "kernel"\nlevel = "warp"\nafter = """.reg .u64 %a; .reg .u32 %b; .reg .f32 %c;\n'
+        'mov.u64 %a, 1; mov.u32 %b, 2; mov.f32 %c, 0f3F800000;\nSAVE [m] {%a, %b, %c, %b};"""\n'
+    )
+    found = lines(check(kernel("@%p1 exit;\nret;"), probe(text), tmp_path=tmp_path))
+    assert sum("redux.sync.add.u32" in line for line in found) == 2 * (3 + 1 + 2)
+    old = weave(kernel("@%p1 exit;\nret;", HEAD.replace("sm_90", "sm_75")), "k", [probe(text)])
+    assert not any("redux" in line for line in lines(old))
+    assembled(old.data, tmp_path, "sm_75")
+
+
+def test_loops_and_labels_of_a_snippet(tmp_path):
+    snippet = ".reg .pred %q;\nmov.u32 %a, 0;\nagain:\nadd.u32 %a, %a, 1;\nsetp.lt.u32 %q, %a, 4;\n@%q bra again;"
+    woven = check(kernel("@%p1 ld.global.u32 %r1, [%rd1];\nld.global.u32 %r1, [%rd1];\nret;"),
+                  simple("ld.global", snippet), tmp_path=tmp_path)  # fmt: skip
+    assert len(set(re.findall(r"(\$gpt_\w+):", woven.data.decode()))) == 2
+
+
+def test_python_probes(tmp_path):
+    from gpt.probe.frontend import compile_python
+
+    file = compile_python(
+        "from neutrino import probe, Map\nimport neutrino.language as nl\n"
+        '@Map(level="warp", type="array", size=16, cap=1)\nclass m:\n    a: nl.u64\n    b: nl.u32\n    c: nl.u32\n'
+        'start: nl.u64 = 0\n@probe(pos="kernel", level="warp", before=True)\ndef begin():\n    start = nl.clock()\n'
+        '@probe(pos="kernel", level="warp")\ndef end():\n    m.save(start, nl.u32(nl.clock() - start), nl.cuid())\n',
+        "probe.py",
+    )
+    check(kernel("@%p1 ret;\nret;"), file, tmp_path=tmp_path)
+
+
+# Device functions
+
+FUNCTIONS = (
+    HEAD
+    + """.func (.param .b32 r) leaf(.param .b32 x);
+.func nothing() { .reg .pred %p<2>; .reg .b64 %rd<2>; @%p1 exit; st.global.u32 [%rd1], 1; ret; }
+.func (.param .b32 r) leaf(.param .b32 x)
+{
+    .reg .b32 %r<3>; .reg .b64 %rd<3>; .reg .pred %p<3>;
+    ld.global.u32 %r1, [%rd1];
+    st.param.b32 [r], %r1;
+    @%p1 ret;
+    call.uni nothing, ();
+    call nothing;
+}
+.func (.param .b32 r) pure(.param .b32 x) { .reg .b32 %r; mov.u32 %r, 1; st.param.b32 [r], %r; ret; }
+.visible .entry k(.param .u64 p)
+{
+    .reg .b32 %r<3>;
+    { .param .b32 x; st.param.b32 [x], 5; .param .b32 r;
+      call.uni (r), leaf, (x);
+      call (r), pure, (x); // pure(x)
+      ld.param.b32 %r1, [r]; }
+    ret;
+}
+"""
+).encode()
+
+
+def test_functions_with_probes_get_a_parameter(tmp_path):
+    counter = probe(
+        '[map.m]\ntype = "total"\nlevel = "warp"\ndata = {a = "u64", b = "u32"}\n[probe.begin]\nposition = "kernel"\n'
+        'level = "warp"\nbefore = """.reg .u64 %a;\n.reg .pred %q;\nmov.u64 %a, 0;\nsetp.eq.u64 %q, %a, 0;"""\n'
+        '[probe.access]\nposition = "ld.global:st.global"\nlevel = "warp"\nbefore = "@%q add.u64 %a, %a, BYTES;"\n'
+        '[probe.end]\nposition = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {%a, SMID};"\n'
+    )
+    woven = check(FUNCTIONS, counter, tmp_path=tmp_path)
+    text = woven.data.decode()
+    assert len(re.findall(r"\.param \.b64 gpt_in", text)) == 3  # leaf twice, nothing once
+    assert text.count("%gpt_state //@") + text.count("%gpt_state) //@") == 3
+    assert text.count("selp.u32") == text.count("st.local.b64") > 3  # the predicate goes with the counter
+
+
+def test_a_function_whose_address_is_taken_is_no_place_for_probes():
+    text = FUNCTIONS.replace(b"ret;\n}\n.func (.param .b32 r) pure", b"ret;\n}\n.func (.param .b32 r) pure")
+    text = text.replace(
+        b"    .reg .b32 %r<3>;\n    {", b"    .reg .b32 %r<3>; .reg .b64 %f;\n    mov.u64 %f, leaf;\n    {"
+    )
+    with pytest.raises(LeftAlone, match="function 'leaf', whose address is taken"):
+        weave(text, "k", [simple("ld.global", "mov.u32 %a, 1;")])
+
+
+# What is left alone
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (kernel("ret;"), "no probe has a place in it"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("8.0", "6.1")), "PTX 6.1 is older than 6.2"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("64\n", "32\n")), "its addresses have 32 bits"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .b8 p[4348]"), "no room for 1 more parameters"),
+    ],
+)
+def test_kernels_left_alone(data, reason):
+    with pytest.raises(LeftAlone, match=reason):
+        weave(data, "k", [simple("ld.global", "mov.u32 %a, 1;")])
+
+
+@pytest.mark.parametrize(
+    ("body", "snippet", "reason"),
+    [
+        ("atom.global.add.u32 _, [%rd1], 1;", "mov.u32 %a, OUT;", "has no OUT"),
+        ("atom.global.add.u32 %r1, [%rd1], 1;", "mov.u32 %a, IN4;", "has no IN4"),
+        ("atom.global.cas.b64 %rd1, [%rd1], 1, 2;", "mov.u32 %a, OUT;", "64 bits"),
+        ("atom.global.add.u32 %x, [%rd1], 1;", "mov.u32 %a, OUT;", "no register of a plain type"),
+    ],
+)
+def test_instructions_left_alone(body, snippet, reason, tmp_path):
+    woven = weave(kernel(f"atom.global.add.u32 %r1, [%rd1], 1, 2, 3, 4;\n{body}\nret;"), "k",
+                  [simple("atom.global", snippet, "after")])  # fmt: skip
+    assert [reason in fact for fact in woven.misfits] == [True]
+    assert [(site.matched, site.woven) for site in woven.sites] == [(2, 1)]
+
+
+def test_what_nobody_verified_costs_a_site_at_most():
+    for saved in ("SAVE [other] {%a};", "SAVE [m] {%a, %a};"):
+        file = simple("ld.global", f"mov.u32 %a, 1;\n{saved}")
+        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+            weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [file])
+
+
+# Weaving and back
+
+STATEMENTS = [
+    "add.s32 %r1, %r2, 3;", "@%p1 bra L1;", "@!%p2 exit;", "ret;", "@%p3 ret;", "L1:", "{", "}", ".loc 1 2 3\n",
+    "ld.global.u32 %r1, [%rd1+-4];", "@%p1 st.global.v2.u32 [%rd1], {%r1, %r2};", "ld.u32 %r1,[%rd1];",
+    "ld.volatile .global\n.u64 %rd1, [%rd1];", "bar.sync 0;", "atom.global.add.u32 %r1, [%rd1], %r1;",
+    '.pragma "nounroll";', "// ld.global.u32 %r1, [%rd1];\n", "/* ret; */", "add.f32 %f1, %f1, %f2;",
+    "{ .param .b32 x; st.param.b32 [x], %r1; call f, (x); }", "call f , ( %r1 );", "mma.sync.aligned.m16n8k8.row.col."
+    "f16.f16.f16.f16 {%r1, %r2}, {%r3, %r4}, {%r5}, {%r1, %r2};", "setp.lt.u32 %p1|%p2, %r1, 5;", ".reg .b32 %t;",
+]  # fmt: skip
+BLANKS = st.sampled_from(["", " ", "\n", "\n\n", "\t", " // c\n", "/* { */", "\r\n"])
+FILES = [
+    simple("kernel", "mov.u32 %a, SMID;", "after"),
+    simple("ld.global:st.global:ld.generic", "cvt.u32.u64 %a, ADDR;", "after"),
+    simple("bra", "selp.u32 %a, 1, 0, PRED;", more="no_pred = true"),
+    simple("label:L1:line:*:2:func:f", "mov.u32 %a, ACTIVE;"),
+    simple("setp:add.f32:mma:atom", "mov.u32 %a, 7;", "after"),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=20),
+    st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=8),
+    st.lists(st.sampled_from(FILES), min_size=1, max_size=3, unique_by=id),
+    BLANKS,
+)
+def test_weaving_inserts_and_nothing_else(body, function, files, blank):
+    """Also where the program makes no sense: weaving does not look at what it has no business with."""
+    text = lambda parts: balanced("".join(statement + blank for statement, blank in parts))  # noqa: E731
+    data = (
+        f'{HEAD}.file 1 "a.cu"\n.func f{blank}(.param .b32 x){blank}{{{text(function)}{blank}}}\n'
+        f".entry{blank or ' '}k{blank}(.param .u64 p{blank}){{{REGISTERS}{text(body)}{blank}}}{blank}"
+    ).encode()
+    try:
+        woven = weave(data, "k", files)
+    except LeftAlone as error:
+        assert error.fact.startswith("no probe has a place")
+        return
+    assert unweave(woven.data) == data
+    assert woven.data.count(MARK.encode()) >= len(woven.maps)
+    assert all(site.woven <= site.matched for site in woven.sites)
+
+
+def balanced(text):
+    """The text with braces that no other matches taken out."""
+    out, depth = [], 0
+    for piece in re.split(r"(/\*.*?\*/|//[^\n]*\n|[{}])", text):
+        if piece == "}" and not depth:
+            continue
+        depth += (piece == "{") - (piece == "}")
+        out.append(piece)
+    return "".join(out) + "}" * depth
+
+
+@given(st.binary(max_size=200))
+def test_unweaving_what_was_never_woven(data):
+    if MARK.encode() not in data:
+        assert unweave(data) == data
