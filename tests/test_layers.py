@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LAYERS = re.findall(r"^\.It Pa (gpt/\S+)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
+LAYERS = [
+    tuple(names.split(" , "))  # what stands in one entry is one layer
+    for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
+]
 FREE = {"gpt/__init__.py", "gpt/errors.py", "gpt/workers.py"}  # import nothing of ours, or next to nothing
 
 
 def layer_of(path):
-    return next((number for number, name in enumerate(LAYERS) if path.startswith(name)), None)
+    return next((number for number, names in enumerate(LAYERS) if path.startswith(names)), None)
 
 
 def imported(tree):
