@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gpt.errors import GptError
 from gpt.probe.code import Code, Condition
 from gpt.probe.lower import Lowering, Misfit, Names, Site
-from gpt.probe.model import Probe, ProbeFile, Snippet
+from gpt.probe.model import Probe, ProbeFile, Snippet, names_of
 from gpt.probe.operands import bind
 from gpt.probe.params import Param, behind, layout, limit, room
 from gpt.probe.positions import Site as Place
@@ -105,6 +105,18 @@ def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
     found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
+
+
+def cooperating(file: ProbeFile) -> list[list[Probe]]:
+    """The probes of a file in groups that share registers."""
+    registers = {register.name for register in file.registers}
+    groups: list[tuple[set[str], list[Probe]]] = []
+    for probe in file.probes:
+        named = {n for _, snippet in probe.snippets for line in snippet.lines for n in names_of(line.node)} & registers
+        joined = [group for group in groups if group[0] & named]
+        groups = [group for group in groups if group not in joined]
+        groups.append((named.union(*(g[0] for g in joined)), [p for g in joined for p in g[1]] + [probe]))
+    return [probes for _, probes in groups]
 
 
 @dataclass
@@ -222,13 +234,17 @@ class _Weaving:
         return function
 
     def drop_idle(self, functions: list[_Function]) -> None:
-        """Drops the probes of files that would only tell that nothing happened: nothing but `kernel` matched."""
+        """Drops probes that could only tell that nothing happened: of those that share registers, only `kernel` ones
+        matched.
+        """
         for number, file in enumerate(self.files):
             uses = [use for function in functions for use in function.uses if use.file == number]
-            is_idle = all(use.place.position.kind == "kernel" for use in uses)
-            if is_idle and any(p.kind != "kernel" for probe in file.probes for p in probe.positions):
-                for function in functions:
-                    function.uses = [use for use in function.uses if use.file != number]
+            matched = {use.probe.name for use in uses if use.place.position.kind != "kernel"}
+            for group in cooperating(file):
+                others = any(p.kind != "kernel" for probe in group for p in probe.positions)
+                if others and not any(probe.name in matched for probe in group):
+                    for function in functions:
+                        function.uses = [u for u in function.uses if u.file != number or u.probe not in group]
 
     def place(self, function: _Function, number: int, probe: Probe, place: Place) -> None:
         key = (f"{Path(self.files[number].path).stem}.{probe.name}", str(place.position))

@@ -183,6 +183,8 @@ class Gpu:
         self.device = device
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
+        # Of a recursion ptxas cannot tell the depth, and a probe makes each of its frames larger.
+        self.call("cuCtxSetLimit", 0, ctypes.c_size_t(16 << 10))
         self.arch = f"sm_{self.attribute(75)}{self.attribute(76)}"
         self.sms = self.attribute(16)
 

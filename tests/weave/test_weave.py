@@ -278,6 +278,19 @@ def test_instructions_left_alone(body, snippet, reason, tmp_path):
     assert [(site.matched, site.woven) for site in woven.sites] == [(2, 1)]
 
 
+def test_probes_that_share_nothing_do_not_wait_for_each_other():
+    sched = '[sched]\nposition = "kernel"\ndatamodel = "warp:8"\nbefore = ".reg .u64 %t;mov.u64 %t, TIME;"\n'
+    sched += 'after = "SAVE.u64 {%t};"\n'
+    count = '[count]\nposition = "ld.global"\nbefore = ".reg .u64 %n;add.u64 %n, %n, 1;"\n'
+    total = '[total]\nposition = "kernel"\ndatamodel = "warp:8"\nafter = "SAVE.u64 {%n};"\n'
+    woven = weave(kernel("ret;"), "k", [probe(sched + count + total)])
+    assert [placed.map.name for placed in woven.maps] == ["sched"]
+    woven = weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [probe(sched + count + total)])
+    assert [placed.map.name for placed in woven.maps] == ["sched", "total"]
+    with pytest.raises(LeftAlone):
+        weave(kernel("ret;"), "k", [probe(count + total)])
+
+
 def test_what_nobody_verified_costs_a_site_at_most():
     for saved in ("SAVE [other] {%a};", "SAVE [m] {%a, %a};"):
         file = simple("ld.global", f"mov.u32 %a, 1;\n{saved}")
