@@ -1,7 +1,7 @@
 """Stock PyTorch slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
 
 Run by tests/gpu/run.sh where torch is installed. For each workload: recorded once; its libraries slimmed by whole
-elements (what Negativa-ML does) and by kernels; each set run in place of the installed ones (gpt-hook --replace),
+elements (what Negativa-ML does), by kernels, and with unused kernels dropped; each set run in place of the installed ones (gpt-hook --replace),
 lazily and eagerly loaded, its output held against the original's. Raw figures go to debloat.json.
 """
 
@@ -20,6 +20,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve()
 WORKLOADS = sys.argv[1:] or ["mlp", "generate", "resnet", "train", "compile"]
+KINDS = {  # options of gpt-locate and gpt-patch
+    "element": ("--granularity element", ""),
+    "kernel": ("--granularity kernel", ""),
+    "drop": ("--granularity kernel", "--kernels drop"),
+}
 ROUNDS = 3
 HERE = str(Path(__file__).parent)
 
@@ -51,11 +56,11 @@ def run(line: list[str], env: dict[str, str]) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def slim(trace: Path, folder: Path, granularity: str, env: dict[str, str]) -> dict[str, Any]:
+def slim(trace: Path, folder: Path, kind: str, env: dict[str, str]) -> dict[str, Any]:
     """The pipeline; its records in numbers: bytes before and after."""
     line = (
-        f"gpt-extract --loaded '{trace}' | gpt-locate --used '{trace}' --granularity {granularity} | "
-        f"gpt-patch -o '{folder}' --json"
+        f"gpt-extract --loaded '{trace}' | gpt-locate --used '{trace}' {KINDS[kind][0]} | "
+        f"gpt-patch -o '{folder}' --json {KINDS[kind][1]}"
     )
     out, err = run(["bash", "-o", "pipefail", "-c", line], env)
     patched = [r for r in map(json.loads, out.splitlines()) if r["kind"] == "patched"]
@@ -81,7 +86,7 @@ def workload(name: str, folder: Path, env: dict[str, str]) -> dict[str, Any]:
     trace = folder / f"{name}.mp"
     out, _ = run(["gpt-hook", "run", "-f", "-o", str(trace), "--", *command(name)], env)
     row: dict[str, Any] = {"name": name, "runs": {}, "sizes": {}, "same": True}
-    for kind in ("original", "element", "kernel"):
+    for kind in ("original", *KINDS):
         options: list[str] = []
         if kind != "original":
             row["sizes"][kind] = slim(trace, folder / kind, kind, env)
