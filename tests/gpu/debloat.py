@@ -1,8 +1,8 @@
 """Stock PyTorch slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
 
-Run by tests/gpu/run.sh where torch is installed. For each workload: recorded once; its libraries slimmed by whole
-elements (what Negativa-ML does), by kernels, and with unused kernels dropped; each set run in place of the installed ones (gpt-hook --replace),
-lazily and eagerly loaded, its output held against the original's. Raw figures go to debloat.json.
+Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
+Negativa-ML does), by kernels, and with unused kernels dropped; each set run in place of the installed ones (gpt-hook
+--replace), lazily and eagerly loaded, its output held against the original's. Raw figures go to debloat.json.
 """
 
 from __future__ import annotations
