@@ -46,13 +46,13 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: runtime/hook/launcher.c $(wildcard runtime/follow/*.[ch]) runtime/hook/chunk.h \
+$(RUNTIME)/gpt-hook: runtime/hook/launcher.c $(wildcard runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/template.h \
     runtime/cuda_abi.h runtime/msgpack.h runtime/records.h gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
 
-$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/chunk.h runtime/hook/names.h \
+$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/template.h runtime/hook/chunk.h runtime/hook/names.h \
     runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h
 	@echo "cc $@"
 	@mkdir -p $(@D)

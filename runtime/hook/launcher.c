@@ -21,6 +21,7 @@
 
 #include "../cuda_abi.h"
 #include "../follow/follow.h"
+#include "template.h"
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
@@ -202,34 +203,12 @@ static const char *absolute(const char *path) {
     return whole;
 }
 
-// The name as this process will expand it; false where that is not known yet.
+// The name as this process will expand it.
 static void expand(const char *from, char path[PATH_MAX]) {
-    size_t at = 0;
-    for (; *from && at < PATH_MAX - 80; from++) {
-        char text[72] = {*from};
-        if (*from == '%' && from[1]) {
-            const char *rank = getenv("RANK");
-            switch (*++from) {
-            case 'p':
-                snprintf(text, sizeof(text), "%d", getpid());
-                break;
-            case 'h':
-                gethostname(text, sizeof(text) - 1);
-                break;
-            case 'r':
-                snprintf(text, sizeof(text), "%s", rank ? rank : "0");
-                break;
-            case '%':
-                break;
-            default:
-                fail(USAGE, from - 1, "only %%p, %%h, %%r and %%%% mean something in a file's name");
-            }
-        }
-        size_t size = strlen(text);
-        memcpy(path + at, text, size);
-        at += size;
-    }
-    path[at] = '\0';
+    for (const char *c = from; *c; c++)
+        if (*c == '%' && c[1] && !strchr("phr%", *++c))
+            fail(USAGE, c - 1, "only %%p, %%h, %%r and %%%% mean something in a file's name");
+    gpt_expand_name(from, path, PATH_MAX);
 }
 
 static bool is_trace(const char *path) {

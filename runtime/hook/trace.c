@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "hook.h"
+#include "template.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -285,32 +286,7 @@ struct thread *hook_begin_thread(void) {
 
 // The beginning
 
-static size_t expand(char *path, size_t size) {
-    size_t at = 0;
-    for (const char *from = template; *from && at + 1 < size; from++) {
-        char text[65] = {*from};
-        if (*from == '%' && from[1]) {
-            const char *rank = getenv("RANK");
-            switch (*++from) {
-            case 'p':
-                snprintf(text, sizeof(text), "%d", getpid());
-                break;
-            case 'h':
-                gethostname(text, sizeof(text) - 1);
-                break;
-            case 'r':
-                snprintf(text, sizeof(text), "%s", rank ? rank : "0");
-                break;
-            default:
-                text[0] = *from;
-            }
-        }
-        for (const char *c = text; *c && at + 1 < size; c++)
-            path[at++] = *c;
-    }
-    path[at] = '\0';
-    return at;
-}
+static size_t expand(char *path, size_t size) { return gpt_expand_name(template, path, size); }
 
 // Creates the file: NAME, or if this process is not the first there, NAME.PID, NAME.PID.2, ...
 static int create(bool *first) {
