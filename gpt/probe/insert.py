@@ -1,0 +1,52 @@
+"""Lines that are inserted into a module's text, each with a mark behind it by which they are found again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+MARK = "//@"
+_WOVEN = re.compile(rf"\n(?:[^\n]*{re.escape(MARK)}[^\n]*\n)+")
+# What stands in one place, in order: what probes want to know from before, probes, what calls and exits need.
+(DECLARE, STATE_IN, ENTRY, CALL_OUT, AFTER, LABEL, BEFORE, KEEP, STATE_OUT, LEAVE, KERNEL_EXIT, CALL_IN) = range(12)
+
+
+class _Insertion(NamedTuple):
+    """Lines that go in front of the character at `offset`; `order` and then `number` tell which come first."""
+
+    offset: int
+    order: int
+    number: int
+    lines: list[str]
+
+
+class Insertions:
+    """What goes into one text."""
+
+    def __init__(self) -> None:
+        self._all: list[_Insertion] = []
+
+    def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
+        """Lines in front of the character at `offset`."""
+        self.add_from("", offset, order, ((line, 0) for line in lines))
+
+    def add_from(self, path: str, offset: int, order: int, lines: Iterable[tuple[str, int]]) -> None:
+        """Lines of a probe file, each with its number there."""
+        place = "".join(c for c in path if c.isprintable())
+        marked = [f"\t{text} {MARK}{f' {place}:{line}' if place else ''}" for text, line in lines]
+        if marked:
+            self._all.append(_Insertion(offset, order, len(self._all), marked))
+
+    def text(self, text: str) -> bytes:
+        """The text with the lines in it."""
+        parts, at = [], 0
+        for offset, _, _, lines in sorted(self._all):
+            parts += [text[at:offset], "\n", "".join(f"{line}\n" for line in lines)]
+            at = offset
+        return "".join([*parts, text[at:]]).encode("latin-1", "replace")
+
+
+def unweave(data: bytes) -> bytes:
+    """The program without what was inserted."""
+    return _WOVEN.sub("", data.decode("latin-1")).encode("latin-1")
