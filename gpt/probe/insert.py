@@ -18,7 +18,7 @@ class _Insertion(NamedTuple):
     offset: int
     order: int
     number: int
-    lines: list[str]
+    text: str
 
 
 class Insertions:
@@ -29,22 +29,25 @@ class Insertions:
 
     def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
         """Lines in front of the character at `offset`."""
-        self.add_from("", offset, order, ((line, 0) for line in lines))
+        self.put(offset, order, "".join(map(marked, lines)))
 
-    def add_from(self, path: str, offset: int, order: int, lines: Iterable[tuple[str, int]]) -> None:
-        """Lines of a probe file, each with its number there."""
-        place = "".join(c for c in path if c.isprintable())
-        marked = [f"\t{text} {MARK}{f' {place}:{line}' if place else ''}" for text, line in lines]
-        if marked:
-            self._all.append(_Insertion(offset, order, len(self._all), marked))
+    def put(self, offset: int, order: int, text: str) -> None:
+        """Lines that have their marks."""
+        if text:
+            self._all.append(_Insertion(offset, order, len(self._all), text))
 
     def text(self, text: str) -> bytes:
         """The text with the lines in it."""
         parts, at = [], 0
         for offset, _, _, lines in sorted(self._all):
-            parts += [text[at:offset], "\n", "".join(f"{line}\n" for line in lines)]
+            parts += [text[at:offset], "\n", lines]
             at = offset
         return "".join([*parts, text[at:]]).encode("latin-1", "replace")
+
+
+def marked(line: str, path: str = "", number: int = 0) -> str:
+    """A line with its mark, which names a line of a probe file."""
+    return f"\t{line} {MARK} {path}:{number}\n" if path else f"\t{line} {MARK}\n"
 
 
 def unweave(data: bytes) -> bytes:
