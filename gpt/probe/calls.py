@@ -15,10 +15,12 @@ from gpt.probe.insert import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, In
 from gpt.probe.params import room
 from gpt.probe.state import State
 from gpt.probe.survey import Function
-from gpt.ptx import tree
-from gpt.ptx.parse import parse_head
-from gpt.ptx.quick import parse_instruction
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, Statement
+
+_CALL = re.compile(  # the name that stands where a function does
+    r"(?:@\s*!?\s*[\w$%]+\s*)?call(?:\s*\.\w+(?:::\w+)*)*\s*(?:\([^()]*\)\s*,\s*)?([A-Za-z_$][\w$]*)", re.ASCII
+)
 
 
 class LeftAlone(GptError):
@@ -30,7 +32,7 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
         return
-    calls = {f.item.name: called(module, f.statements) for f in functions}
+    calls = {f.item.name: _called(module, f.statements) for f in functions}
     while waiting:
         function = waiting.pop()
         if not function.stateful:
@@ -44,38 +46,37 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
 def _find_obstacle(module: Module, function: Function, entry: Function) -> str | None:
     """Why no parameter can be added: the function could be called in another way than by its name."""
     name = function.item.name
-    word = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])")
-    named = sum(1 for _ in word.finditer(module.skeleton))
     own = sum(1 for item in module.items if item.kind == "func" and item.name == name)
-    direct = sum(1 for _ in _iter_callers(module, name))
-    if named != own + direct:
+    calling = [f for f in module.functions if module.skeleton.find(name, f.body, f.end) >= 0]
+    direct = {f: [s for s in module.statements(f) if _callee(module, s) == name] for f in calling}
+    if len(list(_iter_named(module.skeleton, name, 0, len(module.skeleton)))) != own + sum(map(len, direct.values())):
         return "whose address is taken"
-    if any(name in called(module, module.statements(e)) for e in module.entries if e is not entry.item):
+    if any(direct.get(other) for other in module.entries if other is not entry.item):
         return "which another kernel calls"
-    if any(s.word == ".reg" for p in parse_head(module, function.item).params or () for s in p.specifiers):
+    if any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
         return "whose parameters are registers"
     return None
 
 
-def called(module: Module, statements: Sequence[Statement]) -> set[str]:
+def _iter_named(text: str, name: str, start: int, end: int) -> Iterator[int]:
+    """The offsets of a name between two others."""
+    for found in re.compile(rf"{re.escape(name)}(?![\w$])").finditer(text, start, end):
+        before = text[found.start() - 1] if found.start() else " "
+        if not (before.isalnum() or before in "_$%."):
+            yield found.start()
+
+
+def _callee(module: Module, statement: Statement) -> str | None:
+    """The function that a statement calls by its name."""
+    if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
+        found = _CALL.match(module.skeleton, statement.start, statement.end)
+        return found[1] if found else None
+    return None
+
+
+def _called(module: Module, statements: Sequence[Statement]) -> set[str]:
     """The functions that these statements call by name."""
-    found = set()
-    for statement in statements:
-        if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
-            node = parse_instruction(module.source(statement), module.name)
-            name = next((o.name for o in node.operands if isinstance(o, tree.Name)), "")
-            if not name.startswith("%"):
-                found.add(name)
-    return found
-
-
-def _iter_callers(module: Module, name: str) -> Iterator[Statement]:
-    """The statements of a module that call a function by its name."""
-    for function in module.functions:
-        if module.skeleton.find(name, function.body, function.end) >= 0:
-            for statement in module.statements(function):
-                if name in called(module, [statement]):
-                    yield statement
+    return {name for statement in statements if (name := _callee(module, statement))}
 
 
 def pass_state(module: Module, functions: Sequence[Function], entry: Function, state: State, to: Insertions) -> None:
@@ -98,13 +99,13 @@ def _pass_on(
         if statement.kind != "instruction":
             continue
         opcode = statement.head.partition(".")[0]
-        if opcode == "call" and (callee := called(module, [statement]) & stateful):
-            at, before, behind = _find_argument(module, statement, next(iter(callee)))
+        if (callee := _callee(module, statement)) in stateful:
+            at, before, behind = _find_argument(module, statement, callee)
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
-            to.add(in_front(function, number), STATE_OUT, state.store(used, code))
+            to.add(in_front(function.statements, number), STATE_OUT, state.store(used, code))
             to.add(statement.end, CALL_OUT, state.load(used, code))
         elif opcode == "ret" and not is_entry:
-            to.add(in_front(function, number), CALL_IN, state.store(used, code))
+            to.add(in_front(function.statements, number), CALL_IN, state.store(used, code))
     if is_entry:
         to.add(body, STATE_IN, state.begin(code))
         return
@@ -115,20 +116,18 @@ def _pass_on(
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
     """Where one more argument of a call goes: the offset, and what stands before and behind it."""
     text = module.skeleton
-    found = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])").search(text, statement.start, statement.end)
-    assert found
-    at = text.find("(", found.end(), statement.end)
+    behind = next(_iter_named(text, name, statement.start, statement.end)) + len(name)
+    at = text.find("(", behind, statement.end)
     if at < 0:
-        return found.end(), ", (", ")"
+        return behind, ", (", ")"
     end = text.index(")", at)
     return end, ", " if text[at + 1 : end].strip() else "", ""
 
 
-def in_front(function: Function, number: int) -> int:
+def in_front(statements: Sequence[Statement], number: int) -> int:
     """The offset in front of a statement, and of pragmas that speak of it."""
-    at = function.statements[number].start
-    for statement in reversed(function.statements[:number]):
-        if statement.kind != "directive" or statement.head not in (".pragma", ".loc"):
-            break
-        at = statement.start if statement.head == ".pragma" else at
+    at = statements[number].start
+    while number and statements[number - 1].head in (".pragma", ".loc"):
+        number -= 1
+        at = statements[number].start if statements[number].head == ".pragma" else at
     return at

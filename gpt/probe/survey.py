@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpt.probe.code import Code
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
-from gpt.probe.positions import Site, find_sites
+from gpt.probe.positions import Body, Site, find_sites
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import Registers
 from gpt.probe.verify import find_misfit
@@ -133,11 +133,12 @@ class Survey:
     def _function(self, item: Item, code: Code) -> Function:
         statements = self.module.statements(item)
         function = Function(item, statements, Registers(self.module, statements), code)
+        body = Body(self.module, item, statements)
         for number, file in enumerate(self.files):
             for probe in file.probes:
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                for site in find_sites(self.module, item, statements, probe.positions):
+                for site in find_sites(body, probe.positions):
                     if site[1:] in seen:
                         continue
                     seen.add(site[1:])

@@ -40,7 +40,7 @@ from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
-from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 
 __all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
@@ -64,11 +64,14 @@ class Woven:
     variables: list[str]
 
 
-def weave(data: bytes, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False) -> Woven:
+def weave(
+    data: bytes | Module, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False
+) -> Woven:
     """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
     counted only. Raises LeftAlone, MalformedError.
     """
-    return _Weaving(scan_module(data, name), kernel, files, count).run()
+    module = data if isinstance(data, Module) else scan_module(data, name)
+    return _Weaving(module, kernel, files, count).run()
 
 
 def version(module: Module) -> tuple[int, int]:
@@ -145,7 +148,7 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_head(module, self.entry.item))
+        params = layout(parse_params(module, self.entry.item) or ())
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
@@ -185,7 +188,7 @@ class _Weaving:
             for name, stand in uses[0].stands.items():
                 before, text = before.replace(stand, name), text.replace(stand, name)
             if before:
-                self.insertions.put(in_front(function, uses[0].site.first), KEEP, before)
+                self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
             self.insertions.put(offset, order, text)
 
     def block(
@@ -291,9 +294,9 @@ def _offset(function: Function, use: Use) -> tuple[int, int]:
         case "end", _:
             return function.item.end - 1, exit_
         case "exit", _:
-            return in_front(function, site.first), exit_
+            return in_front(function.statements, site.first), exit_
         case "label", _:
             return function.statements[site.first].end, LABEL
         case _, "before":
-            return in_front(function, site.first), BEFORE
+            return in_front(function.statements, site.first), BEFORE
     return function.statements[site.last].end, AFTER

@@ -63,9 +63,10 @@ _ITEM = re.compile(
 _TORN = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
-      (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
+      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS})
+        (?![\w$%.]|\s*+:(?!:)) {_TO_SEMICOLON}
+    | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
-    | (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS}) (?![\w$%.]) {_TO_SEMICOLON}
     | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
         (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
     | (?P<file>\.file)\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+
