@@ -32,27 +32,25 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
         return
-    calls = {f.item.name: _called(module, f.statements) for f in functions}
+    calls = {f.item.name: list(_calls(module, f).values()) for f in functions}
     while waiting:
         function = waiting.pop()
         if not function.stateful:
             function.stateful = True
             waiting += [f for f in functions if function.item.name in calls[f.item.name]]
     for function in functions:
-        if function.stateful and function is not entry and (reason := _find_obstacle(module, function, entry)):
-            raise LeftAlone(f"probes in function '{function.item.name}', {reason}", entry.item.name)
+        if function.stateful and function is not entry:
+            name = function.item.name
+            if reason := _find_obstacle(module, function, sum(names.count(name) for names in calls.values())):
+                raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 
 
-def _find_obstacle(module: Module, function: Function, entry: Function) -> str | None:
-    """Why no parameter can be added: the function could be called in another way than by its name."""
+def _find_obstacle(module: Module, function: Function, called: int) -> str | None:
+    """Why a function that is called so many times by its name can get no parameter: it is named elsewhere."""
     name = function.item.name
     own = sum(1 for item in module.items if item.kind == "func" and item.name == name)
-    calling = [f for f in module.functions if module.skeleton.find(name, f.body, f.end) >= 0]
-    direct = {f: [s for s in module.statements(f) if _callee(module, s) == name] for f in calling}
-    if len(list(_iter_named(module.skeleton, name, 0, len(module.skeleton)))) != own + sum(map(len, direct.values())):
+    if sum(1 for _ in _iter_named(module.skeleton, name, 0, len(module.skeleton))) != own + called:
         return "whose address is taken"
-    if any(direct.get(other) for other in module.entries if other is not entry.item):
-        return "which another kernel calls"
     if any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
         return "whose parameters are registers"
     return None
@@ -66,17 +64,14 @@ def _iter_named(text: str, name: str, start: int, end: int) -> Iterator[int]:
             yield found.start()
 
 
-def _callee(module: Module, statement: Statement) -> str | None:
-    """The function that a statement calls by its name."""
-    if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
-        found = _CALL.match(module.skeleton, statement.start, statement.end)
-        return found[1] if found else None
-    return None
-
-
-def _called(module: Module, statements: Sequence[Statement]) -> set[str]:
-    """The functions that these statements call by name."""
-    return {name for statement in statements if (name := _callee(module, statement))}
+def _calls(module: Module, function: Function) -> dict[int, str]:
+    """The numbers of the statements that call a function by its name, and the names."""
+    found = {}
+    for number in function.body.numbers("call"):
+        statement = function.statements[number]
+        if match := _CALL.match(module.skeleton, statement.start, statement.end):
+            found[number] = match[1]
+    return found
 
 
 def pass_state(module: Module, functions: Sequence[Function], entry: Function, state: State, to: Insertions) -> None:
@@ -94,18 +89,15 @@ def pass_state(module: Module, functions: Sequence[Function], entry: Function, s
 def _pass_on(
     module: Module, function: Function, is_entry: bool, stateful: set[str], state: State, to: Insertions
 ) -> None:
-    used, code, body = function.shared, function.code, function.item.body + 1
-    for number, statement in enumerate(function.statements):
-        if statement.kind != "instruction":
-            continue
-        opcode = statement.head.partition(".")[0]
-        if (callee := _callee(module, statement)) in stateful:
-            at, before, behind = _find_argument(module, statement, callee)
+    used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
+    for number, name in _calls(module, function).items():
+        if name in stateful:
+            at, before, behind = _find_argument(module, statements[number], name)
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
-            to.add(in_front(function.statements, number), STATE_OUT, state.store(used, code))
-            to.add(statement.end, CALL_OUT, state.load(used, code))
-        elif opcode == "ret" and not is_entry:
-            to.add(in_front(function.statements, number), CALL_IN, state.store(used, code))
+            to.add(in_front(statements, number), STATE_OUT, state.store(used, code))
+            to.add(statements[number].end, CALL_OUT, state.load(used, code))
+    for number in function.body.numbers("ret") if not is_entry else ():
+        to.add(in_front(statements, number), CALL_IN, state.store(used, code))
     if is_entry:
         to.add(body, STATE_IN, state.begin(code))
         return

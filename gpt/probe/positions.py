@@ -91,7 +91,7 @@ class Body:
         ]
         return sorted(number for numbers in found for number in numbers)
 
-    def exits(self, *opcodes: str) -> list[int]:
+    def numbers(self, *opcodes: str) -> list[int]:
         """The instructions of these opcodes, in order."""
         found = [numbers for opcode in opcodes for numbers in self._opcodes.get(opcode, {}).values()]
         return sorted(number for numbers in found for number in numbers)
@@ -108,7 +108,7 @@ def find_sites(body: Body, positions: Iterable[Position]) -> list[Site]:
 def _sites(body: Body, position: Position) -> Iterable[Site]:
     match position.kind:
         case "kernel" if body.function.kind == "func":
-            return (Site(position, "exit", number, number) for number in body.exits("exit"))
+            return (Site(position, "exit", number, number) for number in body.numbers("exit"))
         case "kernel":
             return _ends(body, position)
         case "func" if fnmatchcase(body.function.name, position.words[0]):
@@ -129,7 +129,7 @@ def _sites(body: Body, position: Position) -> Iterable[Site]:
 def _ends(body: Body, position: Position) -> Iterable[Site]:
     """Where a function begins and ends."""
     yield Site(position, "entry", 0, 0)
-    for number in body.exits("ret", "exit"):
+    for number in body.numbers("ret", "exit"):
         yield Site(position, "exit", number, number)
     if falls_off(body.statements):
         yield Site(position, "end", len(body.statements), len(body.statements))

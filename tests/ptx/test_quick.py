@@ -40,8 +40,9 @@ def test_the_usual_is_quick():
 
 
 PARAMS = st.sampled_from(
-    [".param .u64 a", ".param .align 8 .b8 b[24]", ".param .u64 .ptr .global .align 16 c", ".param\t.f32\nd", ".param .b8 e[]",
-     ".reg .b32 %f", ".param .u32 g[2][3]", ".param .b8 h[ 0x10 ]", ".param .texref t", ".param .u64 .ptr x /* y */", "x"]
+    [".param .u64 a", ".param .align 8 .b8 b[24]", ".param .u64 .ptr .global .align 16 c", ".param\t.f32\nd",
+     ".param .b8 e[]", ".reg .b32 %f", ".param .u32 g[2][3]", ".param .b8 h[ 0x10 ]", ".param .texref t",
+     ".param .u64 .ptr x /* y */", "x"]
 )  # fmt: skip
 TAILS = st.sampled_from(["", ".maxntid 256, 1, 1", ".minnctapersm 2 .maxnreg 32", '.pragma "nounroll";', ".noreturn"])
 STARTS = st.sampled_from([".visible .entry k", ".entry $k", ".weak .func k", ".func (.param .b32 r) k", ".entry"])
