@@ -209,14 +209,19 @@ def read(trace: Path) -> list[dict[str, Any]]:
         return list(stream.read_records(file, str(trace)))
 
 
+def processes(trace: Path) -> list[Path]:
+    """The traces of a command: NAME, and of its other processes NAME.PID."""
+    return [trace, *trace.parent.glob(f"{trace.name}.*")]
+
+
 def look(trace: Path) -> dict[str, Any]:
-    """What the traces of a command hold, in numbers: that of NAME, and of other processes NAME.PID."""
+    """What the traces of a command hold, in numbers."""
     from tests.runtime.hooked import Trace
 
     total: Counter[str] = Counter()
     launches: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    paths = [trace, *trace.parent.glob(f"{trace.name}.*")]
+    paths = processes(trace)
     for path in paths:
         found = Trace(path)
         launches.update(found.launches)
@@ -234,25 +239,28 @@ def look(trace: Path) -> dict[str, Any]:
 
 
 def look_at_times(trace: Path) -> dict[str, Any]:
-    """Of a trace with GPU times: what should have them, what has, and whether they make sense."""
+    """Of traces with GPU times: what should have them, what has, and whether they make sense."""
     from tests.runtime.hooked import Trace, rows
 
-    found = Trace(trace)
-    (header, *_) = found.of("header")
-    us = header.get("tsc_hz", 10**9) / 1e6
-    times = [row for record in found.of("gpu_times") for row in rows(record)]
-    wanted = [
-        call
-        for call in found.calls
-        if call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
-    ]
-    late = [(row["begin"] - row["call"]) / us for row in times]
-    graphs = found.of("graph")
+    total: Counter[str] = Counter()
+    ran_us, late_us = 0.0, []
+    for path in processes(trace):
+        found = Trace(path)
+        us = found.of("header")[0].get("tsc_hz", 10**9) / 1e6
+        times = [row for record in found.of("gpu_times") for row in rows(record)]
+        total["timed"] += len(times)
+        total["timeable"] += sum(
+            call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
+            for call in found.calls
+        )
+        ran_us += sum(row["duration"] for row in times) / us
+        late_us += [(row["begin"] - row["call"]) / us for row in times]
+        total["graph_nodes"] += sum(graph["nodes"] for graph in found.of("graph"))
+        total["graph_kernels"] += sum(sum(graph["launches"]) for graph in found.of("graph"))
+    late = [f(late_us) for f in (min, statistics.median, max)] if late_us else []
     return {
-        "timed": len(times), "timeable": len(wanted), "gpu_us": round(sum(row["duration"] for row in times) / us),
-        "begins_us": [round(min(late), 1), round(statistics.median(late), 1), round(max(late), 1)] if late else [],
-        "graph_nodes": sum(graph["nodes"] for graph in graphs),
-        "graph_kernels": sum(sum(graph["launches"]) for graph in graphs),
+        **{key: total[key] for key in ("timed", "timeable", "graph_nodes", "graph_kernels")},
+        "gpu_us": round(ran_us), "begins_us": [round(value, 1) for value in late],
     }  # fmt: skip
 
 
@@ -260,16 +268,17 @@ def see(folder: Path) -> Iterator[dict[str, Any]]:
     """Each framework, bare and under the hook: equal output; what was seen."""
     for name, command in programs(folder).items():
         row: dict[str, Any] = {"program": name}
+        traces = Path(tempfile.mkdtemp(dir=folder))
         try:
             bare, row["bare_s"] = execute(command)
-            trace = OUT / "generate.mp" if name == "PyTorch, eager" else folder / "trace.mp"
+            trace = OUT / "generate.mp" if name == "PyTorch, eager" else traces / "trace.mp"
             out, row["hooked_s"] = execute(hooked(trace, command))
             row |= look(trace)
             row["same"] = out == bare
-            timed, _ = execute(hooked(folder / "timed.mp", command, "--gpu-time"))
-            row |= look_at_times(folder / "timed.mp")
-            quiet, _ = execute(hooked(folder / "quiet.mp", command, "--calls", "none"))
-            row["quiet_launches"] = look(folder / "quiet.mp")["launches"]
+            timed, _ = execute(hooked(traces / "timed.mp", command, "--gpu-time"))
+            row |= look_at_times(traces / "timed.mp")
+            quiet, _ = execute(hooked(traces / "quiet.mp", command, "--calls", "none"))
+            row["quiet_launches"] = look(traces / "quiet.mp")["launches"]
             row["ok"] = row["same"] and bare == quiet == timed and row["kernels"] > 0 and row["ended"]
             row["ok"] &= row["unnamed"] == 0 and row["quiet_launches"] == row["launches"]
         except Exception as error:
