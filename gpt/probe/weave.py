@@ -1,8 +1,8 @@
 """Weaves probes into one kernel of a PTX module.
 
-Nothing of the program is changed: weaving only inserts lines (insert.py), and `unweave` takes them out again. A
-probe's code uses registers of its own, stores to buffers of its own, and does not branch out of itself (lower.py,
-saves.py).
+Nothing that the program does is changed: weaving inserts lines (insert.py), lets the kernel find the variables of its
+module (variables.py), and `unweave` gives the program back. A probe's code uses registers of its own, stores to
+buffers of its own, and does not branch out of itself (lower.py, saves.py).
 
 Each map is a parameter more behind the kernel's own, whose offsets stay: the address of its buffer. Code in device
 functions cannot read the kernel's parameters, so a kernel with probes in such functions keeps the addresses, and
@@ -12,7 +12,7 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpt.errors import GptError
@@ -25,6 +25,7 @@ from gpt.probe.params import Param, behind, layout, limit, room
 from gpt.probe.saves import Placed
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
+from gpt.probe.variables import Variable, Variables
 from gpt.ptx.parse import parse_head
 from gpt.ptx.scan import Module, scan_module
 
@@ -36,7 +37,7 @@ OLDEST = (6, 2)  # activemask
 class Woven:
     """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
 
-    `variables` are those that the module defines for all its kernels, in global or constant memory.
+    `variables` are those that it shares with its module; `table` is the one that takes addresses, if any do.
     """
 
     kernel: str
@@ -46,7 +47,8 @@ class Woven:
     maps: list[Placed]
     sites: list[Matched]
     misfits: list[str]
-    variables: list[str]
+    variables: list[Variable]
+    table: str | None
 
 
 def weave(data: bytes, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False) -> Woven:
@@ -69,15 +71,6 @@ def has_redux(module: Module) -> bool:
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
-def iter_variables(module: Module) -> Iterator[str]:
-    """The variables that a module defines, in global or constant memory."""
-    for item in module.items:
-        if item.kind == "variable":
-            words = module.skeleton[item.start : item.end].partition("=")[0].split()
-            if ".extern" not in words and {".global", ".const"} & set(words):
-                yield from item.names
-
-
 class _Weaving:
     """One kernel and its probes."""
 
@@ -95,6 +88,7 @@ class _Weaving:
             (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
             for place, (number, map_) in enumerate(numbered)
         }
+        self.variables = Variables(module, kernel, self.prefix)
         self.survey = Survey(module, item, files, self.prefix, has_redux(module))
         self.entry = self.survey.entry
         self.insertions = Insertions()
@@ -123,9 +117,10 @@ class _Weaving:
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
-        data = self.insertions.text(module.text)
-        variables = list(iter_variables(module))
-        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables)
+        self.variables.share(self.insertions)
+        data, variables = self.insertions.text(module.text), self.variables.all
+        table = self.variables.table if any(v.offset is not None for v in variables) else None
+        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""
@@ -169,8 +164,9 @@ class _Weaving:
                 continue
             self.survey.done(use)
             path = self.files[use.file].path
+            before, lines = self.variables.lines(before), self.variables.lines(lines)
             if before:
-                self.insertions.add_from(path, in_front(function, use.place.first), KEEP, before)
+                self.insertions.add_from(path, in_front(function.statements, use.place.first), KEEP, before)
             self.insertions.add_from(path, *_offset(function, use), lines)
 
     def sampled(self, function: Function) -> dict[tuple[str, int] | None, Condition]:
@@ -223,9 +219,9 @@ def _offset(function: Function, use: Use) -> tuple[int, int]:
         case "end", _:
             return function.item.end - 1, exit_
         case "exit", _:
-            return in_front(function, place.first), exit_
+            return in_front(statements, place.first), exit_
         case "label", _:
             return statements[place.first].end, LABEL
         case _, "before":
-            return in_front(function, place.first), BEFORE
+            return in_front(statements, place.first), BEFORE
     return statements[place.last].end, AFTER
