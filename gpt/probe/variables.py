@@ -37,9 +37,8 @@ _TYPE = re.compile(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
 _BRACES = re.compile(r"\{[^{}]*\}")
 _OWN = re.compile(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
 _OPCODE = re.compile(r"(?:@\s*!?\s*[\w$%]+\s*)?[A-Za-z_]\w*(?:\s*\.\w+(?:::\w+)*)*", re.ASCII)
-_BEHIND = re.compile(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[,\])};])", re.ASCII)
+_BEHIND = re.compile(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
 _WIDE = re.compile(r"\.[busf]64\b", re.ASCII)
-_UNTYPED = ("call", "isspacep")  # have no type, and take addresses
 
 
 class Variable(NamedTuple):
@@ -182,6 +181,8 @@ class Variables:
 
     def _clear(self, item: Item, to: Insertions) -> None:
         """Puts 0 in place of addresses that a variable in constant memory begins with."""
+        if twice := self._offsets.keys() & set(item.names):
+            raise LeftAlone(f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
         done: set[int] = set()
         for _, at, _ in self._references(item.start, item.end):
@@ -236,8 +237,8 @@ class Variables:
             return None
         before, behind = text[opcode.end() : start], _BEHIND.match(text, end, statement.end)
         in_brackets = before.count("[") > before.count("]")
-        wide = _WIDE.search(statement.head) or statement.head.partition(".")[0] in _UNTYPED
-        if before.rstrip()[-1:] not in tuple(",[({") or not behind or not (in_brackets or wide):
+        whole = in_brackets or _WIDE.search(statement.head)
+        if before.rstrip()[-1:] not in ("[", ",") or not behind or not whole:
             where = f"line {self.module.line(start)}"
             raise LeftAlone(f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel)
         return (start, end, "") if in_brackets else (start, max(end, behind.end(1)), behind[1] or "")
