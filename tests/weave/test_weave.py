@@ -307,7 +307,8 @@ STATEMENTS = [
     '.pragma "nounroll";', "// ld.global.u32 %r1, [%rd1];\n", "/* ret; */", "add.f32 %f1, %f1, %f2;",
     "{ .param .b32 x; st.param.b32 [x], %r1; call f, (x); }", "call f , ( %r1 );", "mma.sync.aligned.m16n8k8.row.col."
     "f16.f16.f16.f16 {%r1, %r2}, {%r3, %r4}, {%r5}, {%r1, %r2};", "setp.lt.u32 %p1|%p2, %r1, 5;", ".reg .b32 %t;",
-    "mov.u64 %rd1, va /* , */ + 8;", "ld.global.u32 %r1, [va\n+4];", "@%p1 st.global.u32 [vb], %r1;", "ld.u32 %r1,[vc];",
+    "mov.u64 %rd1, va /* , */ + 8;", "ld.global.u32 %r1, [va\n+4];", "@%p1 st.global.u32 [vb], %r1;",
+    "ld.u32 %r1,[vc];",
 ]  # fmt: skip
 VARIABLES = [
     ".global .u32 va;", ".visible .global .b8 vb[5] = {1, 2, // \\\n 3};", ".global .u64 va, vb = 1, /* \xe9 */ vc;",
