@@ -21,7 +21,7 @@ ptxas, which does not see it, gives the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpt.probe.calls import LeftAlone, in_front
@@ -151,8 +151,10 @@ class Variables:
 
     # What is edited
 
-    def share(self, to: Insertions) -> None:
-        """Takes the variables in global memory out of the module, and puts the table in. Raises LeftAlone."""
+    def share(self, to: Insertions, cut: Mapping[Item, Sequence[Statement]]) -> None:
+        """Takes the variables in global memory out of the module, and puts the table in. `cut` has the statements of
+        functions, as far as they are known. Raises LeftAlone.
+        """
         module = self.module
         for name, declared in self._constants.items():
             if all(one.extern for one in declared):
@@ -171,7 +173,7 @@ class Variables:
                 for _, start, end in self._references(item.start, item.end):
                     to.replace(start, end, "0")
             elif item.body:
-                self._function(item, to)
+                self._function(item, cut, to)
 
     def _define(self, item: Item, to: Insertions) -> None:
         """Makes a declaration of what another module defines the definition."""
@@ -196,7 +198,7 @@ class Variables:
         if done:
             self._foreign.update(item.names)
 
-    def _function(self, function: Item, to: Insertions) -> None:
+    def _function(self, function: Item, cut: Mapping[Item, Sequence[Statement]], to: Insertions) -> None:
         """Replaces the references of a function's body."""
         module = self.module
         if next(self._references(function.start, function.body), None):
@@ -204,7 +206,7 @@ class Variables:
         references = list(self._references(function.body, function.end))
         if not references:
             return
-        statements = module.statements(function)
+        statements = cut.get(function) or module.statements(function)
         most = number = 0
         for place, statement in enumerate(statements):
             used = 0

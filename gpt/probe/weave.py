@@ -117,7 +117,7 @@ class _Weaving:
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
-        self.variables.share(self.insertions)
+        self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
         data, variables = self.insertions.text(module.text), self.variables.all
         table = self.variables.table if any(v.offset is not None for v in variables) else None
         return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
