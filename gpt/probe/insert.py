@@ -12,22 +12,21 @@ from typing import NamedTuple
 MARK = "//@"
 _WOVEN = re.compile(rf"\n(?:[^\n]*{re.escape(MARK)}[^\n]*\n)+")
 # What stands in one place, in order: what probes want to know from before, probes, what calls and exits need.
-# The last one is a piece that is replaced.
 (DECLARE, STATE_IN, ENTRY, CALL_OUT, AFTER, LABEL, BEFORE, KEEP, STATE_OUT, LEAVE, KERNEL_EXIT, CALL_IN) = range(12)
-ADDRESS, _REPLACE = 12, 13
+ADDRESS, _REPLACE = 12, 13  # then what an instruction cannot do without, and what stands for a piece of the program
 
 
 class _Insertion(NamedTuple):
     """Lines that go in front of the character at `offset`; `order` and then `number` tell which come first.
 
-    What stands between `offset` and `end` is left out.
+    If `end` is behind `offset`, the text up to there is left out, and kept at the end of the lines.
     """
 
     offset: int
     order: int
     number: int
+    text: str
     end: int
-    lines: list[str]
 
 
 class Insertions:
@@ -38,27 +37,31 @@ class Insertions:
 
     def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
         """Lines in front of the character at `offset`."""
-        self.add_from("", offset, order, ((line, 0) for line in lines))
+        self.put(offset, order, "".join(map(marked, lines)))
 
-    def add_from(self, path: str, offset: int, order: int, lines: Iterable[tuple[str, int]]) -> None:
-        """Lines of a probe file, each with its number there."""
-        place = "".join(c for c in path if c.isprintable())
-        marked = [f"\t{text} {MARK}{f' {place}:{line}' if place else ''}" for text, line in lines]
-        if marked:
-            self._all.append(_Insertion(offset, order, len(self._all), offset, marked))
+    def put(self, offset: int, order: int, text: str) -> None:
+        """Lines that have their marks."""
+        if text:
+            self._all.append(_Insertion(offset, order, len(self._all), text, offset))
 
     def replace(self, start: int, end: int, line: str) -> None:
-        """A line in place of what stands between two offsets."""
-        self._all.append(_Insertion(start, _REPLACE, len(self._all), end, [f"\t{line} {MARK}="]))
+        """A line in place of the text between two offsets, which are not the same."""
+        self._all.append(_Insertion(start, _REPLACE, len(self._all), f"\t{line} {MARK}=", end))
 
     def text(self, text: str) -> bytes:
         """The text with the lines in it."""
         parts, at = [], 0
-        for offset, _, _, end, lines in sorted(self._all):
-            kept = text[offset:end].encode("unicode_escape").decode() if end > offset else ""
-            parts += [text[at:offset], "\n", "".join(f"{line}{kept}\n" for line in lines)]
+        for offset, _, _, lines, end in sorted(self._all):
+            parts += [text[at:offset], "\n", lines]
+            if end > offset:
+                parts += [text[offset:end].encode("unicode_escape").decode(), "\n"]
             at = end
         return "".join([*parts, text[at:]]).encode("latin-1", "replace")
+
+
+def marked(line: str, path: str = "", number: int = 0) -> str:
+    """A line with its mark, which names a line of a probe file."""
+    return f"\t{line} {MARK} {path}:{number}\n" if path else f"\t{line} {MARK}\n"
 
 
 def unweave(data: bytes) -> bytes:

@@ -15,18 +15,21 @@ from gpt.probe.saves import Placed
 from gpt.ptx.scan import Module, Statement
 
 _LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
-_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?", re.ASCII)
-_NUMBER = re.compile(r"\d+\Z")
+_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d{1,9})\s*>)?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,9}\Z")
 
 
-class Registers:
-    """The types of a function's registers by name, None of what is none or differs from scope to scope."""
+class Registers(dict[str, str | None]):
+    """The types of a function's registers by name, as `b32`.
+
+    None of what is no register, differs from scope to scope, or is of a type that no probe knows, as vectors.
+    """
 
     def __init__(self, module: Module, statements: list[Statement]) -> None:
-        self.plain: dict[str, str | None] = {}
-        self.counted: dict[str, list[tuple[int, str]]] = {}
+        self._plain: dict[str, str | None] = {}
+        self._counted: dict[str, list[tuple[int, str]]] = {}
         for statement in statements:
-            if statement.kind != "directive" or statement.head != ".reg":
+            if statement.head != ".reg" or statement.kind != "directive":
                 continue
             found = _LIST.match(module.skeleton, statement.start, statement.end)
             if not found:
@@ -34,18 +37,18 @@ class Registers:
             type_ = found[1].split(".")[-1].strip()
             for name, count in _COUNTED.findall(found[2]):
                 if count:
-                    self.counted.setdefault(name, []).append((int(count), type_))
+                    self._counted.setdefault(name, []).append((int(count), type_))
                 else:
-                    self.plain[name] = type_ if self.plain.get(name, type_) == type_ else None
+                    self._plain[name] = type_ if self._plain.get(name, type_) == type_ else None
 
-    def __call__(self, name: str) -> str | None:
-        """The type, as `b32`; vectors and types that no probe knows have none."""
-        found = {self.plain[name]} if name in self.plain else set()
+    def __missing__(self, name: str) -> str | None:
+        found = {self._plain[name]} if name in self._plain else set()
         if number := _NUMBER.search(name):
-            counted = self.counted.get(name[: number.start()], ())
+            counted = self._counted.get(name[: number.start()], ())
             found |= {type_ for count, type_ in counted if int(number[0]) < count}
         type_ = found.pop() if len(found) == 1 else None
-        return type_ if type_ in SIZES else _OTHER.get(type_ or "")
+        self[name] = type_ = type_ if type_ in SIZES else _OTHER.get(type_ or "")
+        return type_
 
 
 _OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "f16": "b16"}
@@ -70,7 +73,7 @@ class State:
 
     def base(self, placed: Placed, code: Code) -> str:
         """A register with the address of a map's buffer."""
-        return code.make("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
+        return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Code) -> list[str]:
         """What makes that memory in the kernel: it gets the maps' addresses, and the registers' first values."""

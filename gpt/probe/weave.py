@@ -13,16 +13,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpt.errors import GptError
 from gpt.probe.calls import LeftAlone, in_front, pass_state, propagate
-from gpt.probe.code import Condition
-from gpt.probe.insert import AFTER, BEFORE, DECLARE, ENTRY, KEEP, KERNEL_EXIT, LABEL, LEAVE, MARK, Insertions, unweave
-from gpt.probe.lower import Lowering, Misfit, Names
+from gpt.probe.code import Code, Condition
+from gpt.probe.insert import (
+    AFTER,
+    BEFORE,
+    DECLARE,
+    ENTRY,
+    KEEP,
+    KERNEL_EXIT,
+    LABEL,
+    LEAVE,
+    MARK,
+    Insertions,
+    marked,
+    unweave,
+)
+from gpt.probe.lower import Lowering, Misfit, Names, Site
 from gpt.probe.model import ProbeFile
 from gpt.probe.params import Param, behind, layout, limit, room
 from gpt.probe.saves import Placed
+from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
@@ -71,6 +86,14 @@ def has_redux(module: Module) -> bool:
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
+class _Block(NamedTuple):
+    """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit."""
+
+    before: str
+    text: str
+    misfits: list[str]
+
+
 class _Weaving:
     """One kernel and its probes."""
 
@@ -89,15 +112,18 @@ class _Weaving:
             for place, (number, map_) in enumerate(numbered)
         }
         self.variables = Variables(module, kernel, self.prefix)
-        self.survey = Survey(module, item, files, self.prefix, has_redux(module))
+        self.redux = has_redux(module)
+        number = next(text for n in range(1000) if (text := f"98765432{n:03}") not in module.text)
+        shapes = Shapes(self.prefix, number, module.name)
+        self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
+        for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
+            names.zeros = zeros
         self.entry = self.survey.entry
         self.insertions = Insertions()
-        self.labels = 0
 
     def run(self) -> Woven:
         survey, module = self.survey, self.module
-        saved = {key for use in survey.uses for key in use.maps}
-        maps = [placed for key, placed in self.maps.items() if key in saved]
+        maps = [placed for key, placed in self.maps.items() if key in survey.saved]
         state = State(self.prefix, self.names, maps)
         propagate(module, survey.functions, self.entry)
         kept = [function for function in survey.functions if function.uses or function.stateful]
@@ -134,40 +160,81 @@ class _Weaving:
     # Lowering
 
     def lower(self, function: Function, state: State) -> None:
-        """Inserts the code of a function's probes."""
-        code = function.code
+        """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
         sampled = self.sampled(function)
+        spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
+        for use in function.uses:
+            spots.setdefault((*_offset(function, use), use.shape), []).append(use)
+        blocks: dict[tuple[object, ...], _Block] = {}
+        for (offset, order, shape), uses in spots.items():
+            key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
+            block = blocks.get(key)
+            if block is None:
+                block = blocks[key] = self.block(function, state, uses, sampled)
+            for use, reason in zip(uses, block.misfits, strict=True):
+                if reason:
+                    self.survey.misfit(use, reason)
+                else:
+                    self.survey.done(use)
+            before, text = block.before, block.text
+            for name, stand in uses[0].stands.items():
+                before, text = before.replace(stand, name), text.replace(stand, name)
+            if before:
+                self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
+            self.insertions.put(offset, order, text)
+
+    def block(
+        self,
+        function: Function,
+        state: State,
+        uses: Sequence[Use],
+        sampled: dict[tuple[str, int] | None, Condition],
+    ) -> _Block:
+        """The code of some snippets in one place, with stand-ins for what is of its instruction."""
+        code = Code(self.prefix, self.redux)
 
         def base(placed: Placed) -> str:
             if function is self.entry:
-                return code.make("b64", "ld.param.u64", f"[{placed.param}]")
+                return code.once("b64", "ld.param.u64", f"[{placed.param}]")
             return state.base(placed, code)
 
-        for use in function.uses:
-            self.labels += 1
+        shape = uses[0].shape
+        types = {**shape.types} if shape else {}
+        before, text, misfits = "", "", []
+        for number, use in enumerate(uses):
             lowering = Lowering(
                 code,
+                function.code,
                 self.names[use.file],
-                {name: placed for (number, name), placed in self.maps.items() if number == use.file},
+                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
                 base,
-                function.types,
-                f"${self.prefix}{self.labels}",
+                lambda name: types[name] if name in types else function.types[name],
+                f"${self.prefix}{number}",
                 function.used.setdefault(use.file, set()),
                 function.shared.setdefault(use.file, set()),
             )
-            site = replace(use.site, sampled=sampled.get(use.probe.sample))
+            site = Site(
+                shape.instruction if shape else None,
+                shape.bound if shape else None,
+                shape.instruction.guard if shape else None,
+                sampled.get(use.probe.sample),
+                use.site.position.kind == "kernel",
+                use.probe.no_pred,
+            )
+            path = "".join(c for c in self.files[use.file].path if c.isprintable())
             try:
-                before, lines = lowering.run(use.probe, use.when, use.snippet, site)
+                kept, lines = lowering.run(use.probe, use.when, use.snippet, site)
             except Misfit as error:
                 code.take()
-                self.survey.misfit(use.probe, use.key[1], str(error))
+                code.forget()
+                misfits.append(str(error))
                 continue
-            self.survey.done(use)
-            path = self.files[use.file].path
-            before, lines = self.variables.lines(before), self.variables.lines(lines)
-            if before:
-                self.insertions.add_from(path, in_front(function.statements, use.place.first), KEEP, before)
-            self.insertions.add_from(path, *_offset(function, use), lines)
+            misfits.append("")
+            before += "".join(marked(line, path, at) for line, at in self.variables.lines(kept))
+            text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
+        if declared := code.declarations():
+            text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
+        return _Block(before, text, misfits)
 
     def sampled(self, function: Function) -> dict[tuple[str, int] | None, Condition]:
         """What holds in the blocks and warps that run the probes with `sample`, found once."""
@@ -211,17 +278,17 @@ class _Weaving:
 
 def _offset(function: Function, use: Use) -> tuple[int, int]:
     """Where a snippet goes, and its order there."""
-    statements, place = function.statements, use.place
-    exit_ = KERNEL_EXIT if place.position.kind == "kernel" else LEAVE
-    match place.kind, use.when:
+    site = use.site
+    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
+    match site.kind, use.when:
         case "entry", _:
             return function.item.body + 1, ENTRY
         case "end", _:
             return function.item.end - 1, exit_
         case "exit", _:
-            return in_front(statements, place.first), exit_
+            return in_front(function.statements, site.first), exit_
         case "label", _:
-            return statements[place.first].end, LABEL
+            return function.statements[site.first].end, LABEL
         case _, "before":
-            return in_front(statements, place.first), BEFORE
-    return statements[place.last].end, AFTER
+            return in_front(function.statements, site.first), BEFORE
+    return function.statements[site.last].end, AFTER
