@@ -101,10 +101,10 @@ def _pass_on(
         if opcode == "call" and (callee := called(module, [statement]) & stateful):
             at, before, behind = _find_argument(module, statement, next(iter(callee)))
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
-            to.add(in_front(function, number), STATE_OUT, state.store(used, code))
+            to.add(in_front(function.statements, number), STATE_OUT, state.store(used, code))
             to.add(statement.end, CALL_OUT, state.load(used, code))
         elif opcode == "ret" and not is_entry:
-            to.add(in_front(function, number), CALL_IN, state.store(used, code))
+            to.add(in_front(function.statements, number), CALL_IN, state.store(used, code))
     if is_entry:
         to.add(body, STATE_IN, state.begin(code))
         return
@@ -124,10 +124,10 @@ def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int
     return end, ", " if text[at + 1 : end].strip() else "", ""
 
 
-def in_front(function: Function, number: int) -> int:
+def in_front(statements: Sequence[Statement], number: int) -> int:
     """The offset in front of a statement, and of pragmas that speak of it."""
-    at = function.statements[number].start
-    for statement in reversed(function.statements[:number]):
+    at = statements[number].start
+    for statement in reversed(statements[:number]):
         if statement.kind != "directive" or statement.head not in (".pragma", ".loc"):
             break
         at = statement.start if statement.head == ".pragma" else at
