@@ -70,7 +70,7 @@ def copy(bench: Bench, site: Path) -> None:
         spec = importlib.util.find_spec(name)
         for place in (spec and spec.submodule_search_locations) or ():
             bench.run(["cp", "-a", "--reflink=auto", place, str(site)], what=f"copying {name}")
-    bench.env["PYTHONPATH"] = f"{site}:{bench.env['PYTHONPATH']}"
+    bench.env |= {"PYTHONPATH": f"{site}:{bench.env['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
