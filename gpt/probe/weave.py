@@ -1,8 +1,8 @@
 """Weaves probes into one kernel of a PTX module.
 
-Nothing of the program is changed: weaving only inserts lines (insert.py), and `unweave` takes them out again. A
-probe's code uses registers of its own, stores to buffers of its own, and does not branch out of itself (lower.py,
-saves.py).
+Nothing that the program does is changed: weaving inserts lines (insert.py), lets the kernel find the variables of its
+module (variables.py), and `unweave` gives the program back. A probe's code uses registers of its own, stores to
+buffers of its own, and does not branch out of itself (lower.py, saves.py).
 
 Each map is a parameter more behind the kernel's own, whose offsets stay: the address of its buffer. Code in device
 functions cannot read the kernel's parameters, so a kernel with probes in such functions keeps the addresses, and
@@ -12,7 +12,7 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
+from gpt.probe.variables import Variable, Variables
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 
@@ -51,7 +52,7 @@ OLDEST = (6, 2)  # activemask
 class Woven:
     """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
 
-    `variables` are those that the module defines for all its kernels, in global or constant memory.
+    `variables` are those that it shares with its module; `table` is the one that takes addresses, if any do.
     """
 
     kernel: str
@@ -61,7 +62,8 @@ class Woven:
     maps: list[Placed]
     sites: list[Matched]
     misfits: list[str]
-    variables: list[str]
+    variables: list[Variable]
+    table: str | None
 
 
 def weave(
@@ -85,15 +87,6 @@ def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
     found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
-
-
-def iter_variables(module: Module) -> Iterator[str]:
-    """The variables that a module defines, in global or constant memory."""
-    for item in module.items:
-        if item.kind == "variable":
-            words = module.skeleton[item.start : item.end].partition("=")[0].split()
-            if ".extern" not in words and {".global", ".const"} & set(words):
-                yield from item.names
 
 
 class _Block(NamedTuple):
@@ -121,6 +114,7 @@ class _Weaving:
             (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
             for place, (number, map_) in enumerate(numbered)
         }
+        self.variables = Variables(module, kernel, self.prefix)
         self.redux = has_redux(module)
         number = next(text for n in range(1000) if (text := f"98765432{n:03}") not in module.text)
         shapes = Shapes(self.prefix, number, module.name)
@@ -152,9 +146,10 @@ class _Weaving:
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
-        data = self.insertions.text(module.text)
-        variables = list(iter_variables(module))
-        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables)
+        self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
+        data, variables = self.insertions.text(module.text), self.variables.all
+        table = self.variables.table if any(v.offset is not None for v in variables) else None
+        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""
@@ -238,8 +233,8 @@ class _Weaving:
                 misfits.append(str(error))
                 continue
             misfits.append("")
-            before += "".join(marked(line, path, at) for line, at in kept)
-            text += "".join(marked(line, path, at) for line, at in lines)
+            before += "".join(marked(line, path, at) for line, at in self.variables.lines(kept))
+            text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
         if declared := code.declarations():
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
         return _Block(before, text, misfits)
