@@ -78,6 +78,7 @@ _STATEMENT = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
 _NEXT_NAME = re.compile(  # in what follows the first name of a declaration
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
@@ -150,18 +151,20 @@ class Module:
 
     def cut(self, start: int, end: int) -> Iterator[Statement]:
         """The statements between two offsets."""
-        heads: dict[str, str] = {}  # a kernel has thousands of statements, and some dozen opcodes
+        heads: dict[str, str] = {}
         make = tuple.__new__
         for found in _STATEMENT.finditer(self.skeleton, start, end):
-            kind = found.lastgroup
-            if kind == "opcode":
-                guard, head = found.group("guard", "opcode")
+            if found.lastindex == _OPCODE:  # most are: a kernel has thousands of instructions with some dozen opcodes
+                guard, head = found.group(_GUARD, _OPCODE)
                 if head not in heads:
                     heads[head] = "".join(head.split())
-                first = found.start("guard") if guard else found.start("opcode")
-                guard = guard.rstrip() if guard else ""
-                yield make(Statement, ("instruction", heads[head], guard, first, found.end()))
-            elif kind == "label":
+                if guard:
+                    yield Statement("instruction", heads[head], guard.rstrip(), found.start(_GUARD), found.end())
+                else:
+                    yield make(Statement, ("instruction", heads[head], "", found.start(_OPCODE), found.end()))
+                continue
+            kind = found.lastgroup
+            if kind == "label":
                 yield Statement(kind, found[kind], "", found.start(kind), found.end())
             elif kind == "targets":
                 yield Statement("directive", found[kind], "", found.start("named"), found.end())
