@@ -74,15 +74,15 @@ def weave(data: bytes, kernel: str, files: Sequence[ProbeFile], name: str = "PTX
 
 
 def version(module: Module) -> tuple[int, int]:
-    """The `.version` of a module."""
+    """The `.version` of a module, 0.0 where it makes no sense."""
     item = next((item for item in module.items if item.kind == "version"), None)
-    major, _, minor = module.source(item).split()[1].partition(".") if item else ("0", "", "0")
-    return int(major or 0), int(minor or 0)
+    found = re.match(r"\.version\s+(\d{1,4})\.(\d{1,4})\b", module.source(item), re.ASCII) if item else None
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
+    found = re.search(r"\.target\s+sm_(\d{1,4})(?!\d)", module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
