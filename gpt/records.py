@@ -130,6 +130,7 @@ KINDS: dict[str, Keys] = {
         "size_before": ("u64", "bytes of the element in the file, header included"),
         "size_after": ("u64", "bytes of the element in the file, header included"),
         "reason": ("str?", "why the element stays whole"),
+        "zeroed": ("str?", "why code became zeros where kernels were to be dropped"),
     },
     "tally": {
         "library": ("str", "path of the library"),

@@ -58,6 +58,7 @@ class LibraryTables:
         self._patched: list[dict[str, Any]] = []
         self._trimmed: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
+        self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[dict[str, Any]] = []
         self._trace: TraceTables | None = None
         self._kernels: list[dict[str, Any]] = []
@@ -84,6 +85,8 @@ class LibraryTables:
                 self._whole[record["reason"]] += 1
             case "trimmed":
                 self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
+                if "zeroed" in record:
+                    self._zeroed[record["zeroed"]] += 1
             case "ptx":
                 self._modules.append(record)
             case "kernel" if "registers" in record:
@@ -134,6 +137,8 @@ class LibraryTables:
             console.print(Text(f"cut out of elements that stay: {what}; {cut['elements']:,} elements, {sizes}"))
         for reason, count in self._whole.items():
             console.print(Text(f"elements kept whole: {count:,} ({reason})"))
+        for reason, count in self._zeroed.items():
+            console.print(Text(f"elements of which code is zeroed, and no kernel dropped: {count:,} ({reason})"))
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
