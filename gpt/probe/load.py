@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,10 @@ class _Reader:
             self.check(name, table, PROBE, "probe", name)
             probe = self.probe(name, table, ("probe", name), table.get("level", "thread"))
             self.counted(name, table.get("register"))
-            probes.append(_with_saves(probe, lambda save, line, name=name: self.typed(save, line, name, maps)))
+            probes.append(_with_saves(probe, partial(self.typed, name, maps)))
         return list(maps.values()), probes
 
-    def typed(self, save: Save, line: int, probe: str, maps: dict[str, Map]) -> Save:
+    def typed(self, probe: str, maps: dict[str, Map], save: Save, line: int) -> Save:
         """A SAVE with the types of its map's fields."""
         if save.types:
             example = f"SAVE [{next(iter(maps), 'MAP')}] {{...}};"

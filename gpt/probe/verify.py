@@ -35,15 +35,14 @@ _OPERANDS = {  # how many operands, at least and at most, an opcode has: what is
     (5, 6): "lop3",
 }
 ALLOWED = {opcode: counts for counts, opcodes in _OPERANDS.items() for opcode in opcodes.split()}
-WORDS = set(  # modifiers; types are in _TYPE
-    """
+_MODIFIERS = """
     lo hi wide sat ftz rn rz rm rp rna rni rzi rmi rpi approx full relu noftz xorsign abs NaN pack satfinite
     eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan and or xor
     l r wrap clamp shiftamt f4e b4e rc8 rc16 ecl ecr
     finite infinite number notanumber normal subnormal
     global shared local const param
-    """.split()
-)
+"""
+WORDS = set(_MODIFIERS.split())  # beside types, which are in _TYPE
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
 _FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
 _HOLDS = {
@@ -105,9 +104,10 @@ def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, str
             pairs = list(zip(node.values, node.types, strict=False))
         case _:
             return
-    for operand, wanted in [pair for operand, wanted in pairs for pair in parts_of(operand, wanted)]:
-        if isinstance(operand, tree.Name) and wanted and HELPERS.get(operand.name, "") is None:
-            yield operand.name, wanted, isinstance(node, Save)
+    for pair in pairs:
+        for operand, wanted in parts_of(*pair):
+            if isinstance(operand, tree.Name) and wanted and HELPERS.get(operand.name, "") is None:
+                yield operand.name, wanted, isinstance(node, Save)
 
 
 class _Check:
