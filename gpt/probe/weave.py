@@ -11,6 +11,7 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class _Weaving:
             raise GptError(f"no kernel '{kernel}'", module.name)
         self.kernel = kernel
         self.check()
-        self.prefix = next(p for n in range(1000) if (p := f"gpt{n or ''}_") not in module.text)
+        self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         numbered = ((number, map_) for number, file in enumerate(files) for map_ in file.maps)
         self.maps = {
@@ -116,7 +117,7 @@ class _Weaving:
         }
         self.variables = Variables(module, kernel, self.prefix)
         self.redux = has_redux(module)
-        number = next(text for n in range(1000) if (text := f"98765432{n:03}") not in module.text)
+        number = next(text for n in itertools.count() if (text := f"98765432{n:03}") not in module.text)
         shapes = Shapes(self.prefix, number, module.name)
         self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
