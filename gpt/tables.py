@@ -6,6 +6,8 @@ architecture, tallies by reason, patched libraries, and a count of the rest.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from gpt.tracetables import TraceTables
 
+UNFOLDED = 8192  # characters of a line that nobody's terminal folds: a row is a line to grep
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
@@ -98,7 +101,9 @@ class LibraryTables:
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
-        console = Console(highlight=False)
+        pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        width, height = (UNFOLDED, 25) if pipe else (None, None)  # both, or TERM=dumb has it 80 columns wide
+        console = Console(highlight=False, width=width, height=height)
         if self._patched:
             if self._full and self._tallies:
                 console.print(_tally_table(_sum_up(self._tallies.values())))
