@@ -25,6 +25,7 @@ COLUMNS = {
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
     "tallies": ("library", "elements", "left", "kernels", "left"),
     "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "const"),
+    "probed": ("kernel", "places", "woven", "maps", "variables"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
 NEEDS = ("registers", "spills", "stack", "shared", "constant")
@@ -65,6 +66,7 @@ class LibraryTables:
         self._modules: list[dict[str, Any]] = []
         self._trace: TraceTables | None = None
         self._kernels: list[dict[str, Any]] = []
+        self._probed: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -93,6 +95,8 @@ class LibraryTables:
                 self._modules.append(record)
             case "kernel" if "registers" in record:
                 self._kernels.append(record)
+            case "kernel":
+                self._probed.append(record)
             case "process" | "timing" | "transfer" | "launched":
                 if self._trace is None:
                     from gpt.tracetables import TraceTables
@@ -127,6 +131,8 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._kernels:
             console.print(_kernel_table(self._kernels))
+        elif self._probed:
+            console.print(_probed_table(self._probed))
         elif self._modules:
             console.print(_module_table(self._modules))
         for table in self._trace.iter_tables(console.width) if self._trace else ():
@@ -243,6 +249,20 @@ def _kernel_table(kernels: list[dict[str, Any]]) -> Table:
     for kernel in kernels:
         cells = [_with_change(kernel, key) for key in NEEDS]
         table.add_row(Text(kernel["name"]), kernel.get("arch", ""), *cells)
+    return table
+
+
+def _probed_table(kernels: list[dict[str, Any]]) -> Table:
+    """Where probes went, and the variables that the kernels share with their modules; or why none went in."""
+    table = _table("probed", left=1)
+    for kernel in kernels:
+        if "reason" in kernel:
+            table.add_row(Text(f"{kernel['name']}: {kernel['reason']}"))
+            continue
+        sites = kernel.get("sites", ())
+        counts = (sum(site[key] for site in sites) for key in ("matched", "woven"))
+        rest = (len(kernel.get(key, ())) for key in ("maps", "variables"))
+        table.add_row(Text(kernel["name"]), *(f"{count:,}" for count in (*counts, *rest)))
     return table
 
 

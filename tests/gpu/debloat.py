@@ -1,6 +1,6 @@
 """Stock PyTorch and JAX slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
 
-    python3 tests/gpu/debloat.py [--seconds 560] [--results FILE] [mlp generate resnet train compile jax apply]
+    python3 tests/gpu/debloat.py [--seconds 560] [--results FILE] [--quick] [mlp generate resnet train compile jax ...]
 
 Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
 Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped; each set run in place of the installed
@@ -9,12 +9,14 @@ which starts anew. `apply` does the same to a copy of the environment in place, 
 
 What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
 other workloads stay, at first those of tests/gpu/results. So workloads can be measured one a call, and what the time
-(`--seconds`, from the start) does not suffice for is missing in its row, which then says so.
+(`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures sizes,
+and runs everything once: a row's other figures stay. The recorded traces are kept beside the results.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -60,9 +62,8 @@ class OutOfTime(Exception):
 class Bench:
     """Runs commands with this checkout's executables on PATH until the time is over."""
 
-    def __init__(self, folder: Path, seconds: float, device: str) -> None:
-        self.folder = folder
-        self.device = device
+    def __init__(self, folder: Path, seconds: float, device: str, quick: bool, keep: Path) -> None:
+        self.folder, self.device, self.quick, self.keep = folder, device, quick, keep
         self._start = time.monotonic()
         self._seconds = seconds
         path = folder / "bin"
@@ -134,9 +135,11 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
+    with gzip.open(bench.keep / f"{trace.name}.gz", "wb", 1) as kept:
+        kept.write(trace.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
     yield
-    for kind in ("original", *KINDS):
+    for kind in ("original", "element", "drop") if bench.quick else ("original", *KINDS):
         options: list[str] = []
         if kind != "original":
             row["sizes"][kind] = slim(bench, trace, bench.folder / kind, kind)
@@ -144,13 +147,15 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
             options = ["--replace", str(bench.folder / kind)]
         for loading in ("LAZY", "EAGER"):
             what = f"{kind} {loading.lower()}"
-            rounds = ROUNDS.get(name, 3) if loading == "LAZY" else 1
+            rounds = ROUNDS.get(name, 3) if loading == "LAZY" and not bench.quick else 1
             facts = measure(bench, command, options, loading, rounds, what)
             row["same"] &= facts.pop("out") == {out}
             row["runs"][what] = facts
             bench.say(f"{name}: {what}: " + " ".join(shown(facts)))
             yield
         shutil.rmtree(bench.folder / kind, ignore_errors=True)
+    if bench.quick:
+        return
     check = ["gpt-debloat", "--device", bench.device, "--check", "--granularity", "kernel"]
     out, _ = bench.run([*check, "-o", str(bench.folder / "slim"), "--", *command], ANEW, "gpt-debloat --check")
     row["check"] = next(line for line in out.splitlines() if line.startswith("check:"))
@@ -162,10 +167,12 @@ def shown(facts: dict[str, Any]) -> list[str]:
     return [f"{key} {value:.2f}" if key == "seconds" else f"{key} {human(int(value))}" for key, value in facts.items()]
 
 
-def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Puts a row where the one of its name is, or last."""
+def merge(rows: list[dict[str, Any]], row: dict[str, Any], quick: bool = False) -> None:
+    """Puts a row where the one of its name is, or last. A quick one brings its sizes and sameness only."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
+    if quick and rows[place:]:
+        row = rows[place] | {key: value for key, value in row.items() if key not in ("runs", "check")}
     rows[place : place + 1] = [row]
 
 
@@ -191,6 +198,7 @@ def main(words: list[str] | None = None) -> int:
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
     options.add_argument("--device", choices=("real", "sim"), default="real", help="as in gpt-hook")
     options.add_argument("--results", type=Path, help="the file to add to")
+    options.add_argument("--quick", action="store_true", help="sizes, and one run of each")
     args = options.parse_args(words)
     names = args.names or list(WORKLOADS)
     if unknown := [name for name in names if name not in (*WORKLOADS, "apply")]:
@@ -200,12 +208,12 @@ def main(words: list[str] | None = None) -> int:
     rows = json.loads((results if results.exists() else COMMITTED).read_text())
 
     def save(row: dict[str, Any]) -> None:
-        merge(rows, row)
+        merge(rows, row, args.quick)
         results.with_suffix(".part").write_text(json.dumps(rows, indent=1) + "\n")
         results.with_suffix(".part").replace(results)
 
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(Path(temporary), args.seconds, args.device)
+        bench = Bench(Path(temporary), args.seconds, args.device, args.quick, results.parent)
         good = [one(bench, name, save) for name in names]
     print(*sizes(rows), sep="\n")
     return not all(good)
