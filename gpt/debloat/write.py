@@ -50,7 +50,7 @@ def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
                 os.link(f"/proc/self/fd/{number}", part, src_dir_fd=number)  # else Python links the link itself
         part.replace(path)
     except OSError as error:
-        raise GptError(error.strerror or str(error), str(error.filename or path)) from None
+        raise GptError(error.strerror or str(error), str(path)) from None
     finally:
         part.unlink(missing_ok=True)
 
