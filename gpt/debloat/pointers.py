@@ -75,17 +75,23 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
 
 def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
-    """Those of the addresses that relocations put somewhere."""
+    """Those of the addresses that relative relocations put somewhere, or exported symbols have."""
     wanted = np.array(sorted(addresses), np.uint64)
     found: set[int] = set()
     for section in tables.sections:
-        if section.in_file and section.flags & elf.SHF_ALLOC and section.type in (elf.SHT_RELA, elf.SHT_RELR):
-            if section.type == elf.SHT_RELA:
+        if not (section.in_file and section.flags & elf.SHF_ALLOC):
+            continue
+        match section.type:
+            case elf.SHT_RELA:
                 values = _read(source, section, RELA)["addend"]
-            else:
+            case elf.SHT_DYNSYM:
+                values = _read(source, section, SYMBOL)["value"]
+            case elf.SHT_RELR:
                 words = (_word(source, tables, place) for place in _iter_relr(source, section))
                 values = np.fromiter((word[1] for word in words if word), np.uint64)
-            found |= set(wanted[np.isin(wanted, values)].tolist())
+            case _:
+                continue
+        found |= set(wanted[np.isin(wanted, values)].tolist())
     return found
 
 
