@@ -214,10 +214,9 @@ def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | 
             yield None, size
             cubin.parse_cubin(source.pread(offset, size))
             yield _bare(source, offset, size), 0
-    elif head.startswith(frames.MAGIC) and (sizes := frames.find_size(source, offset)):
-        yield None, sizes[1]
-        arch = cubin.arch_of(frames.unpack_head(source, offset, sizes))
-        yield fatbin.Element(offset, offset, "cubin", arch, 0, sizes[0], *sizes, "zstd", 0), 0
+    elif head.startswith(frames.MAGIC) and (frame := frames.find_frame(source, offset)):
+        yield None, frame.cost
+        yield frames.parse_cubin(source, offset, frame), 0
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
