@@ -21,6 +21,7 @@ from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
+_LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
@@ -54,7 +55,7 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
         if not word or len(arguments) < count or not all(arguments):
             raise MalformedError(f"position '{text}' lacks a part", where)
         if count:
-            if word == "line" and not arguments[1].isdecimal():
+            if word == "line" and not _LINE.fullmatch(arguments[1]):
                 raise MalformedError(f"position '{text}': '{arguments[1]}' is no line", where)
             found.append(Position(word, tuple(arguments)))
         elif word == "kernel":

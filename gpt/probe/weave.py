@@ -11,6 +11,7 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,15 +78,15 @@ def weave(
 
 
 def version(module: Module) -> tuple[int, int]:
-    """The `.version` of a module."""
+    """The `.version` of a module, 0.0 where it makes no sense."""
     item = next((item for item in module.items if item.kind == "version"), None)
-    major, _, minor = module.source(item).split()[1].partition(".") if item else ("0", "", "0")
-    return int(major or 0), int(minor or 0)
+    found = re.match(r"\.version\s+(\d{1,4})\.(\d{1,4})\b", module.source(item), re.ASCII) if item else None
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
+    found = re.search(r"\.target\s+sm_(\d{1,4})(?!\d)", module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
@@ -107,7 +108,7 @@ class _Weaving:
             raise GptError(f"no kernel '{kernel}'", module.name)
         self.kernel = kernel
         self.check()
-        self.prefix = next(p for n in range(1000) if (p := f"gpt{n or ''}_") not in module.text)
+        self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         numbered = ((number, map_) for number, file in enumerate(files) for map_ in file.maps)
         self.maps = {
@@ -116,7 +117,7 @@ class _Weaving:
         }
         self.variables = Variables(module, kernel, self.prefix)
         self.redux = has_redux(module)
-        number = next(text for n in range(1000) if (text := f"98765432{n:03}") not in module.text)
+        number = next(text for n in itertools.count() if (text := f"98765432{n:03}") not in module.text)
         shapes = Shapes(self.prefix, number, module.name)
         self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
