@@ -60,6 +60,7 @@ _ITEM = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_FILE = re.compile(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
 _TORN = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
@@ -192,9 +193,8 @@ class Module:
         """The paths of the `.file` directives by their numbers."""
         found: dict[int, str] = {}
         for item in self.items:
-            if item.kind == "file":
-                number, _, path = self.source(item).partition('"')
-                found[int(number.split()[1])] = path.partition('"')[0]
+            if item.kind == "file" and (entry := _FILE.match(self.source(item))):
+                found[int(entry[1])] = entry[2]
         return found
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
