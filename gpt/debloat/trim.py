@@ -83,6 +83,8 @@ class _Trimmer:
         self._unpacker = Unpacker()
 
     def trim(self, element: Element, unused: set[str]) -> Trimmed:
+        if element.codec != "none" and not element.header_size:
+            return Trimmed(element, reason="packed by the library itself, which may know its size")
         data = self._unpacker.unpack(self._source, element)
         try:
             cut = find_cut(data, unused)

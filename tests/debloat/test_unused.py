@@ -34,14 +34,14 @@ REASONS = {
 def element(text, offset, library="lib.so"):
     """An element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f]`, with a variable or device function if said.
 
-    A region of `r...` is relocatable code; the region `-` is none at all.
+    A region of `r...` is relocatable code, one of `s...` lies outside of the fatbin sections; `-` is none at all.
     """
     region, type_, arch, *names = text.split()
     return records.make(
         "element",
         library=library,
-        section="__nv_relfatbin" if region.startswith("r") else ".nv_fatbin",
-        region=offset if region == "-" else 1000 * int(region.lstrip("r")),
+        section={"r": "__nv_relfatbin", "s": ".ldata"}.get(region[0], ".nv_fatbin"),
+        region=offset if region == "-" else 1000 * int(region.lstrip("rs")),
         index=offset // 100,
         type=type_,
         arch=arch,
@@ -126,6 +126,13 @@ RULES = {
     ]),
     "what is picked decides, not what is used elsewhere": ("sm_86", "k", (), [
         ("1 cubin sm_80 k", "better"), ("1 cubin sm_86 other", "none"),
+    ]),
+    "a library that is not used links nothing": ("sm_90", "k", (), [
+        ("s1 ltoir sm_75", "none"), ("s2 ptx sm_75 p", "none"), ("s3 cubin sm_90 other", "none"),
+    ]),
+    "a library that is used may link what lies outside": ("sm_90", "k", (), [
+        ("s1 ltoir sm_75", "+"), ("s2 ptx sm_75 p", "+"), ("s2 ltoir sm_100", "arch"), ("s3 ptx sm_100 p", "arch"),
+        ("s4 cubin sm_90 k", "+"), ("s4 ptx sm_80 k", "+"), ("s5 cubin sm_80 k", "arch"), ("6 ltoir sm_75", "none"),
     ]),
     "variables may be looked up": ("sm_90", "", (), [
         ("1 cubin sm_90 +v", "+"), ("1 cubin sm_80 +v", "arch"), ("2 cubin sm_90 +f", "+"), ("3 cubin sm_90", "none"),
