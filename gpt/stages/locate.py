@@ -181,7 +181,8 @@ class Search:
         self._seen |= hits
         if self._keep:
             hits |= {name for name in names if self._keep.search(name)}
-        self._candidates.append(candidate_of(element, hits, element["region"] in self._whole))
+        whole = element["region"] in self._whole or element.get("sha256") in self._used.images
+        self._candidates.append(candidate_of(element, hits, whole))
         if self._by_kernel and element["type"] == "cubin" and element["region"] not in self._listed:
             self._unused[element["offset"]] = sorted(names - hits)
 
