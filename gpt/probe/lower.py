@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from gpt.probe.code import Code, Condition
 from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet, names_of
-from gpt.probe.operands import Bound, Descriptor
+from gpt.probe.operands import Bound, Descriptor, Partial
 from gpt.probe.saves import Placed, save
 from gpt.probe.types import SPECIAL, type_of_name, types_of
 from gpt.ptx import tree
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
-_WORD = re.compile(r"\W")
+_WORD = re.compile(r"\W", re.ASCII)
 Types = Callable[[str], str | None]  # of the program's registers
 
 
@@ -52,20 +52,20 @@ class Names:
 
     def __init__(self, file: ProbeFile, prefix: str) -> None:
         self.types = {register.name: register.type for register in file.registers}
-        self.names: dict[str, str] = {}
-        for name in self.types:
-            plain = prefix + _WORD.sub("_", name.lstrip("%"))
-            while plain in self.names.values():
-                plain += "_"
-            self.names[name] = plain
-        self.names = {name: f"%{plain}" for name, plain in self.names.items()}
-        self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
-        self.own = _own_registers(file)
         for map_ in file.maps:  # what SAVEs of parts of a record keep for the last one
             for number, field in enumerate(map_.fields):
-                part = part_name(map_.name, number)
-                self.types[part] = f"b{max(16, field.size * 8)}"
-                self.names[part] = f"%{prefix}part_{_WORD.sub('_', map_.name)}_{number}"
+                self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
+        self.names: dict[str, str] = {}
+        taken: set[str] = set()
+        for name in self.types:
+            plain = f"%{prefix}{_WORD.sub('_', name.removeprefix('%'))}"
+            while plain in taken:
+                plain += "_"
+            taken.add(plain)
+            self.names[name] = plain
+        self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
+        self.own = _own_registers(file)
+        self.zeros: set[str] = set()  # registers that hold 0 wherever they are read
 
 
 def part_name(map_: str, number: int) -> str:
@@ -99,13 +99,15 @@ def _own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
 class Lowering:
     """One snippet at one site. `run` gives the lines to put before the instruction, and those of the snippet.
 
-    `base` gives the register with the address of a map's buffer; `used` collects the registers of the
-    file, `shared` those of them that outlive the snippet. A line is a text and its line in the probe file.
+    `code` is of this place, `outer` of the function, for what is kept from before the instruction. `base` gives the
+    register with the address of a map's buffer; `used` collects the registers of the file, `shared` those of them
+    that outlive the snippet. A line is a text and its line in the probe file.
     """
 
     def __init__(
         self,
         code: Code,
+        outer: Code,
         names: Names,
         maps: dict[str, Placed],
         base: Callable[[Placed], str],
@@ -114,11 +116,13 @@ class Lowering:
         used: set[str],
         shared: set[str],
     ) -> None:
-        self.code, self.names, self.maps, self.base, self.types = code, names, maps, base, types
+        self.code, self.outer = code, outer
+        self.names, self.maps, self.base, self.types = names, maps, base, types
         self.label, self.used, self.shared = label, used, shared
         self.values: dict[str, str] = {}  # helpers that are at hand
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
         self.parts: dict[str, str] = {}
+        self.labels: dict[str, int] = {}
         self.site = Site()
 
     def run(
@@ -129,7 +133,7 @@ class Lowering:
         code = self.code
         if when == "after" and site.instruction:
             self._keep(snippet, site.instruction)
-        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in code.take()]
+        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in self.outer.take()]
         guard = None if site.no_pred else self._condition(site.guard)
         self.condition = code.both(site.sampled, guard)
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
@@ -139,6 +143,7 @@ class Lowering:
             match line.node:
                 case tree.Label(name):
                     code.lines.append(f"{self._label(name)}:")
+                    code.forget()
                 case Save():
                     self._save(line.node, snippet.lines[number + 1 :])
                 case tree.Instruction():
@@ -164,14 +169,15 @@ class Lowering:
         for name in sorted(written & asked):
             type_ = self._type(name)
             kind = "pred" if type_ == "pred" else f"b{SIZES[type_] * 8}"
-            self.copies[name] = self.code.make(kind, f"mov.{kind}", name)
+            self.copies[name] = self.outer.make(kind, f"mov.{kind}", name)
 
     def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
         match helper:
             case "ADDR":
                 return [bound.address] if bound.address else []
             case "BYTES":
-                return [] if bound.bytes is None or isinstance(bound.bytes, int) else [bound.bytes]
+                found = bound.bytes.read if isinstance(bound.bytes, Partial) else bound.bytes
+                return [] if found is None or isinstance(found, int) else [found]
             case "FLOPS":
                 return [bound.flops.register] if isinstance(bound.flops, Descriptor) else []
         operand = bound.operand(helper)
@@ -187,9 +193,9 @@ class Lowering:
         code, bound = self.code, self.site.bound
         match name:
             case "SMID" | "LANEID":
-                return code.make("b32", "mov.u32", f"%{name.lower()}")
+                return code.special(f"%{name.lower()}")
             case "WARPID":
-                return code.make("b32", "shr.u32", code.thread(), 5)
+                return code.warp()
             case "BLOCK":
                 return code.block()
             case "ACTIVE":
@@ -197,10 +203,22 @@ class Lowering:
             case "ADDR" if bound and bound.address:
                 return self._address(bound.address)
             case "BYTES" if bound and bound.bytes is not None:
-                return str(bound.bytes) if isinstance(bound.bytes, int) else self._sized(bound.bytes, "u32")
+                return self._bytes(bound.bytes)
             case "FLOPS" if bound and bound.flops is not None:
                 return str(bound.flops) if isinstance(bound.flops, int) else self._described(bound.flops)
         raise Misfit(f"has no {name}")
+
+    def _bytes(self, count: int | tree.Operand | Partial) -> str:
+        """A constant, or a register of 32 bits."""
+        if isinstance(count, int):
+            return str(count)
+        if not isinstance(count, Partial):
+            return self._sized(count, "u32")
+        names = list(names_of(count.read))
+        if not names or self.types(names[0]) != "pred":
+            return self._sized(count.read, "u32")
+        ignored = str(count.read).replace(names[0], self.copies.get(names[0], names[0]))
+        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), ignored)
 
     def _described(self, flops: Descriptor) -> str:
         """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
@@ -211,7 +229,7 @@ class Lowering:
 
     def _address(self, address: tree.Address) -> str:
         """The address in brackets, 64 bits; of a tensor map's access, the map's."""
-        code, operand = self.code, address.items[0]
+        code, operand = self.code, next(iter(address.items), None)
         first, rest = operand, ""
         if isinstance(operand, tree.Expression):
             first = operand.operands[0]
@@ -249,10 +267,11 @@ class Lowering:
                 wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
                 return self.code.make("b64", "cvt.u64.u32", value) if wide else value
             case tree.Name(name, ()) if name in HELPERS:
-                bound = self.site.bound.operand(name) if self.site.bound else None
-                if bound is None:
+                bound = self.site.bound
+                source = bound.operand(name) if bound else None
+                if bound is None or source is None:
                     raise Misfit(f"has no {name}")
-                return self._sized(bound, wanted, fresh=name == "OUT")
+                return self._sized(source, wanted, fresh=name == "OUT", cut=bound.width(name) is not None)
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
@@ -263,7 +282,8 @@ class Lowering:
             case tree.Expression(operands, operators) if set(operators) == {"|"}:
                 return "|".join(self._operand(part, wanted, plain) for part in operands)
             case tree.Vector(items):
-                return "{" + ", ".join(self._operand(item, None, plain) for item in items) + "}"
+                part = f"b{SIZES[wanted] * 8 // len(items)}" if wanted else None
+                return "{" + ", ".join(self._operand(item, part, plain) for item in items) + "}"
         return str(operand)
 
     def _register(self, name: str) -> str:
@@ -275,8 +295,11 @@ class Lowering:
             self.shared.add(name)
         return found
 
-    def _sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False) -> str:
-        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size."""
+    def _sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, cut: bool = True) -> str:
+        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
+
+        With `cut` a longer one is cut off: the opcode uses no more of it, as `ld.u8` of 32 bits.
+        """
         code = self.code
         match operand:
             case tree.Name("_"):
@@ -299,21 +322,36 @@ class Lowering:
                 type_, value = "b64", self._address(operand)
             case tree.Name() | tree.Expression():
                 type_, value = "b64", code.make("b64", "mov.u64", operand)
-            case tree.Vector(items):
-                return "{" + ", ".join(self._sized(item, None, fresh) for item in items) + "}"
+            case tree.Vector(items) if wanted:
+                return self._packed(items, SIZES[wanted] * 8, fresh)
             case _:
                 return str(operand)
-        if wanted is None or SIZES[wanted] == SIZES[type_]:
+        bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
+        if wanted is None or to == bits:
             return value
-        to = max(16, SIZES[wanted] * 8)
-        if to == SIZES[type_] * 8:
-            return value
-        return code.make(f"b{to}", f"cvt.u{to}.u{SIZES[type_] * 8}", value)
+        if to < bits and not cut:
+            raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
+        kind = "s" if wanted[0] == "s" else "u"
+        return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
+
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
+        """A vector as one register of so many bits."""
+        each = bits // len(items)
+        if each * len(items) != bits or each not in (16, 32):
+            raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+        parts = []
+        for item in items:
+            if isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each:
+                raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
+            part = self._sized(item, f"b{each}", fresh)
+            parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
+        return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
 
     # Statements
 
     def _label(self, name: str) -> str:
-        return f"{self.label}_{_WORD.sub('_', name)}"
+        number = self.labels.setdefault(name, len(self.labels))
+        return f"{self.label}_{number}_{_WORD.sub('_', name)}"
 
     def _guard(self, guard: tree.Guard | None) -> Condition | None:
         if guard is None:
@@ -329,6 +367,7 @@ class Lowering:
         condition = self.code.both(self.condition, self._guard(node.guard))
         if node.opcode == "bra":
             self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.forget()
             return
         wanted = types_of(node)
         plain = node.opcode in ("mov", "cvt")
@@ -349,7 +388,11 @@ class Lowering:
             raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only where nobody verified
         if placed.map.type == "total":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
-        values = [self._value(value, type_) for value, type_ in zip(node.values, types, strict=True)]
+        idle = self.names.zeros if placed.map.type == "total" and node.last else ()
+        values = [
+            "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
+            for value, type_ in zip(node.values, types, strict=True)
+        ]
         if not node.last:
             ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
             for number, value in enumerate(values, node.first):

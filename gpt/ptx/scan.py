@@ -63,9 +63,10 @@ _ITEM = re.compile(
 _TORN = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
-      (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
+      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS})
+        (?![\w$%.]|\s*+:(?!:)) {_TO_SEMICOLON}
+    | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
-    | (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS}) (?![\w$%.]) {_TO_SEMICOLON}
     | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
         (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
     | (?P<file>\.file)\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+
@@ -149,27 +150,27 @@ class Module:
 
     def cut(self, start: int, end: int) -> Iterator[Statement]:
         """The statements between two offsets."""
+        heads: dict[str, str] = {}  # a kernel has thousands of statements, and some dozen opcodes
+        make = tuple.__new__
         for found in _STATEMENT.finditer(self.skeleton, start, end):
-            match found.lastgroup:
-                case "opcode":
-                    head = found["opcode"]
-                    if not head.replace(".", "").replace(":", "").isalnum():
-                        head = "".join(head.split())
-                    guard = found["guard"]
-                    start = found.start("guard" if guard else "opcode")
-                    yield Statement("instruction", head, guard.rstrip() if guard else "", start, found.end())
-                case "label":
-                    yield Statement("label", found["label"], "", found.start("label"), found.end())
-                case "targets":
-                    yield Statement("directive", found["targets"], "", found.start("named"), found.end())
-                case "open" | "close":
-                    yield Statement(found[found.lastgroup], "", "", found.end() - 1, found.end())
-                case None:  # blanks at the end
-                    pass
-                case "bad":
-                    raise self.malformed(found.start("bad"))
-                case kind:
-                    yield Statement("directive", found[kind], "", found.start(kind), found.end())
+            kind = found.lastgroup
+            if kind == "opcode":
+                guard, head = found.group("guard", "opcode")
+                if head not in heads:
+                    heads[head] = "".join(head.split())
+                first = found.start("guard") if guard else found.start("opcode")
+                guard = guard.rstrip() if guard else ""
+                yield make(Statement, ("instruction", heads[head], guard, first, found.end()))
+            elif kind == "label":
+                yield Statement(kind, found[kind], "", found.start(kind), found.end())
+            elif kind == "targets":
+                yield Statement("directive", found[kind], "", found.start("named"), found.end())
+            elif kind in ("open", "close"):
+                yield Statement(found[kind], "", "", found.end() - 1, found.end())
+            elif kind == "bad":
+                raise self.malformed(found.start(kind))
+            elif kind:  # None are the blanks at the end
+                yield Statement("directive", found[kind], "", found.start(kind), found.end())
 
     def where(self, offset: int) -> str:
         """NAME:LINE:COLUMN of an offset, both from 1."""

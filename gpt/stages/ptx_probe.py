@@ -68,6 +68,10 @@ def _parts(text: str) -> list[str]:
     return [part for part in text.split(":") if part]
 
 
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
     """A record with other values, its keys in canonical order and those that nobody knows behind."""
     declared = records.KINDS[record["kind"]]
@@ -127,11 +131,11 @@ class Weaving:
     def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
         """A kernel with its probes; in `left`, why it has none."""
         from gpt.probe.weave import LeftAlone, weave
-        from gpt.ptx.prune import prune
+        from gpt.ptx.prune import pruned
 
         try:
-            original = prune(module, [kernel])
-            woven = weave(original, kernel, self._files, module.name, count=self._count)
+            original = pruned(module, [kernel])
+            woven = weave(original, kernel, self._files, count=self._count)
         except LeftAlone as error:
             left[kernel] = error.fact
             return
@@ -141,7 +145,7 @@ class Weaving:
             return
         for fact in woven.misfits:
             yield from self._tell(f"{fact}; left alone there", kernel)
-        yield from self._records(record, original, woven)
+        yield from self._records(record, original.text.encode("latin-1"), woven)
 
     def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
         for site in woven.sites:
@@ -173,7 +177,8 @@ class Weaving:
             ],
             maps=list(range(first, self._maps)),
             sites=[site._asdict() for site in woven.sites if site.matched],
-            variables=woven.variables or None,
+            variables=[_present(variable._asdict()) for variable in woven.variables] or None,
+            table=woven.table,
             verified=int(self._verified),
         )
 

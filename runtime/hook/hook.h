@@ -38,6 +38,20 @@
 #define SLOT_SCALAR 32 // no argument and no result is in a vector register
 #define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
 #define SLOT_SYNC 128  // when it returns, what was timed has probably ended
+#define SLOT_LEAN 256  // a call is a row of time and result, and nothing else
+#define SLOT_ID 12
+#define SLOT_ANNOUNCED 16
+#define ROW_START 0
+#define ROW_DURATION 8
+#define ROW_API 16
+#define ROW_RESULT 20
+#define ROW_SIZE 24
+#define LIVE_PID 0
+#define THREAD_PID 0
+#define THREAD_CHUNK 8
+#define THREAD_PREVIOUS 16
+#define THREAD_NEXT 32 // of the batch of plain rows
+#define THREAD_END 40
 
 #define FRAME_SIZE 256
 #define FRAME_ARGS 0
@@ -48,6 +62,8 @@
 #define FRAME_STACK 216
 #define STACK_WORDS 32 // copied for a function whose number of arguments is not known
 
+#include "chunk.h"
+
 #ifndef __ASSEMBLER__
 
 #include <stdatomic.h>
@@ -56,7 +72,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "chunk.h"
 #include "records.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
@@ -73,6 +88,9 @@ struct row {
     uint32_t api;
     int32_t result;
 };
+_Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
+                   offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,
+               "as the stub has it");
 
 struct row_object {
     struct row row;
@@ -139,7 +157,9 @@ struct slot {
     char pad[6];
 };
 _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
-_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX, "as the stub has it");
+_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(struct slot, id) == SLOT_ID &&
+                   offsetof(struct slot, announced) == SLOT_ANNOUNCED,
+               "as the stub has it");
 
 // What a stub has on its stack while the real function runs.
 struct frame {
@@ -256,6 +276,13 @@ struct thread {
     struct thread *next; // in the pool
 };
 
+_Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread, pid) == THREAD_PID &&
+                   offsetof(struct thread, chunk) == THREAD_CHUNK &&
+                   offsetof(struct thread, previous) == THREAD_PREVIOUS &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
+               "as the stub has it");
+
 extern TLS struct thread *hook_thread;
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
 struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
@@ -310,6 +337,7 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+uint32_t hook_newest_launch(void);             // the function that was launched for the first time last, or 0
 extern TLS uint32_t hook_queries[MAX_QUERIES]; // that this thread made and are in no row yet
 void hook_count_query(struct slot *slot);
 void hook_keep_queries(struct thread *thread);
@@ -358,7 +386,8 @@ extern handler hook_on_get_proc_address;
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
     hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
 _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
-uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
+uint32_t hook_function_of(uint64_t handle); // its id, 0 where it is not known
+uint64_t hook_handle_of(uint32_t function);
 uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
 
 // missing.c
