@@ -12,9 +12,9 @@ driver links the relocatable code again only where no linked cubin serves the de
 devices pick hold all used kernels that it holds.
 
 A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
-architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region outside of the fatbin sections may be handed to a linker (nvJitLink)
-instead of the driver, and the kernel that comes out may have another name: a library of which anything is used keeps
-all of it that fits a device.
+architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
+outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
+out may have another name: a library of which anything is used keeps all of it that fits a device.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all

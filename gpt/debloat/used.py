@@ -35,7 +35,8 @@ class Used:
     `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
     may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
-    of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory. `loaded` are the files that were loaded, by path.
+    of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory. `loaded`
+    are the files that were loaded, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
