@@ -297,6 +297,19 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
     assert "nothing can be kept for it" in done.err
 
 
+def test_an_image_that_no_library_holds_may_have_been_linked(locate):
+    """By a library that comes behind those that hold the others."""
+    library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
+    known, strange = (
+        records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())
+        for name in (b"loaded", b"made at run time")
+    )
+    inert = library[1:]
+    assert locate(inert, used=trace(strange, records.make("function", id=1, module=1, name="k")))[0] == [0, 1]
+    assert locate(inert, used=trace(records.make("function", id=1, name="k")))[0] == []
+    assert locate(library, used=trace(known, records.make("function", id=1, module=1, name="k")))[0] == [0, 1, 2]
+
+
 def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
     """Also those of which no kernel was looked up, so that the library can load them again."""
     modules = [
