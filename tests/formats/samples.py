@@ -29,9 +29,13 @@ template <int N> __global__ void many(float *x, int n) {
 }
 """ + "".join(f"template __global__ void many<{n}>(float *, int);\n" for n in range(1, 9))
 # Code that no compression makes small: constants of no pattern.
-BULKY = "__constant__ int words[] = {" + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000)) + """};
+BULKY = (
+    "__constant__ int words[] = {"
+    + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000))
+    + """};
 extern "C" __global__ void bulky(int *x) { *x = words[*x]; }
 """
+)
 VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
 CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
 CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
