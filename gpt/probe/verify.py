@@ -232,6 +232,9 @@ class _Check:
         map_ = self.file.map(node.map)
         if map_ is None:
             raise self.refuse(f"saves to '{node.map}', which is no map of this file")
+        others = [other for _, snippet in self.probe.snippets for other in snippet.saves]
+        if not (node.first == 0 and node.last) and any(other.guard != node.guard for other in others):
+            raise self.refuse("SAVEs of one record have different guards")
         if map_.level != self.probe.level:
             raise self.refuse(f"of level {self.probe.level} saves to map '{map_.name}' of level {map_.level}")
         fields = map_.fields[node.first : node.first + len(node.values)]
