@@ -107,6 +107,7 @@ KINDS: dict[str, Keys] = {
         "kernels": ("[symbol]", "entry functions"),
         "functions": ("[symbol]", "device functions"),
         "variables": ("u64", "device variables defined"),
+        "sha256": ("str?", "hexadecimal, of the unpacked bytes of a cubin that is in no region"),
         "data": ("bin?", "the unpacked bytes"),
     },
     "span": {
@@ -130,6 +131,7 @@ KINDS: dict[str, Keys] = {
         "size_before": ("u64", "bytes of the element in the file, header included"),
         "size_after": ("u64", "bytes of the element in the file, header included"),
         "reason": ("str?", "why the element stays whole"),
+        "zeroed": ("str?", "why code became zeros where kernels were to be dropped"),
     },
     "tally": {
         "library": ("str", "path of the library"),

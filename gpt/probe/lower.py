@@ -229,7 +229,7 @@ class Lowering:
 
     def _address(self, address: tree.Address) -> str:
         """The address in brackets, 64 bits; of a tensor map's access, the map's."""
-        code, operand = self.code, address.items[0]
+        code, operand = self.code, next(iter(address.items), None)
         first, rest = operand, ""
         if isinstance(operand, tree.Expression):
             first = operand.operands[0]

@@ -42,7 +42,7 @@ from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
-from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 
 __all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
@@ -69,11 +69,14 @@ class Woven:
     table: str | None
 
 
-def weave(data: bytes, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False) -> Woven:
+def weave(
+    data: bytes | Module, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False
+) -> Woven:
     """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
     counted only. Raises LeftAlone, MalformedError.
     """
-    return _Weaving(scan_module(data, name), kernel, files, count).run()
+    module = data if isinstance(data, Module) else scan_module(data, name)
+    return _Weaving(module, kernel, files, count).run()
 
 
 def version(module: Module) -> tuple[int, int]:
@@ -146,7 +149,7 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_head(module, self.entry.item))
+        params = layout(parse_params(module, self.entry.item) or ())
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)

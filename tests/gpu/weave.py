@@ -324,9 +324,22 @@ def check_log(counts: Any, entries: Any, case: Case, level: str) -> str:
         assert len(units) <= len(loads) and (units <= loads[: len(units)]).all()
         if kept == total:
             assert (units == loads[: len(units)]).all()
+        check_pieces(entries[:kept], case)
     else:
         assert len(units) <= case.blocks * case.warps
     return f"{kept} kept, {total - kept} dropped"
+
+
+def check_pieces(entries: Any, case: Case) -> None:
+    """What lanes saved at once lies together, lane by lane; the last piece may be cut off by the capacity."""
+    at = 0
+    while at < len(entries):
+        piece = entries[at : at + int(entries["active"][at])]
+        thread = piece["unit"] % case.threads
+        assert (thread % 32 == piece["lane"]).all() and (np.diff(piece["lane"].astype(int)) > 0).all(), "lanes"
+        assert len(set(piece["unit"] // case.threads)) == len(set(thread // 32)) == 1, "a piece of several warps"
+        assert (piece["active"] == piece["active"][0]).all(), "a piece of several groups"
+        at += len(piece)
 
 
 def check_sampled(counts: Any, slots: Any, case: Case) -> str:
