@@ -115,7 +115,10 @@ def corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(tally, "RESULTS", tmp_path / "results" / "tally.json")
     monkeypatch.setattr(sources, "newest_cuda", lambda: tmp_path)
     texts = {"rich": RICH.encode(), "again": RICH.encode(), "plain": PLAIN.encode()}
-    made = {"one": lambda folder, jobs: iter(texts.items()), "two": lambda folder, jobs: iter([("bare", HEAD.encode())])}
+    made = {
+        "one": lambda folder, jobs: iter(texts.items()),
+        "two": lambda folder, jobs: iter([("bare", HEAD.encode())]),
+    }
     monkeypatch.setattr(sources, "CORPORA", made)
     return texts
 
