@@ -34,6 +34,13 @@ STRUCTS: dict[str, Keys] = {
         "size": ("u64", "bytes"),
         "map": ("u64?", "id of the map whose buffer's address it takes"),
     },
+    "variable": {
+        "name": ("str", "as in its module"),
+        "space": ("str", "global or const"),
+        "size": ("u64?", "bytes; absent where the module does not say"),
+        "offset": ("u64?", "of global: bytes from the start of the table, where its address goes"),
+        "copy": ("str?", "of const: always, or taken, which is when the program took its address"),
+    },
     "site": {
         "probe": ("str", "name of the probe"),
         "position": ("str", "as the probe file says it"),
@@ -123,6 +130,7 @@ KINDS: dict[str, Keys] = {
         "size_before": ("u64", "bytes of the element in the file, header included"),
         "size_after": ("u64", "bytes of the element in the file, header included"),
         "reason": ("str?", "why the element stays whole"),
+        "zeroed": ("str?", "why code became zeros where kernels were to be dropped"),
     },
     "tally": {
         "library": ("str", "path of the library"),
@@ -199,7 +207,8 @@ KINDS: dict[str, Keys] = {
         "added": ("[param]?", "the parameters behind them that probes need"),
         "maps": ("[u64]?", "ids of the maps that its probes save to"),
         "sites": ("[site]?", "where its probes are"),
-        "variables": ("[str]?", "variables that its module defines; loaded alone, it has others of these names"),
+        "variables": ("[variable]?", "variables of its module that it shares"),
+        "table": ("str?", "variable of the probed module that takes the addresses of those in global memory"),
         "verified": ("u64?", "1 where its probes were proved harmless, 0 where that was not asked for"),
         "reason": ("str?", "why no probe is in it"),
         "arch": ("str?", "compute capability of the code that the numbers are about"),

@@ -21,6 +21,7 @@ COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
     "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "const"),
+    "probed": ("kernel", "places", "woven", "maps", "variables"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
 }
 NEEDS = ("registers", "spills", "stack", "shared", "constant")
@@ -57,9 +58,11 @@ class LibraryTables:
         self._patched: list[dict[str, Any]] = []
         self._trimmed: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
+        self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[dict[str, Any]] = []
         self._trace: TraceTables | None = None
         self._kernels: list[dict[str, Any]] = []
+        self._probed: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in; what it has no table for is passed over."""
@@ -82,10 +85,14 @@ class LibraryTables:
                 self._whole[record["reason"]] += 1
             case "trimmed":
                 self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
+                if "zeroed" in record:
+                    self._zeroed[record["zeroed"]] += 1
             case "ptx":
                 self._modules.append(record)
             case "kernel" if "registers" in record:
                 self._kernels.append(record)
+            case "kernel":
+                self._probed.append(record)
             case "process" | "timing" | "transfer" | "launched":
                 if self._trace is None:
                     from gpt.tracetables import TraceTables
@@ -115,6 +122,8 @@ class LibraryTables:
                 console.print(_element_table(counts))
         if self._kernels:
             console.print(_kernel_table(self._kernels))
+        elif self._probed:
+            console.print(_probed_table(self._probed))
         elif self._modules:
             console.print(_module_table(self._modules))
         for table in self._trace.iter_tables(console.width) if self._trace else ():
@@ -128,6 +137,8 @@ class LibraryTables:
             console.print(Text(f"cut out of elements that stay: {what}; {cut['elements']:,} elements, {sizes}"))
         for reason, count in self._whole.items():
             console.print(Text(f"elements kept whole: {count:,} ({reason})"))
+        for reason, count in self._zeroed.items():
+            console.print(Text(f"elements of which code is zeroed, and no kernel dropped: {count:,} ({reason})"))
 
     def _title(self, library: str) -> Text:
         return Text.assemble((library, "bold"), f"  {self._titles.get(library, '')}")
@@ -213,6 +224,20 @@ def _kernel_table(kernels: list[dict[str, Any]]) -> Table:
     for kernel in kernels:
         cells = [_with_change(kernel, key) for key in NEEDS]
         table.add_row(Text(kernel["name"]), kernel.get("arch", ""), *cells)
+    return table
+
+
+def _probed_table(kernels: list[dict[str, Any]]) -> Table:
+    """Where probes went, and the variables that the kernels share with their modules; or why none went in."""
+    table = _table("probed", left=1)
+    for kernel in kernels:
+        if "reason" in kernel:
+            table.add_row(Text(f"{kernel['name']}: {kernel['reason']}"))
+            continue
+        sites = kernel.get("sites", ())
+        counts = (sum(site[key] for site in sites) for key in ("matched", "woven"))
+        rest = (len(kernel.get(key, ())) for key in ("maps", "variables"))
+        table.add_row(Text(kernel["name"]), *(f"{count:,}" for count in (*counts, *rest)))
     return table
 
 

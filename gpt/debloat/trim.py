@@ -1,16 +1,17 @@
-"""Cubins that stay in part: the code of their unused kernels becomes zeros, and they are packed again.
+"""Cubins that stay in part: their unused kernels are dropped, or their code becomes zeros, and they are packed again.
 
-Zeros are no instruction, so that a launch of such a kernel ends with an error; everything else of the cubin stays
-where and as it is. With `drop` the kernels go altogether where they can (drop.py). What was packed is packed again by
-the same codec, and its header says the new sizes. What was not packed keeps its size, unless kernels are dropped: the
-zeros become holes.
+Kernels are dropped where the cubin is understood and what is left stands up to a second look (drop.py). Elsewhere,
+and where nothing else is asked for, their code becomes zeros, which are no instruction, so that a launch of such a
+kernel ends with an error; everything else of the cubin stays where and as it is. What was packed is packed again by
+the same codec, and its header says the new sizes. What was not packed keeps its size if code is zeroed: the zeros
+become holes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpt.debloat import drop
@@ -31,7 +32,8 @@ NOTHING = Cut([], 0, 0)
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What became of an element. `reason` says why it stays whole; then nothing is cut.
+    """What became of an element. `reason` says why it stays whole; then nothing is cut. `zeroed_for` says why code
+    became zeros where kernels were to be dropped.
 
     `cut` has ranges of the unpacked cubin. Where it was packed, or kernels were dropped, `header` and `payload` take
     the place of its own.
@@ -43,6 +45,7 @@ class Trimmed:
     payload: bytes = b""
     reason: str | None = None
     dropped: bool = False
+    zeroed_for: str | None = None
 
     @property
     def size(self) -> int:
@@ -87,22 +90,37 @@ class _Trimmer:
             return Trimmed(element, reason=str(error))
         except MalformedError as error:
             raise MalformedError(error.fact, self._source.at(element.offset)) from None
-        if self._dropping and cut.sections and element.header_size:
+        why = None
+        if self._dropping and cut.sections:
             try:
-                return self._replaced(element, cut, drop.without(data, cut.sections), dropped=True)
-            except KeptWhole:
-                pass  # its code can be made zeros all the same
+                return self._dropped(element, cut, data)
+            except KeptWhole as error:
+                why = str(error)
+        try:
+            return replace(self._zeroed(element, cut, data), zeroed_for=why if cut.spans else None)
+        except KeptWhole as error:
+            return Trimmed(element, reason=str(error))
+
+    def _dropped(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
+        if not element.header_size:
+            raise KeptWhole("it is a file of its own")
+        left = drop.without(data, cut.sections)
+        if fault := drop.find_fault(data, left, cut.sections):
+            raise KeptWhole(fault)
+        return replace(self._replaced(element, cut, left), dropped=True)
+
+    def _zeroed(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
         if not cut.spans or element.codec == "none":
             return Trimmed(element, cut)
-        return self._replaced(element, cut, bytes(_zeroed(data, cut.spans)), dropped=False)
+        return self._replaced(element, cut, bytes(_zeroed(data, cut.spans)))
 
-    def _replaced(self, element: Element, cut: Cut, data: bytes, dropped: bool) -> Trimmed:
+    def _replaced(self, element: Element, cut: Cut, data: bytes) -> Trimmed:
         payload, size = _pack(data, element.codec)
         if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
-            return Trimmed(element, reason="packed again it takes no less")
+            raise KeptWhole("packed again it takes no less")
         header = bytearray(self._source.pread(element.offset, element.header_size))
         _set_sizes(header, len(payload), size, len(data))
-        return Trimmed(element, cut, bytes(header), payload, dropped=dropped)
+        return Trimmed(element, cut, bytes(header), payload)
 
 
 def _set_sizes(header: bytearray, payload: int, packed: int, unpacked: int) -> None:

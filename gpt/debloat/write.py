@@ -33,23 +33,38 @@ def backup_of(path: Path) -> Path:
 def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
     """Writes a plan beside `path` with the original's mode and owner; gives the open file to be checked.
 
-    It takes the name `path` when the block ends without an exception, and is removed otherwise.
+    It takes the name `path` when the block ends without an exception, and is removed otherwise. Where the file system
+    can, it has no name before, so that not even a killed process leaves anything.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     status = os.fstat(source_fd)
     try:
-        with open(part, "w+b") as file:
-            os.fchmod(file.fileno(), 0o600)
+        with open(_nameless(path.parent) or _named(part), "w+b") as file:
             _write(file.fileno(), source_fd, plan)
             yield file.fileno()
             with suppress(PermissionError):  # only root gives files away
                 os.fchown(file.fileno(), status.st_uid, status.st_gid)
             os.fchmod(file.fileno(), status.st_mode & 0o7777)
+            if not part.exists():
+                number = file.fileno()
+                os.link(f"/proc/self/fd/{number}", part, src_dir_fd=number)  # else Python links the link itself
         part.replace(path)
     except OSError as error:
         raise GptError(error.strerror or str(error), str(error.filename or path)) from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _nameless(folder: Path) -> int | None:
+    """A file without a name in a folder; None where that cannot be, for whatever reason."""
+    with suppress(OSError):
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    return None
+
+
+def _named(path: Path) -> int:
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
 
 
 def _write(out: int, source: int, plan: Plan) -> None:
@@ -151,6 +166,9 @@ def restore(path: Path) -> None:
         if _version_of(path) != _version_of(backup):
             raise GptError(f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path))
     backup.replace(path)
+    backup.unlink(
+        missing_ok=True
+    )  # two names of one file stay, as when patching ended before the new one took its name
 
 
 def _version_of(path: Path) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
-"""Pieces of PTX for one function: new registers, and instructions that share them.
+"""Pieces of PTX for one place: new registers, and instructions that share them.
 
-A temporary is written once and read behind that; ptxas places it. A Condition is a predicate, maybe negated; None
-always holds.
+A temporary is written once and read behind that; ptxas places it. What several snippets at the place ask for is made
+once. A Condition is a predicate, maybe negated; None always holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Condition(NamedTuple):
 
 
 class Code:
-    """Registers of one function that begin with `prefix`, and the lines that are being written.
+    """Registers that begin with `prefix`, and the lines that are being written.
 
     `redux` says that the target adds over the lanes of a warp.
     """
@@ -30,6 +30,7 @@ class Code:
         self.prefix, self.redux = prefix, redux
         self.lines: list[str] = []
         self._counts: Counter[str] = Counter()
+        self._made: dict[tuple[object, ...], str] = {}
 
     def take(self) -> list[str]:
         """The lines so far, which are then no longer here."""
@@ -55,6 +56,18 @@ class Code:
         self.put(f"{opcode} {', '.join(map(str, (result, *operands)))}")
         return result
 
+    def once(self, type_: str, opcode: str, *operands: object) -> str:
+        """As `make`, but what was made already is taken. The operands are what nobody writes to."""
+        key = (opcode, *operands)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self.make(type_, opcode, *operands)
+        return found
+
+    def forget(self) -> None:
+        """What follows may be reached without what was made so far."""
+        self._made.clear()
+
     def positive(self, condition: Condition | None) -> str:
         """A register that holds where the condition does."""
         if condition is None:
@@ -69,38 +82,52 @@ class Code:
 
     def group(self, condition: Condition | None) -> tuple[str, str]:
         """The lanes that are here, and those of them where the condition holds."""
-        here = self.make("b32", "activemask.b32")
+        here = self.once("b32", "activemask.b32")
         if condition is None:
             return here, here
         return here, self.make("b32", "vote.sync.ballot.b32", self.positive(condition), here)
 
+    def below(self, group: str) -> str:
+        """The lanes of a group below this one."""
+        return self.once("b32", "and.b32", group, self.once("b32", "mov.u32", "%lanemask_lt"))
+
+    def first(self, group: str) -> Condition:
+        """Holds in the lowest lane of a group."""
+        return Condition(self.once("pred", "setp.eq.u32", self.below(group), 0))
+
     # Where in the grid
+
+    def special(self, name: str) -> str:
+        """A special register of 32 bits that does not change."""
+        return self.once("b32", "mov.u32", name)
 
     def thread(self) -> str:
         """The number of this thread in its block."""
-        x, y, z = (self.make("b32", "mov.u32", f"%tid.{axis}") for axis in "xyz")
-        width, height = (self.make("b32", "mov.u32", f"%ntid.{axis}") for axis in "xy")
-        row = self.make("b32", "mad.lo.u32", z, height, y)
-        return self.make("b32", "mad.lo.u32", row, width, x)
+        x, y, z, width, height = map(self.special, ("%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y"))
+        row = self.once("b32", "mad.lo.u32", z, height, y)
+        return self.once("b32", "mad.lo.u32", row, width, x)
 
     def block(self) -> str:
         """The number of this block in the grid, 64 bits; y and z are below 65536."""
-        x, y, z = (self.make("b32", "mov.u32", f"%ctaid.{axis}") for axis in "xyz")
-        width, height = (self.make("b32", "mov.u32", f"%nctaid.{axis}") for axis in "xy")
-        row = self.make("b32", "mad.lo.u32", z, height, y)
-        wide = self.make("b64", "cvt.u64.u32", x)
-        return self.make("b64", "mad.wide.u32", row, width, wide)
+        x, y, z, width, height = map(self.special, ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y"))
+        row = self.once("b32", "mad.lo.u32", z, height, y)
+        wide = self.once("b64", "cvt.u64.u32", x)
+        return self.once("b64", "mad.wide.u32", row, width, wide)
 
     def unit(self, level: str) -> str:
         """The number of this thread, warp or block in the grid, 64 bits."""
         block = self.block()
         if level == "block":
             return block
-        x, y, z = (self.make("b32", "mov.u32", f"%ntid.{axis}") for axis in "xyz")
-        count = self.make("b32", "mul.lo.u32", self.make("b32", "mul.lo.u32", x, y), z)
+        x, y, z = map(self.special, ("%ntid.x", "%ntid.y", "%ntid.z"))
+        count = self.once("b32", "mul.lo.u32", self.once("b32", "mul.lo.u32", x, y), z)
         number = self.thread()
         if level == "warp":
-            number = self.make("b32", "shr.u32", number, 5)
-            count = self.make("b32", "shr.u32", self.make("b32", "add.u32", count, 31), 5)
-        wide = self.make("b64", "cvt.u64.u32", number)
-        return self.make("b64", "mad.lo.u64", block, self.make("b64", "cvt.u64.u32", count), wide)
+            number = self.warp()
+            count = self.once("b32", "shr.u32", self.once("b32", "add.u32", count, 31), 5)
+        wide = self.once("b64", "cvt.u64.u32", number)
+        return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
+
+    def warp(self) -> str:
+        """The number of this warp in its block."""
+        return self.once("b32", "shr.u32", self.thread(), 5)

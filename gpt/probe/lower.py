@@ -61,6 +61,7 @@ class Names:
         self.names = {name: f"%{plain}" for name, plain in self.names.items()}
         self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
         self.own = _own_registers(file)
+        self.zeros: set[str] = set()  # registers that hold 0 wherever they are read
         for map_ in file.maps:  # what SAVEs of parts of a record keep for the last one
             for number, field in enumerate(map_.fields):
                 part = part_name(map_.name, number)
@@ -99,13 +100,15 @@ def _own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
 class Lowering:
     """One snippet at one site. `run` gives the lines to put before the instruction, and those of the snippet.
 
-    `base` gives the register with the address of a map's buffer; `used` collects the registers of the
-    file, `shared` those of them that outlive the snippet. A line is a text and its line in the probe file.
+    `code` is of this place, `outer` of the function, for what is kept from before the instruction. `base` gives the
+    register with the address of a map's buffer; `used` collects the registers of the file, `shared` those of them
+    that outlive the snippet. A line is a text and its line in the probe file.
     """
 
     def __init__(
         self,
         code: Code,
+        outer: Code,
         names: Names,
         maps: dict[str, Placed],
         base: Callable[[Placed], str],
@@ -114,7 +117,8 @@ class Lowering:
         used: set[str],
         shared: set[str],
     ) -> None:
-        self.code, self.names, self.maps, self.base, self.types = code, names, maps, base, types
+        self.code, self.outer = code, outer
+        self.names, self.maps, self.base, self.types = names, maps, base, types
         self.label, self.used, self.shared = label, used, shared
         self.values: dict[str, str] = {}  # helpers that are at hand
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
@@ -129,7 +133,7 @@ class Lowering:
         code = self.code
         if when == "after" and site.instruction:
             self._keep(snippet, site.instruction)
-        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in code.take()]
+        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in self.outer.take()]
         guard = None if site.no_pred else self._condition(site.guard)
         self.condition = code.both(site.sampled, guard)
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
@@ -139,6 +143,7 @@ class Lowering:
             match line.node:
                 case tree.Label(name):
                     code.lines.append(f"{self._label(name)}:")
+                    code.forget()
                 case Save():
                     self._save(line.node, snippet.lines[number + 1 :])
                 case tree.Instruction():
@@ -164,7 +169,7 @@ class Lowering:
         for name in sorted(written & asked):
             type_ = self._type(name)
             kind = "pred" if type_ == "pred" else f"b{SIZES[type_] * 8}"
-            self.copies[name] = self.code.make(kind, f"mov.{kind}", name)
+            self.copies[name] = self.outer.make(kind, f"mov.{kind}", name)
 
     def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
         match helper:
@@ -187,9 +192,9 @@ class Lowering:
         code, bound = self.code, self.site.bound
         match name:
             case "SMID" | "LANEID":
-                return code.make("b32", "mov.u32", f"%{name.lower()}")
+                return code.special(f"%{name.lower()}")
             case "WARPID":
-                return code.make("b32", "shr.u32", code.thread(), 5)
+                return code.warp()
             case "BLOCK":
                 return code.block()
             case "ACTIVE":
@@ -329,6 +334,7 @@ class Lowering:
         condition = self.code.both(self.condition, self._guard(node.guard))
         if node.opcode == "bra":
             self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.forget()
             return
         wanted = types_of(node)
         plain = node.opcode in ("mov", "cvt")
@@ -349,7 +355,11 @@ class Lowering:
             raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only where nobody verified
         if placed.map.type == "total":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
-        values = [self._value(value, type_) for value, type_ in zip(node.values, types, strict=True)]
+        idle = self.names.zeros if placed.map.type == "total" and node.last else ()
+        values = [
+            "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
+            for value, type_ in zip(node.values, types, strict=True)
+        ]
         if not node.last:
             ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
             for number, value in enumerate(values, node.first):

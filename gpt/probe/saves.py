@@ -62,7 +62,7 @@ def save(
 ) -> None:
     """Saves a record's values where the condition holds: registers of `widths` bytes, those of their fields.
 
-    What is added to a total may be narrower.
+    What is added to a total may be narrower, or nothing at all: an empty text.
 
     With `overwrite` a record takes the place of the one that is there.
     """
@@ -70,7 +70,7 @@ def save(
     if placed.type == "log":
         _append(code, placed, base, values, condition)
         return
-    address = code.make("b64", "mad.lo.u64", code.unit(map_.level), placed.unit_size, base)
+    address = code.once("b64", "mad.lo.u64", code.unit(map_.level), placed.unit_size, base)
     if placed.type == "total":
         _add(code, placed, address, values, widths, condition)
         return
@@ -93,17 +93,12 @@ def save(
 def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
     """Holds in the lane that saves for its group."""
     if map_.leader == "lane0":
-        first = code.make("pred", "setp.eq.u32", code.make("b32", "mov.u32", "%laneid"), 0)
+        first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
     else:
-        first = code.make("pred", "setp.eq.u32", _below(code, code.group(condition)[1]), 0)
-    both = code.both(Condition(first), condition)
+        first = code.first(code.group(condition)[1])
+    both = code.both(first, condition)
     assert both
     return both
-
-
-def _below(code: Code, group: str) -> str:
-    """The lanes of a group below this one."""
-    return code.make("b32", "and.b32", group, code.make("b32", "mov.u32", "%lanemask_lt"))
 
 
 def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -> Condition:
@@ -124,7 +119,8 @@ def _add(
     code: Code, placed: Placed, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
     """Adds every lane's values to the unit's: first up within the group, where the target can, then by its leader."""
-    fields = [] if placed.counted else list(zip(placed.map.fields, values, widths, strict=True))
+    rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
+    fields = [row for row in rows if row[1]]
     if not code.redux:
         code.put(f"red.global.add.u64 [{address}], 1", saves)
         for field, value, width in fields:
@@ -133,8 +129,7 @@ def _add(
             code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", saves)
         return
     here, group = code.group(saves)
-    first = Condition(code.make("pred", "setp.eq.u32", _below(code, group), 0))
-    leader = code.both(first, saves)
+    leader = code.both(code.first(group), saves)
     count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
     code.put(f"red.global.add.u64 [{address}], {count}", leader)
     for field, value, width in fields:
@@ -179,7 +174,7 @@ def _append(code: Code, placed: Placed, base: str, values: list[str], condition:
         here, group = code.group(condition)
         count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
         first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))
-        leader = Condition(code.make("pred", "setp.eq.u32", code.make("b32", "mov.u32", "%laneid"), first))
+        leader = Condition(code.make("pred", "setp.eq.u32", code.special("%laneid"), first))
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], {count}", leader)
             return
@@ -188,7 +183,7 @@ def _append(code: Code, placed: Placed, base: str, values: list[str], condition:
         low, high = code.new("b32"), code.new("b32")
         code.put(f"mov.b64 {{{low}, {high}}}, {claim}")
         low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in (low, high))
-        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", _below(code, group)))
+        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
         code.put(f"mov.b64 {position}, {{{low}, {high}}}")
         position = code.make("b64", "add.u64", position, rank)
         saves = condition

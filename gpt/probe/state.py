@@ -12,23 +12,24 @@ from gpt.probe.code import Code
 from gpt.probe.lower import Names
 from gpt.probe.model import SIZES
 from gpt.probe.saves import Placed
-from gpt.ptx import tree
-from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Module, Statement
 
 _LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
-_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?", re.ASCII)
-_NUMBER = re.compile(r"\d+\Z")
+_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d{1,9})\s*>)?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,9}\Z")
 
 
-class Registers:
-    """The types of a function's registers by name, None of what is none or differs from scope to scope."""
+class Registers(dict[str, str | None]):
+    """The types of a function's registers by name, as `b32`.
+
+    None of what is no register, differs from scope to scope, or is of a type that no probe knows, as vectors.
+    """
 
     def __init__(self, module: Module, statements: list[Statement]) -> None:
-        self.plain: dict[str, str | None] = {}
-        self.counted: dict[str, list[tuple[int, str]]] = {}
+        self._plain: dict[str, str | None] = {}
+        self._counted: dict[str, list[tuple[int, str]]] = {}
         for statement in statements:
-            if statement.kind != "directive" or statement.head != ".reg":
+            if statement.head != ".reg" or statement.kind != "directive":
                 continue
             found = _LIST.match(module.skeleton, statement.start, statement.end)
             if not found:
@@ -36,77 +37,46 @@ class Registers:
             type_ = found[1].split(".")[-1].strip()
             for name, count in _COUNTED.findall(found[2]):
                 if count:
-                    self.counted.setdefault(name, []).append((int(count), type_))
+                    self._counted.setdefault(name, []).append((int(count), type_))
                 else:
-                    self.plain[name] = type_ if self.plain.get(name, type_) == type_ else None
+                    self._plain[name] = type_ if self._plain.get(name, type_) == type_ else None
 
-    def __call__(self, name: str) -> str | None:
-        """The type, as `b32`; vectors and types that no probe knows have none."""
-        found = {self.plain[name]} if name in self.plain else set()
+    def __missing__(self, name: str) -> str | None:
+        found = {self._plain[name]} if name in self._plain else set()
         if number := _NUMBER.search(name):
-            counted = self.counted.get(name[: number.start()], ())
+            counted = self._counted.get(name[: number.start()], ())
             found |= {type_ for count, type_ in counted if int(number[0]) < count}
         type_ = found.pop() if len(found) == 1 else None
-        return type_ if type_ in SIZES else _OTHER.get(type_ or "")
+        self[name] = type_ = type_ if type_ in SIZES else _OTHER.get(type_ or "")
+        return type_
 
 
 _OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "f16": "b16"}
 
 
-def called(module: Module, statements: list[Statement]) -> set[str]:
-    """The functions that these statements call by name."""
-    found = set()
-    for statement in statements:
-        if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
-            node = parse_instruction(module.source(statement), module.name)
-            name = next((o.name for o in node.operands if isinstance(o, tree.Name)), "")
-            if not name.startswith("%"):
-                found.add(name)
-    return found
-
-
-def iter_callers(module: Module, name: str) -> Iterator[Statement]:
-    """The statements of a module that call a function by its name."""
-    for function in module.functions:
-        if module.skeleton.find(name, function.body, function.end) >= 0:
-            for statement in module.statements(function):
-                if name in called(module, [statement]):
-                    yield statement
-
-
-def edit_call(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Where one more argument of a call goes: the offset, and what stands before and behind it."""
-    text = module.skeleton
-    found = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])").search(text, statement.start, statement.end)
-    assert found
-    at = text.find("(", found.end(), statement.end)
-    if at < 0:
-        return found.end(), ", (", ")"
-    end = text.index(")", at)
-    return end, ", " if text[at + 1 : end].strip() else "", ""
-
-
 class State:
-    """The layout of that memory. `used` are the registers of each device function, by the number of their file."""
+    """The layout of that memory: the addresses of `maps`, and behind them registers of the probe files `names`."""
 
-    def __init__(self, prefix: str, names: list[Names], maps: list[Placed], used: list[dict[int, set[str]]]) -> None:
+    def __init__(self, prefix: str, names: list[Names], maps: list[Placed]) -> None:
         self.prefix, self.names = prefix, names
         self.offsets: dict[str, int] = {placed.param: 8 * number for number, placed in enumerate(maps)}
         self.registers: dict[tuple[int, str], int] = {}
-        end = 8 * len(maps)
+        self.size = max(8 * len(maps), 8)
+
+    def hold(self, used: list[dict[int, set[str]]]) -> None:
+        """Makes room for registers: those of each device function, by the number of their file."""
+        end = 8 * len(self.offsets)
         for number, name in sorted({(number, name) for one in used for number, ns in one.items() for name in ns}):
             self.registers[number, name] = end
             end += 8
         self.size = max(end, 8)
 
-    def place(self, line: str) -> str:
-        """A line with the offsets of maps' addresses in it."""
-        for param, offset in self.offsets.items():
-            line = line.replace(f"{{{param}}}", str(offset))
-        return line
+    def base(self, placed: Placed, code: Code) -> str:
+        """A register with the address of a map's buffer."""
+        return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Code) -> list[str]:
-        """Puts the maps' addresses there, and the registers' first values."""
+        """What makes that memory in the kernel: it gets the maps' addresses, and the registers' first values."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
             code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
@@ -116,9 +86,22 @@ class State:
                 bits = max(32, SIZES[self.names[number].types[name]] * 8)
                 value = code.make(f"b{bits}", f"mov.b{bits}", initial)
                 code.put(f"st.local.b{bits} [%{self.prefix}state+{offset}], {value}")
-        return code.take()
+        return [
+            f".local .align 8 .b8 {self.prefix}memory[{self.size}];",
+            f".reg .b64 %{self.prefix}state;",
+            f"mov.u64 %{self.prefix}state, {self.prefix}memory;",
+            *code.take(),
+        ]
 
-    def initial(self, names: Names, name: str, code: Code) -> str:
+    def enter(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """What a device function begins with: its parameter, and its registers."""
+        return [
+            f".reg .b64 %{self.prefix}state;",
+            f"ld.param.b64 %{self.prefix}state, [{self.prefix}in];",
+            *self.load(used, code),
+        ]
+
+    def initial(self, names: Names, name: str) -> str:
         """Sets a register to its first value."""
         type_, value = names.types[name], names.initial[name]
         if type_ == "pred":

@@ -30,8 +30,8 @@ Records = Iterator[dict[str, Any]]
 class Kernels(StrEnum):
     """What becomes of unused kernels in a cubin that stays."""
 
-    zero = "zero"
     drop = "drop"
+    zero = "zero"
 
 
 class Mode(StrEnum):
@@ -58,9 +58,7 @@ def patch(
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
-    kernels: Annotated[
-        Kernels, typer.Option(help="Make zeros of unused kernels' code, or drop them (experimental).")
-    ] = Kernels.zero,
+    kernels: Annotated[Kernels, typer.Option(help="Drop unused kernels, or make zeros of their code.")] = Kernels.drop,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
@@ -313,4 +311,5 @@ def trimmed_record(library: str, trimmed: Trimmed) -> dict[str, Any]:
         size_before=trimmed.element.end - trimmed.element.offset,
         size_after=trimmed.size,
         reason=trimmed.reason,
+        zeroed=trimmed.zeroed_for,
     )

@@ -68,6 +68,10 @@ def _parts(text: str) -> list[str]:
     return [part for part in text.split(":") if part]
 
 
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
     """A record with other values, its keys in canonical order and those that nobody knows behind."""
     declared = records.KINDS[record["kind"]]
@@ -173,7 +177,8 @@ class Weaving:
             ],
             maps=list(range(first, self._maps)),
             sites=[site._asdict() for site in woven.sites if site.matched],
-            variables=woven.variables or None,
+            variables=[_present(variable._asdict()) for variable in woven.variables] or None,
+            table=woven.table,
             verified=int(self._verified),
         )
 

@@ -4,12 +4,16 @@
 #ifndef GPT_CHUNK_H
 #define GPT_CHUNK_H
 
+#define CHUNK_SHIFT 19 // log2 of the size of every chunk of a trace, its head included
+
+#ifndef __ASSEMBLER__
+
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define CHUNK_SIZE (512u << 10) // of every chunk of a trace, its head included
-#define CHUNK_HEAD 34           // bytes before a chunk's data
-#define CHUNK_USED 20           // where the word `used` is
+#define CHUNK_SIZE (1u << CHUNK_SHIFT)
+#define CHUNK_HEAD 34 // bytes before a chunk's data
+#define CHUNK_USED 20 // where the word `used` is
 #define CHUNK_TAIL sizeof(struct tail)
 
 // What processes share: it lies at the end of a chunk, in bytes that hold no records. All of it is used in
@@ -24,4 +28,5 @@ struct tail {
 
 #define ENDED (1ull << 63) // in the ticket: the segment that owns the file has its end
 
+#endif
 #endif

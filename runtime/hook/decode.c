@@ -288,6 +288,9 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= SLOT_SCALAR;
     if (hook_gpu_time)
         flags |= gpu_flags(slot, name);
+    if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN &&
+        (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
+        flags |= SLOT_LEAN;
     slot->flags = flags;
 }
 

@@ -38,6 +38,20 @@
 #define SLOT_SCALAR 32 // no argument and no result is in a vector register
 #define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
 #define SLOT_SYNC 128  // when it returns, what was timed has probably ended
+#define SLOT_LEAN 256  // a call is a row of time and result, and nothing else
+#define SLOT_ID 12
+#define SLOT_ANNOUNCED 16
+#define ROW_START 0
+#define ROW_DURATION 8
+#define ROW_API 16
+#define ROW_RESULT 20
+#define ROW_SIZE 24
+#define LIVE_PID 0
+#define THREAD_PID 0
+#define THREAD_CHUNK 8
+#define THREAD_PREVIOUS 16
+#define THREAD_NEXT 32 // of the batch of plain rows
+#define THREAD_END 40
 
 #define FRAME_SIZE 256
 #define FRAME_ARGS 0
@@ -48,6 +62,8 @@
 #define FRAME_STACK 216
 #define STACK_WORDS 32 // copied for a function whose number of arguments is not known
 
+#include "chunk.h"
+
 #ifndef __ASSEMBLER__
 
 #include <stdatomic.h>
@@ -56,7 +72,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "chunk.h"
 #include "records.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
@@ -73,6 +88,9 @@ struct row {
     uint32_t api;
     int32_t result;
 };
+_Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
+                   offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,
+               "as the stub has it");
 
 struct row_object {
     struct row row;
@@ -139,7 +157,9 @@ struct slot {
     char pad[6];
 };
 _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
-_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX, "as the stub has it");
+_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(struct slot, id) == SLOT_ID &&
+                   offsetof(struct slot, announced) == SLOT_ANNOUNCED,
+               "as the stub has it");
 
 // What a stub has on its stack while the real function runs.
 struct frame {
@@ -255,6 +275,13 @@ struct thread {
     struct timeline *timelines;
     struct thread *next; // in the pool
 };
+
+_Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread, pid) == THREAD_PID &&
+                   offsetof(struct thread, chunk) == THREAD_CHUNK &&
+                   offsetof(struct thread, previous) == THREAD_PREVIOUS &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
+               "as the stub has it");
 
 extern TLS struct thread *hook_thread;
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from gpt.debloat.drop import find_fault, without
 from gpt.debloat.kernels import KeptWhole, find_cut
+from gpt.debloat.trim import trim_all
 from gpt.errors import MalformedError
 from gpt.formats.cubin import parse_cubin
+from gpt.formats.image import parse_image
+from gpt.formats.source import Source
 from tests import cuda
 from tests.debloat import checks
-from tests.debloat.test_kernels import ARCHS, KERNELS, code_of, forged
+from tests.debloat.test_kernels import ARCHS, KERNELS, code_of, cut_out, forged
 from tests.formats import oracle, samples
 from tests.stages.tools import extract, located, run
 
@@ -110,8 +113,8 @@ def test_libraries(codec, mode, tmp_path):
     library = samples.link(tmp_path / "libmany.so", [*regions, samples.region(samples.VARIABLES)])
     used = {MANY.format(3), "direct"}
     made = located(library, "\n".join(used), "--granularity", "kernel")
-    zero = run("gpt-patch", "-o", tmp_path / "zero", "--mode", mode, data=made).kind("patched")[0]
-    done = run("gpt-patch", "-o", tmp_path / "drop", "--mode", mode, "--kernels", "drop", data=made)
+    zero = run("gpt-patch", "-o", tmp_path / "zero", "--mode", mode, "--kernels", "zero", data=made).kind("patched")[0]
+    done = run("gpt-patch", "-o", tmp_path / "drop", "--mode", mode, data=made)
     assert done.status == 0, done.err
     (record,) = done.kind("patched")
     assert record["gpu_after"] < zero["gpu_after"]
@@ -127,9 +130,100 @@ def test_libraries(codec, mode, tmp_path):
     for name, cubin in cubins.items():
         if parse_cubin(cubin).kernels:
             cuda.run("nvdisasm", "-c", tmp_path / "x" / name)
-    again = run("gpt-patch", "-n", "--in-place", "--mode", "hole", "--kernels", "drop",
+    again = run("gpt-patch", "-n", "--in-place", "--mode", "hole",
                 data=located(patched, "\n".join(used), "--granularity", "kernel"))  # fmt: skip
     assert [r["mode"] for r in again.kind("patched")] == ["copy"]
+
+
+def place_of(name):
+    """The number of a section of what is built for sm_90, and its row."""
+    elf = ELFFile(io.BytesIO(built("sm_90")))
+    return elf.get_section_index(name), elf.get_section_by_name(name)
+
+
+def header_of(name, field):
+    """Where a field of a section's header stands; fields as ELF orders them, 4 or 8 bytes each."""
+    number, _ = place_of(name)
+    shoff = struct.unpack_from("<Q", built("sm_90"), 40)[0]
+    return shoff + 64 * number + {"link": 40, "align": 48}[field]
+
+
+def attribute(offset):
+    """Where a byte of the first sized attribute of .nv.info stands."""
+    section = place_of(".nv.info")[1]
+    data, at = section.data(), 0
+    while data[at] != 4:
+        at += 4
+    return section["sh_offset"] + at + offset
+
+
+UNKNOWN = {  # what is wrong -> place, format and value that make it so
+    "attribute 0x7f of the module is not understood": lambda: (attribute(1), "<B", 0x7F),
+    "attributes of the module are torn": lambda: (attribute(2), "<H", 0xFFF0),
+    "program headers of another kind": lambda: (54, "<H", 55),
+    "an alignment of 8192": lambda: (header_of(".nv.info", "align"), "<Q", 8192),
+    "something else has its names there": lambda: (header_of(".nv.info", "link"), "<I", place_of(".strtab")[0]),
+    "a segment cuts through a section": lambda: (
+        program_header() + 8,
+        "<Q",
+        place_of(".text.direct")[1]["sh_offset"] + 8,
+    ),
+    "a segment takes more bytes in the file than in memory": lambda: (program_header() + 40, "<Q", 1),
+}
+
+
+def program_header():
+    """Where the header of the first segment that loads bytes stands."""
+    data = built("sm_90")
+    (phoff,), (phnum,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
+    places = (phoff + 56 * number for number in range(phnum))
+    return next(
+        at for at in places if struct.unpack_from("<I", data, at)[0] == 1 and struct.unpack_from("<Q", data, at + 32)[0]
+    )
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("why", UNKNOWN)
+def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
+    data = bytearray(built("sm_90"))
+    place, form, value = UNKNOWN[why]()
+    struct.pack_into(form, data, place, value)
+    check_zeroed(bytes(data), why, codec, tmp_path)
+
+
+def check_zeroed(data, why, codec, folder):
+    """Only `direct` is used of a cubin that cannot be dropped from, for this reason."""
+    path = folder / "code.fatbin"
+    path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
+    done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))
+    assert done.status == 0, done.err
+    (trimmed,) = done.kind("trimmed")
+    assert (trimmed["zeroed"], trimmed["kernels"]) == (why, 3)
+    assert "reason" not in trimmed
+    (element,) = run("gpt-extract", "--payload", folder / "out" / "code.fatbin").kind("element")
+    left = element["data"]
+    gone = {name for name, code in code_of(left).items() if not any(code)}
+    assert gone == set(KERNELS) - {"direct"} | {
+        name for kernel in KERNELS if kernel != "direct" for name in KERNELS[kernel]
+    }
+    cut = find_cut(data, set(KERNELS) - {"direct"})
+    assert left == cut_out(data, cut)[0]
+    table = run(
+        "gpt-patch", "-n", "--table", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel")
+    )
+    assert why in " ".join(table.out.decode().split())
+
+
+def test_what_does_not_stand_up_to_a_second_look_becomes_zeros(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.debloat.drop.find_fault", lambda *_: "section 7 changed")
+    path = tmp_path / "code.fatbin"
+    path.write_bytes(cuda.fatbin([("sm_90", "cubin", built("sm_90"))], "none", ["-link"]))
+    with open(path, "rb") as file:
+        source = Source(str(path), file.fileno())
+        elements = [placed.element for placed in parse_image(source).iter_elements()]
+        (trimmed,) = trim_all(source, {elements[0].offset: {"alone"}}, elements, dropping=True, jobs=1)
+    assert (trimmed.zeroed_for, trimmed.dropped, trimmed.reason) == ("section 7 changed", False, None)
+    assert trimmed.cut.kernels == 1
 
 
 def test_sections_over_each_other_are_not_copied():

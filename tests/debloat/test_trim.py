@@ -1,4 +1,4 @@
-"""Kernels cut out of cubins that stay: every codec and mode, read again by cuobjdump, nvdisasm and pyelftools."""
+"""Kernels cut out of cubins that stay, zeroed for the most part: cuobjdump, nvdisasm and pyelftools read them."""
 
 import io
 from pathlib import Path
@@ -53,9 +53,9 @@ def check_cubins(library, patched, folder):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_unused_kernels_go(library, mode, tmp_path):
+def test_unused_kernels_become_zeros(library, mode, tmp_path):
     made = located(library, "\n".join(USED), "--granularity", "kernel")
-    done = run("gpt-patch", "-o", tmp_path / "slim", "--mode", mode, data=made)
+    done = run("gpt-patch", "-o", tmp_path / "slim", "--mode", mode, "--kernels", "zero", data=made)
     assert done.status == 0, done.err
     (record,) = done.kind("patched")
     patched = Path(record["output"])
@@ -67,7 +67,7 @@ def test_unused_kernels_go(library, mode, tmp_path):
 
     trimmed = done.kind("trimmed")
     assert [(t["kernels"], t["functions"]) for t in trimmed] == [(7, 0), (3, 3)]
-    assert all(t["code"] > 0 and "reason" not in t for t in trimmed)
+    assert all(t["code"] > 0 and not t.keys() & {"reason", "zeroed"} for t in trimmed)
     packed = "none" not in str(library)
     assert all((t["size_after"] < t["size_before"]) == packed for t in trimmed)
     whole = patch(located(library, "\n".join(USED)), "-o", tmp_path / "whole", "--mode", mode)
@@ -78,7 +78,7 @@ def test_unused_kernels_go(library, mode, tmp_path):
     assert record["gpu_after"] == sum(e["header_size"] + e["payload_size"] for e in extract(patched).kind("element"))
 
     # Once more: there is nothing left to be cut.
-    again = run("gpt-patch", "-n", "--in-place", "--mode", "hole",
+    again = run("gpt-patch", "-n", "--in-place", "--mode", "hole", "--kernels", "zero",
                 data=located(patched, "\n".join(USED), "--granularity", "kernel"))  # fmt: skip
     assert [r["mode"] for r in again.kind("patched")] == ["copy"]
     assert [(t["kernels"], t["code"]) for t in again.kind("trimmed")] == [(0, 0)] * 2
@@ -172,8 +172,9 @@ def test_what_stays_whole_says_why(tmp_path):
 
 def test_a_bare_cubin(sample, tmp_path):
     cubin = sample("cubin")
-    patched = Path(patch(located(cubin, "_Z3onePf", "--granularity", "kernel"), "-o", tmp_path)["output"])
-    before, after = sections(cubin.read_bytes()), sections(patched.read_bytes())
+    done = run("gpt-patch", "-o", tmp_path, data=located(cubin, "_Z3onePf", "--granularity", "kernel"))
+    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it is a file of its own"]
+    before, after = sections(cubin.read_bytes()), sections(Path(done.kind("patched")[0]["output"]).read_bytes())
     assert {name for name in before if before[name] != after[name]} == {".text._Z3twoPf"}
 
 

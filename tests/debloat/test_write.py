@@ -7,11 +7,15 @@ import signal
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gpt import records, stream
+from gpt.debloat.plan import Copy, Plan
+from gpt.debloat.write import written
+from gpt.errors import GptError
 from tests.debloat import checks
 from tests.stages.tools import extract, located, patch, run
 
@@ -237,21 +241,49 @@ def test_a_folder_that_cannot_be_written(library, tmp_path):
     assert done.err.count("\n") == 1
 
 
+def writes_below(pid, folder):
+    """Whether a process has a file open in a folder, with or without a name."""
+    with suppress(FileNotFoundError):
+        return any(os.readlink(link).startswith(f"{folder}/") for link in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
+    """One that has no room for it, where the part has a name from the start, and must not keep it."""
+    monkeypatch.setattr("gpt.debloat.write._nameless", lambda folder: None)
+    out = tmp_path / "out" / library.name
+    out.parent.mkdir()
+    with open(library, "rb") as file:
+        plan = Plan("copy", [Copy(0, 1000)], [], [], {})
+        with written(out, file.fileno(), plan):
+            assert [path.name for path in out.parent.iterdir()] == [f".{library.name}.{os.getpid()}.part"]
+        assert contents(out.parent) == {library.name: library.read_bytes()[:1000]}
+        with pytest.raises(GptError), written(out, file.fileno(), plan):
+            raise OSError(28, "No space left on device")
+    assert contents(out.parent) == {library.name: library.read_bytes()[:1000]}
+
+
+def test_patching_that_ended_before_the_new_file_took_its_name(library):
+    """Then the original has both names, which renaming leaves alone."""
+    before = contents(library.parent)
+    os.link(library, library.with_name(library.name + BACKUP))
+    assert run("gpt-patch", "--restore", library).status == 0
+    assert contents(library.parent) == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name)
 def test_a_signal_in_the_middle(sample, number, tmp_path):
-    """The part that is written is removed (but by SIGKILL, which nobody hears), and the old output is as it was."""
+    """Nothing is left, not even by SIGKILL, and the old output is as it was."""
     library = sample("large")
     (tmp_path / library.name).write_bytes(b"old")
     with subprocess.Popen(["gpt-patch", "-o", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         process.stdin.write(extract(library).out)
         process.stdin.close()
         deadline = time.monotonic() + 30
-        while not list(tmp_path.glob(".*.part")):
+        while not writes_below(process.pid, tmp_path):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(number)
         assert process.wait(30) == -number
-    left = {path.name for path in tmp_path.iterdir()} - {library.name}
-    assert left == ({f".{library.name}.{process.pid}.part"} if number == signal.SIGKILL else set())
+    assert [path.name for path in tmp_path.iterdir()] == [library.name]
     assert (tmp_path / library.name).read_bytes() == b"old"

@@ -1,12 +1,22 @@
-"""Stock PyTorch slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
+"""Stock PyTorch and JAX slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
+
+    python3 tests/gpu/debloat.py [--seconds 560] [--results FILE] [--quick] [mlp generate resnet train compile jax ...]
 
 Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
-Negativa-ML does), by kernels, and with unused kernels dropped; each set run in place of the installed ones (gpt-hook
---replace), lazily and eagerly loaded, its output held against the original's. Raw figures go to debloat.json.
+Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped; each set run in place of the installed
+ones (gpt-hook --replace), lazily and eagerly loaded, its output held against the original's; last gpt-debloat --check,
+which starts anew. `apply` does the same to a copy of the environment in place, and undoes it (tests/gpu/inplace.py).
+
+What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
+other workloads stay, at first those of tests/gpu/results. So workloads can be measured one a call, and what the time
+(`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures sizes,
+and runs everything once: a row's other figures stay. The recorded traces are kept beside the results.
 """
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import os
 import shutil
@@ -14,126 +24,199 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve()
-WORKLOADS = sys.argv[1:] or ["mlp", "generate", "resnet", "train", "compile"]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE)]  # by these names alone: another `tests` may be installed
+
+import inplace  # noqa: E402
+from table import sizes  # noqa: E402
+
+from gpt.tables import human  # noqa: E402
+
+COMMITTED = HERE / "results" / "debloat-h200.json"
+WORKLOADS = {  # name -> command; apply is not a workload
+    name: [sys.executable, f"{HERE}/workload.py", name]
+    for name in ("mlp", "generate", "resnet", "train", "compile", "jax")
+}
 KINDS = {  # options of gpt-locate and gpt-patch
     "element": ("--granularity element", ""),
-    "kernel": ("--granularity kernel", ""),
+    "zero": ("--granularity kernel", "--kernels zero"),
     "drop": ("--granularity kernel", "--kernels drop"),
 }
-ROUNDS = 3
-HERE = str(Path(__file__).parent)
+ROUNDS = {"compile": 1, "jax": 2}  # runs of which the median is taken; 3 of others, and 1 where all is loaded eagerly
+
+# torch.compile's results are kept between runs, of the original as of the others: what is measured is the libraries,
+# not the compiler. gpt-debloat --check compiles anew, before and after.
+ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 
-def tools(folder: Path) -> dict[str, str]:
-    """An environment with the executables of this checkout on PATH, whatever Python is called here."""
-    path = folder / "bin"
-    path.mkdir()
-    for stage in ("extract", "locate", "patch"):
-        code = f"import sys; sys.argv[0] = 'gpt-{stage}'; from gpt.stages.{stage} import main; sys.exit(main())"
-        (path / f"gpt-{stage}").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
-        (path / f"gpt-{stage}").chmod(0o755)
-    (path / "gpt-hook").symlink_to(ROOT / "gpt" / "_runtime" / "gpt-hook")
-    shutil.copy(ROOT / "bin" / "gpt-debloat", path)
-    python = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    return {**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": python}
+class OutOfTime(Exception):
+    """What there was time for is done."""
 
 
-def command(name: str) -> list[str]:
-    if name == "generate":
-        return [sys.executable, f"{HERE}/generate.py"]
-    return [sys.executable, f"{HERE}/workload.py", name]
+class Bench:
+    """Runs commands with this checkout's executables on PATH until the time is over."""
+
+    def __init__(self, folder: Path, seconds: float, device: str, quick: bool, keep: Path) -> None:
+        self.folder, self.device, self.quick, self.keep = folder, device, quick, keep
+        self._start = time.monotonic()
+        self._seconds = seconds
+        path = folder / "bin"
+        path.mkdir()
+        for stage in ("extract", "locate", "patch"):
+            code = f"import sys; sys.argv[0] = 'gpt-{stage}'; from gpt.stages.{stage} import main; sys.exit(main())"
+            (path / f"gpt-{stage}").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+            (path / f"gpt-{stage}").chmod(0o755)
+        (path / "gpt-hook").symlink_to(ROOT / "gpt" / "_runtime" / "gpt-hook")
+        shutil.copy(ROOT / "bin" / "gpt-debloat", path)
+        self.env = os.environ | {
+            "PATH": f"{path}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+            "XDG_STATE_HOME": str(folder / "state"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no worker processes, which take seconds to start
+        }
+
+    def say(self, fact: str) -> None:
+        print(f"{time.monotonic() - self._start:6.1f} s  {fact}", flush=True)
+
+    def run(self, line: list[str], env: dict[str, str] | None = None, what: str = "") -> tuple[str, str]:
+        """Standard output and error. Raises OutOfTime, and RuntimeError where a command fails."""
+        left = self._seconds - (time.monotonic() - self._start)
+        try:
+            if left <= 0:
+                raise OutOfTime(what or line[0])
+            done = subprocess.run(line, capture_output=True, text=True, env=self.env | (env or {}), timeout=left)
+        except subprocess.TimeoutExpired:
+            raise OutOfTime(what or line[0]) from None
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(line[:6])}: exit {done.returncode}: {(done.stderr or done.stdout)[-1000:]}")
+        return done.stdout, done.stderr
+
+    def hook(self, name: str, *options: str) -> list[str]:
+        return ["gpt-hook", "run", "-f", "-o", str(self.folder / name), "--device", self.device, *options, "--"]
 
 
-def run(line: list[str], env: dict[str, str]) -> tuple[str, str]:
-    done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=300)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(line[:6])}: exit {done.returncode}: {done.stderr[-1000:]}")
-    return done.stdout, done.stderr
-
-
-def slim(trace: Path, folder: Path, kind: str, env: dict[str, str]) -> dict[str, Any]:
+def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
     """The pipeline; its records in numbers: bytes before and after."""
     line = (
         f"gpt-extract --loaded '{trace}' | gpt-locate --used '{trace}' {KINDS[kind][0]} | "
         f"gpt-patch -o '{folder}' --json {KINDS[kind][1]}"
     )
-    out, err = run(["bash", "-o", "pipefail", "-c", line], env)
+    out, err = bench.run(["bash", "-o", "pipefail", "-c", line], what=f"slimming, {kind}")
     patched = [r for r in map(json.loads, out.splitlines()) if r["kind"] == "patched"]
     keys = ("size_before", "size_after", "gpu_before", "gpu_after")
     libraries = {Path(r["library"]).name: {key: r[key] for key in keys} for r in patched}
     return {key: sum(r[key] for r in patched) for key in keys} | {"libraries": libraries, "warnings": err[-2000:]}
 
 
-def measure(name: str, options: list[str], loading: str, env: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Runs a workload; the medians of what it says of itself."""
+def measure(
+    bench: Bench, command: list[str], options: list[str], loading: str, rounds: int, what: str
+) -> dict[str, Any]:
+    """Runs a workload; its output, and the medians of what it says of itself."""
     found = []
-    hook = ["gpt-hook", "run", "-f", "-o", f"{env['WORK']}/measured.mp", "--calls", "none", *options, "--"]
+    line = [*bench.hook("measured.mp", "--calls", "none", *options), *command]
     for _ in range(rounds):
-        out, err = run([*hook, *command(name)], env | {"CUDA_MODULE_LOADING": loading})
+        out, err = bench.run(line, {"CUDA_MODULE_LOADING": loading}, what)
         facts = next((json.loads(text) for text in err.splitlines() if text.startswith('{"seconds"')), {})
         found.append({"out": out, **facts})
     keys = [key for key in found[0] if key != "out"]
-    return {key: statistics.median(run[key] for run in found) for key in keys} | {"out": found[0]["out"]}
+    return {key: statistics.median(run[key] for run in found) for key in keys} | {"out": {run["out"] for run in found}}
 
 
-def workload(name: str, folder: Path, env: dict[str, str]) -> dict[str, Any]:
-    """All of one workload."""
-    trace = folder / f"{name}.mp"
-    out, _ = run(["gpt-hook", "run", "-f", "-o", str(trace), "--", *command(name)], env)
-    row: dict[str, Any] = {"name": name, "runs": {}, "sizes": {}, "same": True}
-    for kind in ("original", *KINDS):
+def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
+    """All of one workload, step by step into its row."""
+    command = WORKLOADS[name]
+    trace = bench.folder / f"{name}.mp"
+    out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
+    with gzip.open(bench.keep / f"{trace.name}.gz", "wb", 1) as kept:
+        kept.write(trace.read_bytes())
+    row |= {"runs": {}, "sizes": {}, "same": True}
+    yield
+    for kind in ("original", "element", "drop") if bench.quick else ("original", *KINDS):
         options: list[str] = []
         if kind != "original":
-            row["sizes"][kind] = slim(trace, folder / kind, kind, env)
-            options = ["--replace", str(folder / kind)]
+            row["sizes"][kind] = slim(bench, trace, bench.folder / kind, kind)
+            yield
+            options = ["--replace", str(bench.folder / kind)]
         for loading in ("LAZY", "EAGER"):
-            facts = measure(name, options, loading, env, ROUNDS if loading == "LAZY" else 1)
-            row["same"] &= facts.pop("out") == out
-            row["runs"][f"{kind} {loading.lower()}"] = facts
-        if kind != "original":
-            shutil.rmtree(folder / kind)
-    return row
+            what = f"{kind} {loading.lower()}"
+            rounds = ROUNDS.get(name, 3) if loading == "LAZY" and not bench.quick else 1
+            facts = measure(bench, command, options, loading, rounds, what)
+            row["same"] &= facts.pop("out") == {out}
+            row["runs"][what] = facts
+            bench.say(f"{name}: {what}: " + " ".join(shown(facts)))
+            yield
+        shutil.rmtree(bench.folder / kind, ignore_errors=True)
+    if bench.quick:
+        return
+    check = ["gpt-debloat", "--device", bench.device, "--check", "--granularity", "kernel"]
+    out, _ = bench.run([*check, "-o", str(bench.folder / "slim"), "--", *command], ANEW, "gpt-debloat --check")
+    row["check"] = next(line for line in out.splitlines() if line.startswith("check:"))
+    shutil.rmtree(bench.folder / "slim")
 
 
-def main() -> int:
-    """Slims for each workload, prints the table."""
-    sys.path.insert(0, str(ROOT))
-    from gpt.tables import human
+def shown(facts: dict[str, Any]) -> list[str]:
+    """What a run says of itself, in words."""
+    return [f"{key} {value:.2f}" if key == "seconds" else f"{key} {human(int(value))}" for key, value in facts.items()]
 
-    OUT.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+
+def merge(rows: list[dict[str, Any]], row: dict[str, Any], quick: bool = False) -> None:
+    """Puts a row where the one of its name is, or last. A quick one brings its sizes and sameness only."""
+    names = [old["name"] for old in rows]
+    place = names.index(row["name"]) if row["name"] in names else len(rows)
+    if quick and rows[place:]:
+        row = rows[place] | {key: value for key, value in row.items() if key not in ("runs", "check")}
+    rows[place : place + 1] = [row]
+
+
+def one(bench: Bench, name: str, save: Callable[[dict[str, Any]], None]) -> bool:
+    """Measures what is named; says whether all of it could be done and was right."""
+    row: dict[str, Any] = {"name": name, "same": False}
+    try:
+        for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row):
+            save(row)
+    except OutOfTime as error:
+        row["unfinished"] = f"no time for {error}"
+    except Exception as error:
+        row |= {"same": False, "error": str(error)[-1500:]}
+    save(row)
+    bench.say(" ".join([name, "ok" if row["same"] else "FAILED", row.get("error", row.get("unfinished", ""))]))
+    return bool(row["same"]) and "unfinished" not in row
+
+
+def main(words: list[str] | None = None) -> int:
+    """Slims for each workload, prints what was found."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(WORKLOADS)}, apply; all but apply")
+    options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
+    options.add_argument("--device", choices=("real", "sim"), default="real", help="as in gpt-hook")
+    options.add_argument("--results", type=Path, help="the file to add to")
+    options.add_argument("--quick", action="store_true", help="sizes, and one run of each")
+    args = options.parse_args(words)
+    names = args.names or list(WORKLOADS)
+    if unknown := [name for name in names if name not in (*WORKLOADS, "apply")]:
+        options.error(f"there is no workload '{unknown[0]}'")
+    results = args.results or Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve() / "debloat.json"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    rows = json.loads((results if results.exists() else COMMITTED).read_text())
+
+    def save(row: dict[str, Any]) -> None:
+        merge(rows, row, args.quick)
+        results.with_suffix(".part").write_text(json.dumps(rows, indent=1) + "\n")
+        results.with_suffix(".part").replace(results)
+
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        env = tools(folder) | {"WORK": temporary}
-        for name in WORKLOADS:
-            try:
-                rows.append(workload(name, folder, env))
-            except Exception as error:
-                rows.append({"name": name, "same": False, "error": str(error)[-1500:]})
-            (OUT / "debloat.json").write_text(json.dumps(rows, indent=1))
-        whole = [str(folder / "bin" / "gpt-debloat"), "-o", str(folder / "slim"), "--check", "--", *command("mlp")]
-        done = subprocess.run(whole, capture_output=True, text=True, env=env)
-        print(done.stdout[-3000:], done.stderr[-1500:])
-    failed = done.returncode != 0
-    for row in rows:
-        failed |= not row["same"]
-        print(f"{'ok' if row['same'] else 'FAILED':7}{row['name']}", row.get("error", ""))
-        for kind, size in row.get("sizes", {}).items():
-            file = f"{size['size_before'] / 1e6:.0f} -> {size['size_after'] / 1e6:.0f} MB"
-            gpu = f"{size['gpu_before'] / 1e6:.0f} -> {size['gpu_after'] / 1e6:.1f} MB"
-            less = 100 * (1 - size["size_after"] / size["size_before"])
-            code = 100 * (1 - size["gpu_after"] / size["gpu_before"])
-            print(f"       {kind:9} files {file} (-{less:.1f} %), GPU code {gpu} (-{code:.1f} %)")
-        for kind, facts in row.get("runs", {}).items():
-            shown = {key: f"{value:.2f}" if key == "seconds" else human(int(value)) for key, value in facts.items()}
-            words = [f"{key} {value}" for key, value in shown.items()]
-            print(f"       {kind:15}", *words)
-    return failed
+        bench = Bench(Path(temporary), args.seconds, args.device, args.quick, results.parent)
+        good = [one(bench, name, save) for name in names]
+    print(*sizes(rows), sep="\n")
+    return not all(good)
 
 
 if __name__ == "__main__":

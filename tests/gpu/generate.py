@@ -58,14 +58,14 @@ class Transformer(nn.Module):
         return (self.norm(x[:, -1:]) @ self.words.weight.T).argmax(-1)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Generates as often as asked."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--tokens", type=int, default=20)
     options.add_argument("--passes", type=int, default=0)
     options.add_argument("--mode", choices=("eager", "graph", "compile"), default="eager")
     options.add_argument("--device", default="cuda")
-    args = options.parse_args()
+    args = options.parse_args(words)
     torch.manual_seed(1)
     model = Transformer().to(args.device, torch.float16).eval()
     prompt = torch.randint(WORDS, (1, 32), device=args.device)

@@ -1,5 +1,7 @@
 """gpt-hook on a real GPU: every framework gives the same output under it and is seen whole, and what that costs.
 
+    python tests/gpu/hook.py [programs] [calls] [loop] [start]
+
 Run by tests/gpu/run.sh; builds the runtime itself (cc). Frameworks that are not installed are skipped and said so.
 Raw figures go to hook.json, the trace of a generation to generate.mp.
 """
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "cupti") && seen < N) { fprintf(stderr, "no callbacks\n"); return 4; }
 }
 """
+TOOLKIT = ("usr/local/cuda*/extras/CUPTI/lib64", "usr/local/cuda*/lib64")
 
 
 def hooked(trace: Path, command: list[str], *options: str) -> list[str]:
@@ -205,14 +209,19 @@ def read(trace: Path) -> list[dict[str, Any]]:
         return list(stream.read_records(file, str(trace)))
 
 
+def processes(trace: Path) -> list[Path]:
+    """The traces of a command: NAME, and of its other processes NAME.PID."""
+    return [trace, *trace.parent.glob(f"{trace.name}.*")]
+
+
 def look(trace: Path) -> dict[str, Any]:
-    """What the traces of a command hold, in numbers: that of NAME, and of other processes NAME.PID."""
+    """What the traces of a command hold, in numbers."""
     from tests.runtime.hooked import Trace
 
     total: Counter[str] = Counter()
     launches: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    paths = [trace, *trace.parent.glob(f"{trace.name}.*")]
+    paths = processes(trace)
     for path in paths:
         found = Trace(path)
         launches.update(found.launches)
@@ -230,49 +239,51 @@ def look(trace: Path) -> dict[str, Any]:
 
 
 def look_at_times(trace: Path) -> dict[str, Any]:
-    """Of a trace with GPU times: what should have them, what has, and whether they make sense."""
+    """Of traces with GPU times: what should have them, what has, and whether they make sense."""
     from tests.runtime.hooked import Trace, rows
 
-    found = Trace(trace)
-    (header, *_) = found.of("header")
-    us = header.get("tsc_hz", 10**9) / 1e6
-    times = [row for record in found.of("gpu_times") for row in rows(record)]
-    wanted = [
-        call
-        for call in found.calls
-        if call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
-    ]
-    late = [(row["begin"] - row["call"]) / us for row in times]
-    graphs = found.of("graph")
+    total: Counter[str] = Counter()
+    ran_us, late_us = 0.0, []
+    for path in processes(trace):
+        found = Trace(path)
+        us = found.of("header")[0].get("tsc_hz", 10**9) / 1e6
+        times = [row for record in found.of("gpu_times") for row in rows(record)]
+        total["timed"] += len(times)
+        total["timeable"] += sum(
+            call["result"] == 0 and (call["op"] == "launch" or call["type"] in ("memcpy", "memset"))
+            for call in found.calls
+        )
+        ran_us += sum(row["duration"] for row in times) / us
+        late_us += [(row["begin"] - row["call"]) / us for row in times]
+        total["graph_nodes"] += sum(graph["nodes"] for graph in found.of("graph"))
+        total["graph_kernels"] += sum(sum(graph["launches"]) for graph in found.of("graph"))
+    late = [f(late_us) for f in (min, statistics.median, max)] if late_us else []
     return {
-        "timed": len(times), "timeable": len(wanted), "gpu_us": round(sum(row["duration"] for row in times) / us),
-        "begins_us": [round(min(late), 1), round(statistics.median(late), 1), round(max(late), 1)] if late else [],
-        "graph_nodes": sum(graph["nodes"] for graph in graphs),
-        "graph_kernels": sum(sum(graph["launches"]) for graph in graphs),
+        **{key: total[key] for key in ("timed", "timeable", "graph_nodes", "graph_kernels")},
+        "gpu_us": round(ran_us), "begins_us": [round(value, 1) for value in late],
     }  # fmt: skip
 
 
-def see(folder: Path) -> list[dict[str, Any]]:
+def see(folder: Path) -> Iterator[dict[str, Any]]:
     """Each framework, bare and under the hook: equal output; what was seen."""
-    rows = []
     for name, command in programs(folder).items():
         row: dict[str, Any] = {"program": name}
+        traces = Path(tempfile.mkdtemp(dir=folder))
         try:
             bare, row["bare_s"] = execute(command)
-            trace = OUT / "generate.mp" if name == "PyTorch, eager" else folder / "trace.mp"
+            trace = OUT / "generate.mp" if name == "PyTorch, eager" else traces / "trace.mp"
             out, row["hooked_s"] = execute(hooked(trace, command))
             row |= look(trace)
             row["same"] = out == bare
-            timed, _ = execute(hooked(folder / "timed.mp", command, "--gpu-time"))
-            row |= look_at_times(folder / "timed.mp")
-            quiet, _ = execute(hooked(folder / "quiet.mp", command, "--calls", "none"))
-            row["quiet_launches"] = look(folder / "quiet.mp")["launches"]
+            timed, _ = execute(hooked(traces / "timed.mp", command, "--gpu-time"))
+            row |= look_at_times(traces / "timed.mp")
+            quiet, _ = execute(hooked(traces / "quiet.mp", command, "--calls", "none"))
+            row["quiet_launches"] = look(traces / "quiet.mp")["launches"]
             row["ok"] = row["same"] and bare == quiet == timed and row["kernels"] > 0 and row["ended"]
             row["ok"] &= row["unnamed"] == 0 and row["quiet_launches"] == row["launches"]
         except Exception as error:
             row |= {"ok": False, "error": str(error)[-500:]}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str, list[float]]:
@@ -287,9 +298,8 @@ def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str
     return found
 
 
-def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """What the hook costs, side by side."""
-    found: dict[str, dict[str, list[float]]] = {}
+def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Of a driver call that does next to nothing, side by side with a CUPTI callback."""
     (folder / "calls.c").write_text(CALLS)
     subprocess.run(["cc", "-O2", "-w", str(folder / "calls.c"), "-o", str(folder / "calls"), "-ldl"], check=True)
     bare = [str(folder / "calls")]
@@ -299,17 +309,17 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
         "counted": hooked(folder / "t.mp", bare),
         "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
     }
-    places = [
-        Path(p)
-        for d in ("/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64")
-        for p in Path("/").glob(d[1:])
-    ]
+    places = [Path(p) for pattern in TOOLKIT for p in Path("/").glob(pattern)]
     places += [Path(p) / "nvidia" for p in sys.path if p]
     cupti = next((str(f) for p in places for f in sorted(p.glob("**/libcupti.so*"))), None)
     if cupti:
         ways["CUPTI, empty"] = [*bare, "cupti", cupti]
         ways["CUPTI, recorded"] = [*bare, "cupti", cupti, "stamps"]
-    found["cuCtxGetDevice, ns"] = alternate(ways, r"ns ([\d.]+)", 5)
+    yield {"cuCtxGetDevice, ns": alternate(ways, r"ns ([\d.]+)", 7)}
+
+
+def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Of a decode loop of small launches."""
     if find_spec("torch"):
         bare = [*GENERATE, "--passes", "25"]
         ways = {
@@ -319,51 +329,51 @@ def cost(folder: Path) -> dict[str, dict[str, list[float]]]:
             "with --gpu-time": hooked(folder / "t.mp", bare, "--gpu-time"),
             "quiet": hooked(folder / "t.mp", bare, "--calls=none"),
         }
-        found["decode loop, ms a token"] = alternate(ways, r"ms a token ([\d.]+)", 9)
+        yield {"decode loop, ms a token": alternate(ways, r"ms a token ([\d.]+)", 9)}
+
+
+def cost_of_a_start(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Of PyTorch's start, until its first kernel has run."""
+    if find_spec("torch"):
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}
-        found["start-up of PyTorch, s"] = alternate(ways, "(?!)", 5)
-    return found
+        yield {"start-up of PyTorch, s": alternate(ways, "(?!)", 5)}
+
+
+PARTS = {"programs": see, "calls": cost_of_calls, "loop": cost_of_a_loop, "start": cost_of_a_start}
+SHOWN = ("calls", "launches", "kernels", "functions", "unnamed", "quiet_launches", "timed", "timeable", "gpu_us",
+         "begins_us", "graph_nodes", "graph_kernels", "same", "error")  # fmt: skip
+
+
+def show_costs(what: str, ways: dict[str, list[float]]) -> None:
+    cost = {way: statistics.median(values) for way, values in ways.items()}
+    bare = cost["bare"]
+    for way, value in cost.items():
+        print(f"{what:26}{way:16}{value:10.4f}  {value - bare:+10.4f}  {100 * (value / bare - 1):+7.2f} %")
+        if way.startswith("CUPTI"):
+            print(f"{'':26}{(value - bare) / (cost['recorded'] - bare):.1f} times what a recorded call costs")
 
 
 def main() -> int:
-    """Sees, measures, prints the table."""
+    """Runs the parts that were named, or all; shows and keeps what each found as soon as it is known."""
     OUT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["make", "-s", "runtime"], cwd=ROOT, check=True) if not HOOK.exists() else None
+    result: dict[str, Any] = {"programs": [], "costs": {}}
     with tempfile.TemporaryDirectory() as name:
-        rows = see(Path(name))
-        costs = cost(Path(name))
-    (OUT / "hook.json").write_text(json.dumps({"programs": rows, "costs": costs}, indent=1))
-    failed = 0
-    for row in rows:
-        failed += not row["ok"]
-        facts = {
-            k: row[k]
-            for k in (
-                "calls",
-                "launches",
-                "kernels",
-                "functions",
-                "unnamed",
-                "quiet_launches",
-                "timed",
-                "timeable",
-                "gpu_us",
-                "begins_us",
-                "graph_nodes",
-                "graph_kernels",
-                "same",
-                "error",
-            )
-            if k in row
-        }
-        print(f"{'ok' if row['ok'] else 'FAILED':7}{row['program']:22}", *(f"{k} {v}" for k, v in facts.items()))
-    for what, ways in costs.items():
-        bare = statistics.median(ways["bare"])
-        for way, values in ways.items():
-            value = statistics.median(values)
-            print(f"{what:26}{way:16}{value:10.4f}  {value - bare:+10.4f}  {100 * (value / bare - 1):+7.2f} %")
-    print(f"hook: {len(rows)} programs, {failed} failed")
+        for part in sys.argv[1:] or PARTS:
+            for found in PARTS[part](Path(name)):
+                if part == "programs":
+                    result["programs"].append(found)
+                    facts = (f"{key} {found[key]}" for key in SHOWN if key in found)
+                    print(f"{'ok' if found['ok'] else 'FAILED':7}{found['program']:22}", *facts)
+                else:
+                    result["costs"] |= found
+                    for what, ways in found.items():
+                        show_costs(what, ways)
+                (OUT / "hook.json").write_text(json.dumps(result, indent=1))
+                sys.stdout.flush()
+    failed = sum(not row["ok"] for row in result["programs"])
+    print(f"hook: {len(result['programs'])} programs, {failed} failed")
     return failed > 0
 
 

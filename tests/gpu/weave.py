@@ -118,9 +118,9 @@ CASES = [
 WORDS = 1 << 16  # of each of x and y
 
 
-def compile_ptx(arch: str) -> bytes:
-    """weave.cu as PTX, by nvcc where it finds a host compiler, else by NVRTC."""
-    source = Path(__file__).with_name("weave.cu")
+def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:
+    """A source of this folder as PTX, by nvcc where it finds a host compiler, else by NVRTC."""
+    source = Path(__file__).with_name(name)
     nvcc = find("nvcc")
     if nvcc and shutil.which("g++"):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,9 @@
 """gpt-ptx-probe as a user runs it."""
 
+import os
+import pty
+import subprocess
+
 import pytest
 
 from gpt import records, stream
@@ -63,6 +67,46 @@ def test_each_kernel_alone_with_its_maps(text, probe_file):
     assert copy["sites"] == [{"probe": "loads.loads", "position": "ld.global", "matched": 1, "woven": 1}]
     assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe has a place in it"
     assert "maps" not in fill
+
+
+VARIABLES = """
+__device__ int total; __constant__ int factors[8]; __device__ int *where = &total; __constant__ int *also = &total;
+__device__ __noinline__ int next(int by) { return atomicAdd(&total, by); }
+extern "C" __global__ void sum(int *x) { *where = next(x[1] * factors[x[0]]) + *also; }
+extern "C" __global__ void alone(int *x) { *x = *x + 1; }
+"""
+
+
+def test_variables_of_the_module(probe_file):
+    text = cuda.nvrtc_compile(VARIABLES, "compute_75")
+    done = weave("-p", probe_file, data=segment(text))
+    sum_, alone = done.kind("kernel")
+    assert sum_["table"] == "gpt_variables" and not {"table", "variables"} & alone.keys()
+    assert records.check(sum_) is None
+    found = {variable.pop("name"): variable for variable in sum_["variables"]}
+    assert found == {
+        "total": {"space": "global", "size": 4, "offset": 0},
+        "where": {"space": "global", "size": 8, "offset": 8},
+        "factors": {"space": "const", "size": 32, "copy": "taken"},
+        "also": {"space": "const", "size": 8, "copy": "always"},
+    }
+    woven = done.kind("ptx")[0]
+    assert unweave(woven["data"]) == woven["original"]
+
+
+def test_on_a_terminal_there_is_a_table(probe_file, tmp_path):
+    text = cuda.nvrtc_compile(VARIABLES + 'extern "C" __global__ void none() {}', "compute_75")
+    (tmp_path / "in.mp").write_bytes(segment(text))
+    master, slave = pty.openpty()
+    command = ["gpt-ptx-probe", "-p", probe_file, tmp_path / "in.mp"]
+    subprocess.run(command, stdout=slave, stderr=subprocess.DEVNULL, env={**os.environ, "TERM": "dumb"}, check=True)
+    os.close(slave)
+    rows = [line.split() for line in os.read(master, 1 << 16).decode().splitlines()]
+    os.close(master)
+    assert rows[0] == ["kernel", "places", "woven", "maps", "variables"]
+    assert rows[1][0] == "sum" and rows[1][3:] == ["1", "4"]
+    assert rows[2] == ["alone", "1", "1", "1", "0"]
+    assert rows[3] == ["none:", "no", "probe", "has", "a", "place", "in", "it"]
 
 
 def test_built_in_probes_and_names(text):

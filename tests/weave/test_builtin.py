@@ -21,7 +21,7 @@ from tests.stages.test_pypi import PACKAGES, fetch
 from tests.stages.tools import extract
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "tensor.cu", HERE.parent / "gpu" / "weave.cu"]
+SOURCES = [HERE / "tensor.cu", HERE.parent / "gpu" / "weave.cu", HERE.parent / "gpu" / "variables.cu"]
 PROBES = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
 ARCHS = {"sm_75": "compute_75", "sm_90": "compute_90", "sm_90a": "compute_90a", "sm_100a": "compute_100a"}
 NEWEST = b".version 9.0"  # that the ptxas of the tests knows

@@ -1,0 +1,200 @@
+"""Which probes go where in a kernel: every function of it with the snippets that have a place there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from gpt.probe.code import Code
+from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
+from gpt.probe.positions import Site, find_sites
+from gpt.probe.shape import Shape, Shapes
+from gpt.probe.state import Registers
+from gpt.probe.verify import find_misfit
+from gpt.ptx import tree
+from gpt.ptx.scan import Item, Module, Statement
+
+
+class Matched(NamedTuple):
+    """A probe's position in a kernel: the places that it means, and how many of them the probe went into."""
+
+    probe: str
+    position: str
+    matched: int
+    woven: int
+
+
+class Key(NamedTuple):
+    """A probe and one of its positions, as messages and records name them."""
+
+    probe: str
+    position: str
+
+
+class Use(NamedTuple):
+    """A snippet at a place, still to be lowered. `file` is its file's number.
+
+    `stands` are the stand-ins in the shape of the instruction that is there, by what they stand for.
+    """
+
+    file: int
+    probe: Probe
+    when: str
+    snippet: Snippet
+    key: Key
+    site: Site
+    shape: Shape | None
+    stands: dict[str, str]
+
+
+@dataclass
+class Function:
+    """A function that is being woven into.
+
+    `used` are the registers of each file that its probes use, `shared` those of them that outlive a snippet. With
+    `stateful` it passes the state on.
+    """
+
+    item: Item
+    statements: list[Statement]
+    types: Registers
+    code: Code
+    shapes: dict[int, tuple[Shape, dict[str, str]]] = field(default_factory=dict)
+    uses: list[Use] = field(default_factory=list)
+    stateful: bool = False
+    used: dict[int, set[str]] = field(default_factory=dict)
+    shared: dict[int, set[str]] = field(default_factory=dict)
+
+
+class Survey:
+    """The functions of a kernel with their probes, and what is told of them."""
+
+    def __init__(
+        self, module: Module, entry: Item, files: Sequence[ProbeFile], shapes: Shapes, code: Callable[[], Code]
+    ) -> None:
+        self.module, self.files, self.shapes = module, files, shapes
+        self.misfits: list[str] = []
+        self._fits: dict[tuple[int, int, int], str | None] = {}
+        self._counts: dict[Key, list[int]] = {}
+        self._woven: set[tuple[Key, Site]] = set()
+        self.functions = [
+            self._function(item, code()) for item in module.functions if item.kind == "func" or item is entry
+        ]
+        self.entry = next(function for function in self.functions if function.item is entry)
+        self._drop_idle()
+        # Each snippet once, with the number of its file.
+        self.snippets = {id(use.snippet): (use.file, use.snippet) for use in self.uses}.values()
+
+    @property
+    def uses(self) -> Iterator[Use]:
+        """All snippets at all places."""
+        return (use for function in self.functions for use in function.uses)
+
+    @property
+    def matched(self) -> list[Matched]:
+        """What matched, and what of it was woven."""
+        return [Matched(*key, *counts) for key, counts in self._counts.items()]
+
+    @property
+    def saved(self) -> set[tuple[int, str]]:
+        """The maps that are saved to, each with the number of its file."""
+        return {(number, save.map) for number, snippet in self.snippets for save in snippet.saves}
+
+    def misfit(self, use: Use, reason: str) -> None:
+        """A probe does not fit the instruction at its position."""
+        for name, stand in use.stands.items():
+            reason = reason.replace(stand, name)
+        text = f"probe '{use.probe.name}' at '{use.key.position}': an instruction {reason}"
+        if text not in self.misfits:
+            self.misfits.append(text)
+
+    def done(self, use: Use) -> None:
+        """A snippet is woven."""
+        if (use.key, use.site) not in self._woven:
+            self._woven.add((use.key, use.site))
+            self._counts[use.key][1] += 1
+
+    def zeros(self, number: int) -> set[str]:
+        """The registers of a file that hold 0 all the time: nothing that matched writes anything else to them."""
+        initial = {register.name: register.initial for register in self.files[number].registers if register.initial}
+        zeros = {name for name, value in initial.items() if value == "0"}
+        others = initial.keys() - zeros
+        for _, snippet in (one for one in self.snippets if one[0] == number):
+            for line in snippet.lines:
+                if isinstance(line.node, tree.Instruction) and line.node.operands:
+                    cleared = line.node.opcode == "mov" and line.node.operands[1:] == (tree.Number("0"),)
+                    (zeros if cleared else others).update(names_of(line.node.operands[0]))
+        return zeros - others
+
+    # Where they go
+
+    def _function(self, item: Item, code: Code) -> Function:
+        statements = self.module.statements(item)
+        function = Function(item, statements, Registers(self.module, statements), code)
+        for number, file in enumerate(self.files):
+            for probe in file.probes:
+                keys: dict[Position, Key] = {}
+                seen: set[tuple[str, int, int]] = set()
+                for site in find_sites(self.module, item, statements, probe.positions):
+                    if site[1:] in seen:
+                        continue
+                    seen.add(site[1:])
+                    key = keys.get(site.position)
+                    if key is None:
+                        key = keys[site.position] = Key(f"{Path(file.path).stem}.{probe.name}", str(site.position))
+                    self._place(function, number, probe, key, site)
+        return function
+
+    def _place(self, function: Function, number: int, probe: Probe, key: Key, site: Site) -> None:
+        counts = self._counts.setdefault(key, [0, 0])
+        skipped = _SKIPPED.get(site.kind)
+        snippets = [(when, snippet) for when, snippet in probe.snippets if when != skipped]
+        counts[0] += bool(snippets)
+        shape, stands = None, dict[str, str]()
+        if site.kind in ("instruction", "exit"):
+            shape, stands = self._shape(function, site.first)
+        uses = [Use(number, probe, when, snippet, key, site, shape, stands) for when, snippet in snippets]
+        if shape and uses:
+            fit = (number, id(probe), id(shape))
+            if fit not in self._fits:
+                self._fits[fit] = find_misfit(probe, shape.bound)
+            if reason := self._fits[fit]:
+                self.misfit(uses[0], reason)
+                return
+        function.uses += uses
+
+    def _shape(self, function: Function, number: int) -> tuple[Shape, dict[str, str]]:
+        found = function.shapes.get(number)
+        if found is None:
+            text = self.module.source(function.statements[number])
+            found = function.shapes[number] = self.shapes.find(text, function.types)
+        return found
+
+    def _drop_idle(self) -> None:
+        """Drops probes that could only tell that nothing happened: of those that share registers, only `kernel` ones
+        matched.
+        """
+        for number, file in enumerate(self.files):
+            matched = {u.probe.name for u in self.uses if u.file == number and u.site.position.kind != "kernel"}
+            for group in cooperating(file):
+                others = any(p.kind != "kernel" for probe in group for p in probe.positions)
+                if others and not any(probe.name in matched for probe in group):
+                    for function in self.functions:
+                        function.uses = [u for u in function.uses if u.file != number or u.probe not in group]
+
+
+_SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # of a probe, where the kernel begins and ends
+
+
+def cooperating(file: ProbeFile) -> list[list[Probe]]:
+    """The probes of a file in groups that share registers."""
+    registers = {register.name for register in file.registers}
+    groups: list[tuple[set[str], list[Probe]]] = []
+    for probe in file.probes:
+        named = {n for _, snippet in probe.snippets for line in snippet.lines for n in names_of(line.node)} & registers
+        joined = [group for group in groups if group[0] & named]
+        groups = [group for group in groups if group not in joined]
+        groups.append((named.union(*(g[0] for g in joined)), [p for g in joined for p in g[1]] + [probe]))
+    return [probes for _, probes in groups]

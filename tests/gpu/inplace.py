@@ -1,0 +1,122 @@
+"""gpt-debloat --apply on an environment of real libraries, and back: what tests/gpu/debloat.py calls `apply`.
+
+A copy of the packages with CUDA's libraries (ENVIRONMENT) stands before the installed ones on PYTHONPATH, so that
+what is installed is never touched. Three times it is slimmed in place and restored: what one workload loads, with
+--check; all of it (-r) with that workload's trace; and again, but killed in the middle. After each the workload must
+print what it printed, and after --restore every file must be what it was: contents, mode, owner, time, links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from debloat import Bench
+
+ENVIRONMENT = ("torch", "nvidia")
+COMMAND = [sys.executable, str(Path(__file__).with_name("workload.py")), "train"]
+KILL_AFTER = (2, 6, 12)  # seconds
+
+Tree = dict[str, tuple[Any, ...]]
+
+
+def describe(path: Path) -> tuple[Any, ...]:
+    """What a file, a folder or a link is."""
+    status = path.lstat()
+    facts = stat.filemode(status.st_mode), status.st_uid, status.st_gid
+    if path.is_symlink():
+        return *facts, os.readlink(path)
+    if path.is_dir():
+        return facts
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return *facts, status.st_nlink, status.st_mtime_ns, status.st_size, digest
+
+
+def tree(folder: Path) -> Tree:
+    """All that is below a folder."""
+    paths = sorted(folder.rglob("*"))
+    with ThreadPoolExecutor() as pool:
+        return {
+            str(path.relative_to(folder)): facts for path, facts in zip(paths, pool.map(describe, paths), strict=True)
+        }
+
+
+def differences(before: Tree, after: Tree) -> list[str]:
+    """Paths that are not what they were."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def size(found: Tree) -> int:
+    """Bytes of files, without the backups."""
+    return sum(facts[5] for name, facts in found.items() if len(facts) > 5 and not name.endswith(".gpt-orig"))
+
+
+def copy(bench: Bench, site: Path) -> None:
+    """The packages, in a folder of their own."""
+    site.mkdir()
+    for name in ENVIRONMENT:
+        spec = importlib.util.find_spec(name)
+        for place in (spec and spec.submodule_search_locations) or ():
+            bench.run(["cp", "-a", "--reflink=auto", place, str(site)], what=f"copying {name}")
+    bench.env |= {"PYTHONPATH": f"{site}:{bench.env['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
+    """All of it, step by step into a row."""
+    site = bench.folder / "site"
+    copy(bench, site)
+    original = tree(site)
+    row |= {"files": len(original), "size_before": size(original), "steps": {}, "same": True}
+    bench.say(f"apply: {row['size_before'] / 1e6:,.0f} MB copied, {row['files']} names")
+    trace = bench.folder / "apply.mp"
+    out, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
+    yield
+
+    plain = bench.hook("plain.mp") if bench.device == "sim" else []  # which only the hook puts in front
+
+    def finish(name: str, start: float, *restore: str) -> None:
+        """Looks at the environment, runs the workload on it, restores it, looks again."""
+        seconds = time.monotonic() - start
+        slim = tree(site)
+        found = bench.run([*plain, *COMMAND], what=f"the workload after {name}")[0]
+        undo = ["sh", "-c", 'gpt-debloat --restore "$@" || test $? -eq 4', "sh", *restore]  # 4: nothing was applied
+        said = bench.run(undo, what=f"restoring {name}")[0]
+        wrong = differences(original, tree(site))
+        same = found == out and not wrong
+        row["same"] &= same
+        row["steps"][name] = {
+            "seconds": seconds, "size_after": size(slim), "changed": len(differences(original, slim)),
+            "restored": said.strip(), "output": found == out, "wrong": wrong[:20],
+        }  # fmt: skip
+        bench.say(f"apply: {name}: {'ok' if same else 'FAILED'} {row['steps'][name]}")
+
+    apply = ["gpt-debloat", "--apply", "--granularity", "kernel"]
+    start = time.monotonic()
+    bench.run([*apply, "--device", bench.device, "--check", "--", *COMMAND], what="--apply --check")
+    finish("loaded", start)
+    yield
+    start = time.monotonic()
+    bench.run([*apply, "-r", str(site), "--traces", str(trace)], what="--apply -r")
+    finish("all", start, "-r", str(site))
+    yield
+    for seconds in KILL_AFTER:
+        start = time.monotonic()
+        line = [*apply, "-r", str(site), "--traces", str(trace)]
+        process = subprocess.Popen(line, env=bench.env, stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        finish(f"killed after {seconds} s", start)
+        yield

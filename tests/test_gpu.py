@@ -1,0 +1,141 @@
+"""What tests/gpu does before it needs a GPU: the scripts on the simulated device, and README's tables."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.demo.build import build
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # scripts, which find each other there
+
+import debloat  # noqa: E402
+import inplace  # noqa: E402
+import table  # noqa: E402
+import workload  # noqa: E402
+
+HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
+USE = """
+import ctypes, json, os, sys, demo_package
+driver = ctypes.CDLL("libcuda.so.1")
+library, context = ctypes.CDLL(demo_package.LIBRARY), ctypes.c_void_p()
+assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxSetCurrent(context) == 0
+print(library.demo_matmul())
+print(json.dumps({"seconds": 1.5, "resident": 2000, "gpu": 3}), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """A workload in a package of its own, whose result is in the folder that comes back."""
+    if not HOOK.exists() or subprocess.run([HOOK, "check"], capture_output=True).returncode == 4:
+        pytest.skip("no gpt-hook: make runtime")
+    package = tmp_path / "packages" / "demo_package"
+    build(package)
+    (package / "__init__.py").write_text("import os\nLIBRARY = os.path.join(os.path.dirname(__file__), 'libdemo.so')\n")
+    use = tmp_path / "use.py"
+    use.write_text(USE)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(debloat, "WORKLOADS", {"demo": [sys.executable, str(use)]})
+    monkeypatch.setattr(inplace, "ENVIRONMENT", ("demo_package",))
+    monkeypatch.setattr(inplace, "COMMAND", [sys.executable, str(use)])
+    monkeypatch.setitem(table.TITLES, "demo", "demo")
+    return tmp_path
+
+
+def measured(folder, *words):
+    """The status, and the rows of the results by name."""
+    results = folder / "results.json"
+    status = debloat.main(["--device", "sim", "--results", str(results), *words])
+    return status, {row["name"]: row for row in json.loads(results.read_text())}
+
+
+def test_a_workload_is_measured_and_its_row_added(demo, capsys):
+    (demo / "results.json").write_text('[{"name": "old", "same": false}]')
+    status, rows = measured(demo, "demo")
+    row = rows["demo"]
+    assert status == 0, row
+    assert rows["old"] == {"name": "old", "same": False}
+    assert row["same"] and row["check"].startswith("check: same status (0), same output")
+    assert list(row["sizes"]) == ["element", "zero", "drop"]
+    assert row["sizes"]["element"]["size_after"] < row["sizes"]["element"]["size_before"]
+    assert row["sizes"]["element"]["libraries"].keys() == {"libdemo.so"}
+    assert row["runs"]["drop eager"] == {"seconds": 1.5, "resident": 2000, "gpu": 3}
+    assert "| demo |" in capsys.readouterr().out
+    status, rows = measured(demo, "demo", "--seconds", "1")
+    assert list(rows) == ["old", "demo"]
+    assert status == 1 and rows["demo"]["unfinished"].startswith("no time for")
+
+
+def test_a_workload_that_says_something_else_fails(demo):
+    with open(demo / "use.py", "a") as file:
+        file.write("print(os.path.getsize(os.path.realpath(next(line.split()[-1] for line in open('/proc/self/maps')"
+                   " if 'libdemo.so' in line))))\n")  # fmt: skip
+    status, rows = measured(demo, "demo")
+    assert status == 1
+    assert not rows["demo"]["same"]
+    assert "its output differs" in rows["demo"]["error"]
+
+
+def test_in_place_and_back(demo, monkeypatch):
+    monkeypatch.setattr(inplace, "KILL_AFTER", (0.4, 0.9))
+    status, rows = measured(demo, "apply")
+    row = rows["apply"]
+    assert status == 0, row
+    assert list(row["steps"]) == ["loaded", "all", "killed after 0.4 s", "killed after 0.9 s"]
+    assert row["steps"]["loaded"]["size_after"] < row["size_before"]
+    assert row["steps"]["loaded"]["restored"] == "libraries restored: 1"
+
+
+def test_a_tree_shows_every_difference(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a").write_text("a")
+    (tmp_path / "l").symlink_to("d/a")
+    before = inplace.tree(tmp_path)
+    assert inplace.size(before) == 1
+    assert not inplace.differences(before, inplace.tree(tmp_path))
+    for change, name in (
+        (lambda: (tmp_path / "d" / "a").chmod(0o600), "d/a"),
+        (lambda: os.utime(tmp_path / "d" / "a", (1, 1)), "d/a"),
+        (lambda: ((tmp_path / "l").unlink(), (tmp_path / "l").symlink_to("d")), "l"),
+        (lambda: (tmp_path / "d" / "new").touch(), "d/new"),
+    ):
+        change()
+        assert inplace.differences(before, inplace.tree(tmp_path)) == [name]
+        before = inplace.tree(tmp_path)
+
+
+def test_a_workload_says_what_it_used(tmp_path):
+    """The driver's own count is asked for as well: in a process of the simulated device."""
+    code = "import workload; print(workload.gpu_bytes())"
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu")}
+    line = [HOOK, "run", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
+    if not HOOK.exists():
+        pytest.skip("no gpt-hook: make runtime")
+    done = subprocess.run(line, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 0
+    facts = workload.facts(2.5, "cpu")
+    assert facts["seconds"] == 2.5 and facts["gpu"] == 0
+    assert 1 << 20 < facts["mapped"] < facts["resident"]
+
+
+def test_every_workload_is_there():
+    for module, function in workload.WORK.values():
+        assert f"def {function}(" in (ROOT / "tests" / "gpu" / f"{module}.py").read_text()
+    assert workload.WORK.keys() == debloat.WORKLOADS.keys() == table.TITLES.keys()
+
+
+def test_readme_has_the_tables_of_the_results():
+    rows = json.loads(debloat.COMMITTED.read_text())
+    readme = (ROOT / "README.md").read_text().splitlines()
+    lines = [*table.sizes(rows), *table.runs(rows)]
+    assert len(lines) > 8
+    assert [line for line in lines if line not in readme] == []
