@@ -29,17 +29,13 @@ from gpt.ptx import parse
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module
 from tests import cuda
+from tests.ptx.tokens import tokens
 
 TIMEOUT = 120  # seconds of ptxas
 WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
 OLDEST = Target(7, 5, "")  # that ptxas knows
 BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # whose added registers are to be few
 NOWHERE = "no probe has a place in it"
-TOKEN = re.compile(
-    r'//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[A-Za-z_$%][\w$]*|\.\w+(?:::\w+)*|\d+\.?\d*[eE][-+]\d+|\d[\w.]*|<<|>>|[<>=!]=|.)',
-    re.DOTALL | re.ASCII,
-)
-
 Result = dict[str, Any]
 
 
@@ -68,10 +64,6 @@ def device_of(text: bytes) -> Target:
 def assemble(text: bytes, name: str, relocatable: bool = False) -> Code:
     """Assembles a module for its own target. Raises GptError."""
     return assembler(relocatable).assemble(text, name, device_of(text))
-
-
-def tokens(text: str) -> list[str]:
-    return [token for token in TOKEN.findall(text) if token]
 
 
 def code_of(cubin: bytes) -> str:

@@ -34,6 +34,7 @@ PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 ARCHS = ("75", "80", "90", "90a", "100a")
 RELOCATABLE = ("cdp", "rdcext")  # sources that need -rdc=true
+SINCE = {"cluster": 90, "setmaxnreg": 90, "tma": 90}  # compute capability that a source needs
 NEWEST = "nvidia-cuda-nvcc==13.5.37"  # its ptxas; that of the extra `cuda` is asked first
 WHEELS = {
     "nccl": "nvidia-nccl-cu12==2.27.5",
@@ -75,8 +76,13 @@ def iter_sources(folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
 
     sources = sorted((HERE / "corpus").glob("*.cu"))
     with ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(build, source, arch) for arch in ARCHS for source in sources]:
+        for future in [pool.submit(build, source, arch) for arch in ARCHS for source in sources if fits(source, arch)]:
             yield future.result()
+
+
+def fits(source: Path, arch: str) -> bool:
+    """Whether a source can be compiled for a target."""
+    return int(arch.rstrip("a")) >= SINCE.get(source.stem, 0)
 
 
 def compile_source(source: Path, arch: str, out: Path) -> bytes:
