@@ -3,7 +3,8 @@
 Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they stand in the
 order of their digests, which is as good as none. First comes the first piece of the first module of every stratum,
 then that of the second modules, and so on; when a stratum has no more modules, the second pieces of its modules. A
-piece is the module itself and some of its kernels, or some more of them. All of it is the same each time.
+piece is the module itself and some of its kernels, or some more of them; modules that take the grammar long are pieces
+of their own, at the end. All of it is the same each time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import NamedTuple
 from tests.tally.sources import Module
 
 PIECE = 4  # kernels, and one more for each PER bytes of the module, which each piece cuts anew
-PER = 1 << 20
+PER = 8 << 20
+LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
 ALONE = 8  # of so many kernels one gets each probe alone, in corpora with more than SMALL kernels
-SMALL = 400
+SMALL = 64
 
 
 class Piece(NamedTuple):
@@ -45,14 +47,15 @@ def plan(modules: Iterable[Module]) -> list[Piece]:
         order = [row[turn] for turn in range(longest) for row in pieces if turn < len(row)]
         ranked += [(rank, key, piece) for rank, piece in enumerate(order)]
     ranked.sort(key=lambda entry: entry[:2])
-    return [piece for _, _, piece in ranked]
+    last = [Piece(module, True, []) for key in sorted(strata) for module in strata[key] if module.size > LONG]
+    return [piece for _, _, piece in ranked] + last
 
 
 def _pieces(module: Module, small: bool) -> Iterator[Piece]:
     kernels = sorted(module.kernels, key=_number)
     marked = [(kernel, small or _number(kernel) % ALONE == 0) for kernel in kernels]
     step = PIECE + module.size // PER
-    yield Piece(module, True, marked[:step])
+    yield Piece(module, module.size <= LONG, marked[:step])
     for at in range(step, len(marked), step):
         yield Piece(module, False, marked[at : at + step])
 

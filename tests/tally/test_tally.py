@@ -174,10 +174,11 @@ def test_every_stratum_comes_before_a_second_of_any():
         return sources.Module(corpus, "", "", f"{number:03}", "8.0", target, size, [f"k{n}" for n in range(kernels)])
 
     modules = [module(n, "a", "sm_90", 5000, 9) for n in range(20)] + [module(20, "a", "sm_80", 5000, 3)]
-    modules += [module(21, "a", "sm_90", 900_000, 30), module(22, "b", "sm_90", 5000, 2)]
+    modules += [module(21, "a", "sm_90", 9_000_000, 30), module(22, "b", "sm_90", 5000, 2)]
     pieces = plan(modules)
     assert {piece.module.digest for piece in pieces[:4]} == {"000", "020", "021", "022"}
-    assert [piece.whole for piece in pieces[:4]] == [True] * 4
+    assert [piece.whole for piece in pieces[:4]] == [True, True, False, True]
+    assert pieces[-1].module.digest == "021"
     done = sorted((piece.module.digest, kernel) for piece in pieces for kernel, _ in piece.kernels)
     assert done == sorted((module.digest, kernel) for module in modules for kernel in module.kernels)
     assert sum(piece.whole for piece in pieces) == len(modules)
