@@ -6,6 +6,8 @@ architecture, tallies by reason, patched libraries, and a count of the rest.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from gpt.tracetables import TraceTables
 
+UNFOLDED = 8192  # characters of a line that nobody's terminal folds: a row is a line to grep
 COLUMNS = {
     "elements": ("arch", "type", "elements", "kernels", "packed", "unpacked"),
     "tally": ("reason", "elements", "kernels", "bytes", "share"),
+    "tallies": ("library", "elements", "left", "kernels", "left"),
     "kernels": ("kernel", "arch", "regs", "spills", "stack", "shared", "const"),
     "probed": ("kernel", "places", "woven", "maps", "variables"),
     "patched": ("library", "mode", "file before", "after", "less", "GPU before", "after", "less"),
@@ -47,7 +51,7 @@ def percent(part: int, whole: int) -> str:
 class LibraryTables:
     """Collects the records of a stream that is about libraries and prints a table for each kind of news.
 
-    `full` tables of patched libraries also sum up why elements went.
+    `full` tables of patched libraries also say why elements went, in all and of each library.
     """
 
     def __init__(self, full: bool = False) -> None:
@@ -102,12 +106,17 @@ class LibraryTables:
 
     def print(self) -> None:
         """Prints the news of the last stage that had any: patched libraries, else tallies, else elements."""
-        console = Console(highlight=False)
+        pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        width, height = (UNFOLDED, 25) if pipe else (None, None)  # both, or TERM=dumb has it 80 columns wide
+        console = Console(highlight=False, width=width, height=height)
         if self._patched:
             if self._full and self._tallies:
                 console.print(_tally_table(_sum_up(self._tallies.values())))
                 console.print()
             console.print(self._patched_table())
+            if self._full and len(self._tallies) > 1:
+                console.print()
+                console.print(_library_table(self._tallies))
             for row in self._patched:
                 if "reason" in row:
                     console.print(Text(f"{row['library']}: {row['mode']} because {row['reason']}"))
@@ -196,6 +205,22 @@ def _sum_up(tallies: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for row in sorted((row for rows in tallies for row in rows), key=lambda row: row["reason"] == "kept"):
         sums.setdefault(row["reason"], Counter()).update({key: row[key] for key in COUNTS})
     return [{"reason": reason, **{key: counts[key] for key in COUNTS}} for reason, counts in sums.items()]
+
+
+def _library_table(tallies: dict[str, list[dict[str, Any]]]) -> Table:
+    """A row for each library: its elements and kernels, those left, and the bytes that went for each reason."""
+    sums = _sum_up(tallies.values())
+    table = _table("tallies", left=1)
+    for row in sums[:-1]:
+        table.add_column(row["reason"], justify="right")
+    for library, rows in {**tallies, "total": sums}.items():
+        found = {row["reason"]: row for row in rows}
+        counts = [(sum(row[key] for row in rows), found["kept"][key]) for key in ("elements", "kernels")]
+        size = [human(found[row["reason"]]["bytes"]) if row["reason"] in found else "-" for row in sums[:-1]]
+        if library == "total":
+            table.add_section()
+        table.add_row(Text(library), *(f"{count:,}" for pair in counts for count in pair), *size)
+    return table
 
 
 def _tally_table(rows: list[dict[str, Any]]) -> Table:

@@ -1,5 +1,6 @@
 """What tests/gpu does before it needs a GPU: the scripts on the simulated device, and README's tables."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -69,6 +70,14 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
     assert row["sizes"]["element"]["libraries"].keys() == {"libdemo.so"}
     assert row["runs"]["drop eager"] == {"seconds": 1.5, "resident": 2000, "gpu": 3}
     assert "| demo |" in capsys.readouterr().out
+    (demo / "results.json").write_text(json.dumps([{**row, "sizes": {}, "error": "of old"}]))
+    status, rows = measured(demo, "demo", "--quick")
+    assert status == 0
+    assert "error" not in rows["demo"]
+    assert (rows["demo"]["runs"], rows["demo"]["check"]) == (row["runs"], row["check"])
+    assert rows["demo"]["sizes"].keys() == {"element", "drop"}
+    assert gzip.open(demo / "demo.mp.gz").read()
+    (demo / "results.json").write_text('[{"name": "old", "same": false}]')
     status, rows = measured(demo, "demo", "--seconds", "1")
     assert list(rows) == ["old", "demo"]
     assert status == 1 and rows["demo"]["unfinished"].startswith("no time for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import msgpack
@@ -12,8 +13,9 @@ from gpt.asm.ptxas import Assembled, Options, Report, Runner
 from gpt.asm.targets import Target, find_target, find_version
 from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
+from gpt.formats.ptxtext import find_target as find_directive
 
-FORMAT = b"2"  # of what is kept: a change makes all of it unknown
+FORMAT = b"3"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Assembler:
         Raises MalformedError (Faults) where ptxas refuses it, MissingError where none knows its version, and
         GptError where it is for another GPU, or ptxas fails.
         """
-        source = find_target(_target_of(text))
+        source = _target_of(text)
         if source and not target.runs(source):
             raise GptError(f"is for {source} and cannot be assembled for {target}", name)
         try:
@@ -56,6 +58,12 @@ class Assembler:
             raise type(error)(error.fact, error.where or name) from None
         done = self._find_or_make(tool, text, name, target)
         return Code(target, done.cubin, _resources(done), done.warnings)
+
+    @staticmethod
+    def targets(text: bytes, wanted: Iterable[Target]) -> list[Target]:
+        """What to assemble a module for where these are wanted, each once."""
+        source = _target_of(text)
+        return list(dict.fromkeys(target.for_source(source) for target in wanted))
 
     def stop(self) -> None:
         """Ends what runs, and assembles nothing more."""
@@ -72,10 +80,8 @@ class Assembler:
         return done
 
 
-def _target_of(text: bytes) -> str:
-    from gpt.formats.ptxtext import find_target as find_directive
-
-    return find_directive(text) or ""
+def _target_of(text: bytes) -> Target | None:
+    return find_target(find_directive(text) or "")
 
 
 def _pack(done: Assembled, name: str) -> bytes:

@@ -1,7 +1,8 @@
 """Runs ptxas over one module and reads what it says.
 
-Its messages are lines `ptxas FILE, line N; error : TEXT`. A line that a probe brought into the text ends in a
-comment `//@ FILE:LINE`, the place in the probe's file that it comes from; a message about it names that place.
+Its messages are lines `ptxas FILE, line N; error : TEXT`, where its own name is that of its file. A line that a probe
+brought into the text ends in a comment `//@ FILE:LINE`, the place in the probe's file that it comes from, escaped as
+Python does; a message about it names that place.
 
 What ptxas writes is taken only where it is whole: exit status 0 and a cubin that can be read. It may also crash,
 run for ever or print without end: it has `timeout` seconds, of its output MAX_OUTPUT bytes are kept, and it runs in
@@ -31,7 +32,7 @@ MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernel
 MAX_LINES = 5  # faults of a module that are told
 MAX_TEXT = 300  # characters of one
 
-_LINE = re.compile(rb"^ptxas (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)
+_LINE = re.compile(rb"^\S+ (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(.*)' for '")
 _PROPERTIES = re.compile(r"Function properties for (.*)")
 _FRAME = re.compile(rb"^ +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
@@ -269,7 +270,7 @@ def _place(lines: list[bytes], number: int, name: str) -> str:
     """Where a line comes from: a probe's file, or the module."""
     origin = _ORIGIN.search(lines[number - 1]) if 0 < number <= len(lines) else None
     if origin:
-        return f"{origin[1].decode(errors='replace')}:{int(origin[2])}"
+        return f"{origin[1].decode('unicode_escape', 'replace')}:{int(origin[2])}"
     return f"{name}:{number}"
 
 

@@ -21,6 +21,10 @@ class Target(NamedTuple):
     def __str__(self) -> str:
         return f"sm_{self.major}{self.minor}{self.suffix}"
 
+    def for_source(self, source: Target | None) -> Target:
+        """What PTX for `source` is assembled for where this one is asked for: `sm_90a` runs on what `sm_90` names."""
+        return source if source and source.suffix == "a" and self == source._replace(suffix="") else self
+
     def runs(self, source: Target) -> bool:
         """Whether PTX for `source` can be assembled for this one."""
         if source.suffix == "a":

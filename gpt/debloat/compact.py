@@ -19,8 +19,12 @@ kernels before 5.18 tell a program where its table is (load address plus offset)
 
 What points to a region is moved with it (pointers.py); a library in which something is not understood, and
 one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
-Every region stays, if only as a header, because its wrapper is registered when the library is loaded. GPU code
-outside of the fatbin sections lies among the host's data and becomes holes.
+Every region stays, if only as a header, because its wrapper is registered when the library is loaded.
+
+GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
+pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
+is in several places of the file: its header describes the first part, and further headers of that name, behind all
+others, the rest.
 
 Alignment: segments that move keep `p_align` where their new offset allows it, else it becomes the page size;
 the first segment's, by which loaders align the library, stays.
@@ -29,12 +33,15 @@ the first segment's, by which loaders align the library, stays.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from itertools import accumulate, islice
+from operator import attrgetter, itemgetter
 
-from gpt.debloat.plan import Copy, Data, Doomed, Fill, Piece, Plan, replacements, splice
-from gpt.debloat.pointers import NotUnderstood, Pointer, find_pointers
+from gpt.debloat.outside import Gone, find_gone
+from gpt.debloat.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
+from gpt.debloat.pointers import NotUnderstood, Pointer, address_of, find_pointers
 from gpt.formats import elf, fatbin
 from gpt.formats.elf import Elf, Section, Segment
 from gpt.formats.image import Image, iter_sections
@@ -43,7 +50,8 @@ from gpt.formats.source import Source
 PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
 PHDR = struct.Struct("<IIQQQQQQ")
 SHDR_SIZE = 64
-EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM = 32, 40, 56
+EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
+SHN_LORESERVE = 0xFF00
 MAX_SEGMENTS = 1000  # 13 are usual, and every relocation is looked up in them
 
 
@@ -63,10 +71,27 @@ class Packed:
 
 @dataclass(frozen=True)
 class Cut:
-    """File range of the original that goes, on page boundaries."""
+    """File range of the original that goes, on page boundaries; `zeros` are mapped in its place, or nothing is."""
 
     start: int
     end: int
+    zeros: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """File range of the original of which some `pieces`, `size` bytes, stay at its start, and the rest is free."""
+
+    start: int
+    end: int
+    pieces: list[Piece]
+    size: int
+    zeros: bool
+
+    @property
+    def free(self) -> int:
+        """Where its free part begins."""
+        return self.start + self.size
 
 
 def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
@@ -110,11 +135,11 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed
     return Packed(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
 
 
-def _without(pieces: list[Piece], parts: list[tuple[int, list[Piece]]]) -> Iterator[Piece]:
+def _without(pieces: list[Piece], parts: list[Laid]) -> Iterator[Piece]:
     """The pieces with parts of elements that stay overwritten."""
     for piece in pieces:
         if isinstance(piece, Copy):
-            yield from splice(piece, [(start, laid) for start, laid in parts if piece.start <= start < piece.end])
+            yield from splice(piece, [part for part in parts if piece.start <= part[0] < piece.end])
         else:
             yield piece
 
@@ -135,17 +160,21 @@ class _Compaction:
         self.byte = byte
         self.page = PAGE[tables.machine]
         self.packed = [_pack(self.source, s, doomed, byte) for s in iter_sections(tables)]
-        self.cuts: list[Cut] = []
-        self.table_offset = 0  # of the new program header table, in the original's offsets
-        self.table_section: Section | None = None
+        self.gone = Gone([], [])
+        self.blocks: list[Block] = []
+        self.cuts: dict[int, Cut] = {}  # by the start of their block, in file order
+        self.table_block: Block | None = None  # where the new program header table goes
+        self.table_offset = 0  # of that table, in the original's offsets
 
     def plan(self) -> Plan:
         self._check_apart()
+        self.gone = find_gone(self.source, self.tables, self.doomed)
         self._choose_cuts()
         segments = self._split_segments()
-        edits = [*self._headers(segments), *self._pointers()]
-        changed = self.doomed.changed + [(offset, offset + len(data)) for offset, data in edits]
-        pieces = self._pieces(segments, edits)
+        headers, last = self._headers(segments)
+        edits = [*headers, *self._pointers(), *self.gone.emptied]
+        changed = self.doomed.changed + self.gone.ranges + [(offset, offset + len(data)) for offset, data in edits]
+        pieces = [*self._pieces(segments, edits), *last]
         return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.trimmed, self.doomed.scanned)
 
     def _check_apart(self) -> None:
@@ -169,37 +198,43 @@ class _Compaction:
                     raise CannotCompact(f"'{name}' overlaps '{section.name}'")
 
     def _choose_cuts(self) -> None:
-        """A cut in each section where whole pages are free; the first one also makes room for the table."""
-        room = (len(self.tables.segments) + len(self.packed)) * PHDR.size
-        for packed in self.packed:
-            section = packed.section
-            free = section.offset + packed.size
-            table = free + -free % 8
-            start = free if self.table_section else table + room
-            cut = Cut(start + -start % self.page, section.end - section.end % self.page)
-            if cut.start < cut.end:
-                self.cuts.append(cut)
-                if not self.table_section:
-                    self.table_section, self.table_offset = section, table
+        """A cut in each block where whole pages are free, the largest if there are many; one has room for the table."""
+        blocks = [Block(p.section.offset, p.section.end, p.pieces, p.size, zeros=False) for p in self.packed]
+        blocks += [Block(start, end, [], 0, zeros=True) for start, end in self.gone.ranges]
+        self.blocks = sorted(blocks, key=lambda block: block.start)
+        worth = [block for block in self.blocks if self._cut(block, block.free)]
+        worth = sorted(worth, key=lambda block: block.free - block.end)[: MAX_SEGMENTS - len(self.tables.segments)]
+        room = (len(self.tables.segments) + len(worth)) * PHDR.size
+        for block in sorted(worth, key=lambda block: block.start):
+            table = block.free + -block.free % 8
+            if cut := self._cut(block, block.free if self.table_block else table + room):
+                self.cuts[block.start] = cut
+                if not self.table_block:
+                    self.table_block, self.table_offset = block, table
         if not self.cuts:
             raise CannotCompact("less than a page would go")
+        self.ends = [cut.end for cut in self.cuts.values()]
+        self.removed = [0, *accumulate(cut.end - cut.start for cut in self.cuts.values())]
+
+    def _cut(self, block: Block, start: int) -> Cut | None:
+        """The whole pages of a block from `start` on."""
+        cut = Cut(start + -start % self.page, block.end - block.end % self.page, block.zeros)
+        return cut if cut.start < cut.end else None
 
     def _new_offset(self, offset: int) -> int:
         """Where a byte of the original lies in the output."""
-        gone = 0
-        for cut in self.cuts:
-            if cut.start < offset < cut.end:
-                raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
-            if offset >= cut.end:
-                gone += cut.end - cut.start
-        return offset - gone
+        index = bisect_right(self.ends, offset)
+        following = next(islice(self.cuts.values(), index, None), None)
+        if following and following.start < offset:
+            raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
+        return offset - self.removed[index]
 
     def _split_segments(self) -> list[Segment]:
         """The program headers of the output, offsets already new."""
         segments: list[Segment] = []
         for segment in self.tables.segments:
             rest = segment
-            for cut in self.cuts:
+            for cut in self.cuts.values():
                 end = rest.offset + rest.filesz
                 if cut.end <= rest.offset or end <= cut.start or rest.filesz == 0:
                     continue
@@ -208,8 +243,8 @@ class _Compaction:
                 if (rest.offset - rest.vaddr) % self.page:
                     raise CannotCompact("a segment's offset and address differ by no whole pages")
                 before = cut.start - rest.offset
-                segments.append(replace(rest, filesz=before, memsz=before))
                 gone = cut.end - rest.offset
+                segments.append(replace(rest, filesz=before, memsz=gone if cut.zeros else before))
                 rest = replace(
                     rest,
                     offset=cut.end,
@@ -237,28 +272,62 @@ class _Compaction:
         return replace(segment, offset=offset, align=align)
 
     def _table_address(self) -> int:
-        assert self.table_section
-        return self.table_section.addr + self.table_offset - self.table_section.offset
+        found = address_of(self.tables, self.table_offset)
+        if found is None:
+            raise CannotCompact("no memory holds the program headers")
+        return found
 
-    def _headers(self, segments: list[Segment]) -> list[tuple[int, bytes]]:
-        """Edits of the ELF header and the section headers; the old program headers become zeros."""
+    def _section_headers(self) -> tuple[bytes, int]:
+        """The section headers of the output and their number. What follows a cut in a section has one of its own."""
+        first, rest = bytearray(), bytearray()
+        sizes = {p.section.index: p.size for p in self.packed}
+        cuts = [cut for cut in self.cuts.values() if cut.zeros]
+        raw = self.source.pread(self.tables.shoff, SHDR_SIZE * len(self.tables.sections))
+        for section in self.tables.sections:
+            start, headers = section.offset, first
+            head = bytearray(raw[section.index * SHDR_SIZE :][:SHDR_SIZE])
+            inside = bisect_right(cuts, start - 1, key=attrgetter("start")) if section.in_file else len(cuts)
+            while section.index not in sizes and inside < len(cuts) and cuts[inside].end <= section.end:
+                headers += self._section_header(head, section, start, cuts[inside].start - start)
+                start, headers = cuts[inside].end, rest
+                inside += 1
+            size = sizes.get(section.index, section.offset + section.size - start)
+            headers += self._section_header(head, section, start, size) if section.index else head
+        count = (len(first) + len(rest)) // SHDR_SIZE
+        if rest and count >= SHN_LORESERVE:
+            raise CannotCompact(f"{count} sections")
+        return bytes(first + rest), count
+
+    def _section_header(self, head: bytearray, section: Section, start: int, size: int) -> bytes:
+        """The header of a part of a section, which begins at `start` in the original."""
+        address = section.addr + start - section.offset
+        return bytes(head[:16]) + struct.pack("<QQQ", address, self._new_offset(start), size) + bytes(head[40:])
+
+    def _headers(self, segments: list[Segment]) -> tuple[list[tuple[int, bytes]], list[Piece]]:
+        """Edits of the ELF header and the section headers, and what comes at the end of the file.
+
+        The old program headers become zeros; so do the old section headers where there are more of them than before.
+        """
         tables = self.tables
         if any(s.type == elf.PT_INTERP for s in segments):
             first = next(s for s in segments if s.type == elf.PT_LOAD)
             if self._table_address() - self._new_offset(self.table_offset) != first.vaddr - first.offset:
                 raise CannotCompact("no room where an older kernel would look for the program headers")
-        edits = [
+        headers, count = self._section_headers()
+        shoff, last = self._new_offset(tables.shoff), list[Piece]()
+        edits = [(EHDR_PHNUM, struct.pack("<H", len(segments)))]
+        if count > len(tables.sections):
+            end = self.source.size - self.removed[-1]
+            shoff, last = end + -end % 8, [Fill(-end % 8), Data(headers)]
+            edits.append((EHDR_SHNUM, struct.pack("<H", count)))
+            headers = bytes(SHDR_SIZE * len(tables.sections))
+        edits += [
             (EHDR_PHOFF, struct.pack("<Q", self._new_offset(self.table_offset))),
-            (EHDR_SHOFF, struct.pack("<Q", self._new_offset(tables.shoff))),
-            (EHDR_PHNUM, struct.pack("<H", len(segments))),
+            (EHDR_SHOFF, struct.pack("<Q", shoff)),
             (tables.phoff, bytes(PHDR.size * len(tables.segments))),
+            (tables.shoff, headers),
         ]
-        sizes = {p.section.index: p.size for p in self.packed}
-        for section in tables.sections[1:]:
-            size = sizes.get(section.index, section.size)
-            offset = self._new_offset(section.offset)
-            edits.append((tables.shoff + section.index * SHDR_SIZE + 24, struct.pack("<QQ", offset, size)))
-        return edits
+        return edits, last
 
     def _pointers(self) -> list[tuple[int, bytes]]:
         """Edits of the words that hold a region's address."""
@@ -268,35 +337,27 @@ class _Compaction:
         return [(p.at, struct.pack("<Q", moved[p.value])) for p in found]
 
     def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
-        """The output: the original with sections replaced, cuts left out, edits laid over."""
-        laid: list[tuple[int, list[Piece]]] = [(offset, [Data(data)]) for offset, data in edits]
-        inside = [(p.section.offset, p.section.end) for p in self.packed]
-        for offset, pieces in replacements(self.source, self.doomed, True, self.byte):
-            if not any(start <= offset < end for start, end in inside):
-                laid.append((offset, pieces))
-        position, out = 0, []
-        cut_of = {cut.end: cut for cut in self.cuts}
-        for packed in self.packed:
-            section = packed.section
-            out += self._between(position, section.offset, laid)
-            content = [*packed.pieces]
-            free = section.offset + packed.size
-            if section is self.table_section:
-                table = b"".join(_pack_segment(s) for s in segments)
-                content += [Fill(self.table_offset - free), Data(table)]
-                free = self.table_offset + len(table)
-            cut = cut_of.get(section.end - section.end % self.page)
-            if cut:
-                content += [Fill(cut.start - free), Fill(section.end - cut.end)]
-            else:
-                content.append(Fill(section.end - free))
-            out += [piece for piece in content if piece.size]
-            position = section.end
-        return out + self._between(position, self.source.size, laid)
+        """The output: the original with blocks replaced, cuts left out, edits laid over."""
+        laid = [(block.start, block.end, self._content(block, segments)) for block in self.blocks]
+        laid += [(offset, offset + len(data), [Data(data)]) for offset, data in edits]
+        for new in replacements(self.source, self.doomed, True, self.byte):
+            before = bisect_right(self.blocks, new[0], key=attrgetter("start")) - 1
+            if before < 0 or self.blocks[before].end <= new[0]:
+                laid.append(new)
+        return splice(Copy(0, self.source.size), sorted(laid, key=itemgetter(0, 1)))
 
-    @staticmethod
-    def _between(start: int, end: int, laid: list[tuple[int, list[Piece]]]) -> list[Piece]:
-        return splice(Copy(start, end), sorted((item for item in laid if start <= item[0] < end), key=itemgetter(0)))
+    def _content(self, block: Block, segments: list[Segment]) -> list[Piece]:
+        """What takes the place of a block."""
+        content, free = [*block.pieces], block.free
+        if block is self.table_block:
+            table = b"".join(_pack_segment(s) for s in segments)
+            content += [Fill(self.table_offset - free), Data(table)]
+            free = self.table_offset + len(table)
+        if cut := self.cuts.get(block.start):
+            content += [Fill(cut.start - free, 0, block.zeros), Fill(block.end - cut.end, 0, block.zeros)]
+        else:
+            content.append(Fill(block.end - free, 0, block.zeros))
+        return content
 
 
 def _pack_segment(s: Segment) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from gpt.debloat.trim import Trimmed
 from gpt.errors import MalformedError
@@ -59,6 +60,7 @@ class Fill:
 
 
 Piece = Copy | Data | Fill
+Laid = tuple[int, int, list[Piece]]  # start and end in the original, and what comes in their place
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,12 @@ class Doomed:
         """Bytes of the elements after the cut, headers included."""
         return sum(self.trimmed[e.offset].size if e.offset in self.trimmed else e.end - e.offset for e in self.kept)
 
-    def overwritten(self, holes: bool, byte: int) -> list[tuple[int, list[Piece]]]:
-        """What takes the place of parts of raw elements: (offset, pieces). Code becomes zeros, always holes."""
-        laid = [(start, list(_filled(start, end, holes, byte))) for start, end in self.parts]
+    def overwritten(self, holes: bool, byte: int) -> list[Laid]:
+        """What takes the place of parts of raw elements. Code becomes zeros, always holes."""
+        laid: list[Laid] = [(start, end, list(_filled(start, end, holes, byte))) for start, end in self.parts]
         zeroed = [span for trimmed in self.trimmed.values() for span in trimmed.zeroed]
-        laid += [(start, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
-        return sorted(laid, key=lambda item: item[0])
+        laid += [(start, end, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
+        return sorted(laid, key=itemgetter(0))
 
 
 def find_doomed(image: Image, spans: list[Span]) -> Doomed:
@@ -183,20 +185,21 @@ def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
     return Plan(mode, pieces, doomed.kept, doomed.changed, doomed.trimmed, doomed.scanned)
 
 
-def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[tuple[int, list[Piece]]]:
-    """What takes the place of dead elements where they are: (offset, pieces), sorted."""
-    found: list[tuple[int, list[Piece]]] = []
+def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[Laid]:
+    """What takes the place of dead elements where they are, sorted."""
+    found: list[Laid] = []
     for element in doomed.all:
         if element.offset in doomed.dead and not element.dead:
             pieces: list[Piece] = []
             if element.header_size:
                 head = source.pread(element.offset, element.header_size)
                 pieces.append(Data(fatbin.dead_header(head)))
-            found.append((element.offset, [*pieces, *_filled(element.payload, element.end, holes, byte)]))
+            pieces += _filled(element.payload, element.end, holes, byte)
+            found.append((element.offset, element.end, pieces))
         elif (trimmed := doomed.trimmed.get(element.offset)) and trimmed.payload:
-            found.append((element.offset, _shortened(trimmed, holes, byte)))
+            found.append((element.offset, element.end, _shortened(trimmed, holes, byte)))
     found += doomed.overwritten(holes, byte)
-    yield from sorted(found, key=lambda item: item[0])
+    yield from sorted(found, key=itemgetter(0))
 
 
 def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
@@ -217,13 +220,13 @@ def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:
     yield Fill(end - last, byte)
 
 
-def splice(whole: Copy, new: Iterable[tuple[int, list[Piece]]]) -> list[Piece]:
-    """The range `whole` of the original with pieces laid over it at (original offset, pieces), sorted."""
+def splice(whole: Copy, new: Iterable[Laid]) -> list[Piece]:
+    """The range `whole` of the original with pieces laid over it, sorted."""
     pieces: list[Piece] = []
     position = whole.start
-    for offset, laid in new:
-        if offset < position:
-            raise MalformedError(f"two parts of the file share the bytes at {offset:#x}")
-        pieces += [Copy(position, offset), *laid]
-        position = offset + sum(piece.size for piece in laid)
+    for start, end, laid in new:
+        if start < position:
+            raise MalformedError(f"two parts of the file share the bytes at {start:#x}")
+        pieces += [Copy(position, start), *laid]
+        position = end
     return [piece for piece in [*pieces, Copy(position, whole.end)] if piece.size]

@@ -15,6 +15,7 @@ or immediate that would lead to the region's start; one that is found raises `No
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,27 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
     return sorted(set(pointers), key=lambda pointer: pointer.at)
 
 
+def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
+    """Those of the addresses that relative relocations put somewhere, or exported symbols have."""
+    wanted = np.array(sorted(addresses), np.uint64)
+    found: set[int] = set()
+    for section in tables.sections:
+        if not (section.in_file and section.flags & elf.SHF_ALLOC):
+            continue
+        match section.type:
+            case elf.SHT_RELA:
+                values = _read(source, section, RELA)["addend"]
+            case elf.SHT_DYNSYM:
+                values = _read(source, section, SYMBOL)["value"]
+            case elf.SHT_RELR:
+                words = (_word(source, tables, place) for place in _iter_relr(source, section))
+                values = np.fromiter((word[1] for word in words if word), np.uint64)
+            case _:
+                continue
+        found |= set(wanted[np.isin(wanted, values)].tolist())
+    return found
+
+
 def _inside(values: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     found = np.zeros(len(values), bool)
     for start, end in ranges:
@@ -98,6 +120,14 @@ def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
         inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
         if segment.type == elf.PT_LOAD and inside:
             return segment.offset + address - segment.vaddr
+    return None
+
+
+def address_of(tables: Elf, offset: int) -> int | None:
+    """The virtual address of the byte at a file offset; None where it is not loaded."""
+    for segment in tables.segments:
+        if segment.type == elf.PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
+            return segment.vaddr + offset - segment.offset
     return None
 
 
@@ -141,26 +171,31 @@ def _rela(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 
 
 def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int, int]]) -> list[Pointer]:
-    """RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow.
+    pointers = []
+    for place in _iter_relr(source, section):
+        word = _word(source, tables, place)
+        if word is None:
+            raise NotUnderstood(f"'{section.name}' relocates what is not in the file")
+        if any(low <= word[1] < high for low, high in ranges):
+            pointers.append(Pointer(*word))
+    return pointers
+
+
+def _iter_relr(source: Source, section: Section) -> Iterator[int]:
+    """Addresses of relocated words. RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow.
 
     Addresses ascend, so that there are no more of them than words in the file.
     """
-    pointers = []
     address = 0
     for entry in _read(source, section, np.dtype("<u8")).tolist():
         if entry & 1 == 0:
             if entry < address:
                 raise NotUnderstood(f"'{section.name}' goes back")
-            places = [entry]
+            yield entry
             address = entry + 8
         else:
-            places = [address + 8 * bit for bit in range(63) if entry >> (bit + 1) & 1]
+            yield from (address + 8 * bit for bit in range(63) if entry >> (bit + 1) & 1)
             address += 63 * 8
-        words = [_word(source, tables, place) for place in places]
-        if None in words:
-            raise NotUnderstood(f"'{section.name}' relocates what is not in the file")
-        pointers += [Pointer(*word) for word in words if word and any(low <= word[1] < high for low, high in ranges)]
-    return pointers
 
 
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:

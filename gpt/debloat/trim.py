@@ -83,6 +83,8 @@ class _Trimmer:
         self._unpacker = Unpacker()
 
     def trim(self, element: Element, unused: set[str]) -> Trimmed:
+        if element.codec != "none" and not element.header_size:
+            return Trimmed(element, reason="packed by the library itself, which may know its size")
         data = self._unpacker.unpack(self._source, element)
         try:
             cut = find_cut(data, unused)
@@ -103,7 +105,7 @@ class _Trimmer:
 
     def _dropped(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
         if not element.header_size:
-            raise KeptWhole("it is a file of its own")
+            raise KeptWhole("it stands in no fatbin")
         left = drop.without(data, cut.sections)
         if fault := drop.find_fault(data, left, cut.sections):
             raise KeptWhole(fault)

@@ -12,7 +12,10 @@ driver links the relocatable code again only where no linked cubin serves the de
 devices pick hold all used kernels that it holds.
 
 A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
-architecture alone.
+architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
+outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
+out may have another name: all of it that fits a device is needed where anything of its library is used, or where the
+program loaded an image from memory that is in no library, which may be what came out.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
@@ -37,6 +40,7 @@ PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
 
 RELOCATABLE = "__nv_relfatbin"
+FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none
 _ARCH = re.compile(r"sm_(\d{1,3})(\d)([af]?)", re.ASCII)
 
 
@@ -79,12 +83,15 @@ class Candidate:
     whole: bool  # all that its module holds may be needed
     bare: bool
     relocatable: bool
+    linkable: bool  # may be linked by the library itself
     picked: bool = False
     linked: bool = False  # picked by a device, were it not for linked code that serves
 
 
-def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator[tuple[Candidate, str]]:
-    """Each element of a library with KEPT or the reason why it is unused, in order."""
+def iter_reasons(
+    candidates: list[Candidate], devices: list[Device], linking: bool = False
+) -> Iterator[tuple[Candidate, str]]:
+    """Each element of a library with KEPT or the reason why it is unused, in order. `linking`: see above."""
     regions: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         regions.setdefault(candidate.region, []).append(candidate)
@@ -98,6 +105,10 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
                 candidate.linked = True
             else:
                 candidate.picked = True
+    if linking or any(c.used or c.whole for c in candidates):
+        for candidate in candidates:
+            if candidate.linkable and any(_fits(candidate, device) for device in devices):
+                candidate.picked = candidate.needed = True
     served = {c.region for c in candidates if (c.picked or c.linked) and c.type == "cubin"}
     for candidate in candidates:
         yield candidate, _reason(candidate, devices, candidate.region in served)
@@ -169,4 +180,5 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
         whole=whole,
         bare=element["header_size"] == 0,
         relocatable=element.get("section") == RELOCATABLE,
+        linkable=element["type"] in ("ptx", "ltoir") and element.get("section") not in FOR_THE_DRIVER,
     )

@@ -50,7 +50,7 @@ def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
                 os.link(f"/proc/self/fd/{number}", part, src_dir_fd=number)  # else Python links the link itself
         part.replace(path)
     except OSError as error:
-        raise GptError(error.strerror or str(error), str(error.filename or path)) from None
+        raise GptError(error.strerror or str(error), str(path)) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -149,8 +149,10 @@ def keep_backup(path: Path, image: Image) -> None:
 
 def _version(image: Image) -> tuple[object, ...]:
     """What stays when a library is slimmed, and changes when it is built anew."""
-    sections = image.elf.sections if image.elf else []
-    return image.type, image.build_id, [(s.name, s.type, s.addr) for s in sections]
+    first: dict[str, tuple[int, int]] = {}  # further sections of a name may be parts of the first
+    for section in image.elf.sections if image.elf else []:
+        first.setdefault(section.name, (section.type, section.addr))
+    return image.type, image.build_id, first
 
 
 def restore(path: Path) -> None:
@@ -198,27 +200,34 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
         elif (
             not same
             or before.size != after.size
-            or not _equal(original.source, before.offset, output.source, after.offset, sizes, changed)
+            or sizes[0] != sizes[1]
+            or not _equal(original.source, before.offset, output.source, after.offset, sizes[0], changed)
         ):
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
-        if len(original.elf.sections) != len(output.elf.sections):
+        if len(original.elf.sections) > len(output.elf.sections):
             raise GptError("check failed: sections are lost", name)
-        for old, new in zip(original.elf.sections, output.elf.sections, strict=True):
+        for old, new in zip(original.elf.sections, output.elf.sections, strict=False):
             if (old.name, old.type, old.addr) != (new.name, new.type, new.addr) or not _mapped(output.elf, new):
                 raise GptError(f"check failed: section '{old.name}' is not where it was", name)
             if not old.in_file or old.name in FATBIN_SECTIONS:
                 continue
-            if not _equal(original.source, old.offset, output.source, new.offset, (old.size, new.size), changed):
-                raise GptError(f"check failed: section '{old.name}' changed", name)
+            parts = [(new.offset, old.size)] if new.size == old.size else _parts(output.elf, old)
+            position = old.offset
+            for offset, size in parts:
+                if not _equal(original.source, position, output.source, offset, size, changed):
+                    raise GptError(f"check failed: section '{old.name}' changed", name)
+                position += size
+            if position != old.end:
+                raise GptError(f"check failed: a part of section '{old.name}' is lost", name)
 
 
 class _Ranges:
-    """Sorted half-open ranges that answer which of many offsets lie in one."""
+    """Half-open ranges, which may lie over each other, that answer which of many offsets lie in one."""
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
         array = np.array(sorted(ranges), np.int64).reshape(-1, 2)
-        self._starts, self._ends = array[:, 0], array[:, 1]
+        self._starts, self._ends = array[:, 0], np.maximum.accumulate(array[:, 1])
 
     def hold_all(self, offsets: np.ndarray) -> bool:
         """Whether every offset lies in one of the ranges."""
@@ -228,18 +237,33 @@ class _Ranges:
         return bool((index >= 0).all() and (offsets < self._ends[index]).all())
 
 
-def _equal(a: Source, start_a: int, b: Source, start_b: int, sizes: tuple[int, int], changed: _Ranges) -> bool:
-    """Whether two ranges are equal but for offsets (of `a`) that were to change."""
-    if sizes[0] != sizes[1]:
-        return False
-    for done in range(0, sizes[0], BLOCK):
-        size = min(BLOCK, sizes[0] - done)
-        block_a, block_b = a.pread(start_a + done, size), b.pread(start_b + done, size)
+def _equal(a: Source, start_a: int, b: Source, start_b: int | None, size: int, changed: _Ranges) -> bool:
+    """Whether two ranges are equal but for offsets (of `a`) that were to change. Without `start_b`, `b` is zeros."""
+    for done in range(0, size, BLOCK):
+        count = min(BLOCK, size - done)
+        block_a = a.pread(start_a + done, count)
+        block_b = bytes(count) if start_b is None else b.pread(start_b + done, count)
         if block_a != block_b:
             differ = np.flatnonzero(np.frombuffer(block_a, "u1") != np.frombuffer(block_b, "u1"))
             if not changed.hold_all(differ + start_a + done):
                 return False
     return True
+
+
+def _parts(tables: Elf, section: Section) -> Iterator[tuple[int | None, int]]:
+    """Offset and size of each part of a section of the original, up to the first byte that nothing maps.
+
+    Zeros that are in no file have no offset.
+    """
+    address, end = section.addr, section.addr + section.size
+    for segment in sorted((s for s in tables.segments if s.type == elf.PT_LOAD), key=lambda s: s.vaddr):
+        file_end = segment.vaddr + segment.filesz
+        if segment.vaddr <= address < min(end, file_end):
+            yield segment.offset + address - segment.vaddr, min(end, file_end) - address
+            address = min(end, file_end)
+        if max(segment.vaddr, file_end) <= address < min(end, segment.vaddr + segment.memsz):
+            yield None, min(end, segment.vaddr + segment.memsz) - address
+            address = min(end, segment.vaddr + segment.memsz)
 
 
 def _mapped(tables: Elf, section: Section) -> bool:

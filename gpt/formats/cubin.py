@@ -83,6 +83,12 @@ def _part(data: Data, offset: int, size: int) -> memoryview:
     return memoryview(data)[offset : offset + size]
 
 
+def arch_of(head: bytes) -> str:
+    """The capability of a cubin from its first 64 bytes; e_flags has it in one of two places (its two generations)."""
+    flags = int.from_bytes(head[48:52], "little")
+    return f"sm_{flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF}"
+
+
 def size_of_image(head: bytes) -> int:
     """Bytes of a cubin from its first 64: to the end of whichever header table comes last."""
     phoff, shoff = struct.unpack_from("<QQ", head, 32)

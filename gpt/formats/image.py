@@ -9,8 +9,9 @@
 | comments and `.version` | PTX text | all of it |
 
 Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in
-`.cask_resource`, onnxruntime bare cubins in `.rodata`): `scan` looks for their magic numbers at every
-8-byte boundary outside those sections, and believes what parses to its end.
+`.cask_resource` and, packed by itself, in `.ldata`, onnxruntime bare cubins in `.rodata`): `scan` looks for their
+magic numbers at every 8-byte boundary outside those sections, and believes what parses to its end (of a frame,
+what its header and its blocks' say: frames.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpt.errors import MalformedError
-from gpt.formats import archive, elf, fatbin, ptxtext
+from gpt.formats import archive, cubin, elf, fatbin, frames, ptxtext
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
@@ -149,15 +150,13 @@ def _move(element: fatbin.Element, by: int) -> fatbin.Element:
 
 
 def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
-    """A cubin that is in no region; its capability is in e_flags, in one of two places (its two generations)."""
+    """A cubin that is in no region."""
     head = source.pread(offset, min(64, source.size - offset))
     if len(head) < 64:
         raise MalformedError("cubin shorter than its header", source.at(offset))
     if size > fatbin.MAX_UNPACKED:
         raise MalformedError(f"cubin of {size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.at(offset))
-    flags = int.from_bytes(head[48:52], "little")
-    arch = flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF
-    return fatbin.Element(offset, offset, "cubin", f"sm_{arch}", 0, size, size, size, "none", 0)
+    return fatbin.Element(offset, offset, "cubin", cubin.arch_of(head), 0, size, size, size, "none", 0)
 
 
 def _bare_ptx(source: Source) -> fatbin.Element:
@@ -204,8 +203,6 @@ def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
 
 def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | None, int]]:
     """The elements of what begins at `offset`, each with what it cost; None with what the next will cost."""
-    from gpt.formats import cubin
-
     head = source.pread(offset, min(64, source.size - offset))
     if head.startswith(fatbin.MAGIC_BYTES):
         region = next(fatbin.iter_regions(source, offset, source.size), None)
@@ -217,6 +214,9 @@ def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | 
             yield None, size
             cubin.parse_cubin(source.pread(offset, size))
             yield _bare(source, offset, size), 0
+    elif head.startswith(frames.MAGIC) and (frame := frames.find_frame(source, offset)):
+        yield None, frame.cost
+        yield frames.parse_cubin(source, offset, frame), 0
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
@@ -234,7 +234,7 @@ def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
 
 
 def _find_all(block: bytes) -> Iterator[int]:
-    for magic in (fatbin.MAGIC_BYTES, elf.MAGIC):
+    for magic in (fatbin.MAGIC_BYTES, elf.MAGIC, frames.MAGIC):
         at = block.find(magic)
         while at >= 0:
             yield at

@@ -8,7 +8,7 @@ The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
 line in the file. The weaver goes from there:
 
-    positions.find_sites(module, function, statements, probe.positions) -> [Site]
+    positions.find_sites(Body(module, function, statements), probe.positions) -> [Site]
                                                which statements of gpt.ptx.scan.Module.statements(function) are meant,
                                                by their numbers; a statement has its byte span in the module's text
     parse.parse_statements(module.source(statement)) -> [Instruction]

@@ -15,10 +15,12 @@ from gpt.probe.insert import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, In
 from gpt.probe.params import room
 from gpt.probe.state import State
 from gpt.probe.survey import Function
-from gpt.ptx import tree
-from gpt.ptx.parse import parse_head
-from gpt.ptx.quick import parse_instruction
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, Statement
+
+_CALL = re.compile(  # the name that stands where a function does
+    r"(?:@\s*!?\s*[\w$%]+\s*)?call(?:\s*\.\w+(?:::\w+)*)*\s*(?:\([^()]*\)\s*,\s*)?([A-Za-z_$][\w$]*)", re.ASCII
+)
 
 
 class LeftAlone(GptError):
@@ -30,52 +32,46 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
         return
-    calls = {f.item.name: called(module, f.statements) for f in functions}
+    calls = {f.item.name: list(_calls(module, f).values()) for f in functions}
     while waiting:
         function = waiting.pop()
         if not function.stateful:
             function.stateful = True
             waiting += [f for f in functions if function.item.name in calls[f.item.name]]
     for function in functions:
-        if function.stateful and function is not entry and (reason := _find_obstacle(module, function, entry)):
-            raise LeftAlone(f"probes in function '{function.item.name}', {reason}", entry.item.name)
+        if function.stateful and function is not entry:
+            name = function.item.name
+            if reason := _find_obstacle(module, function, sum(names.count(name) for names in calls.values())):
+                raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 
 
-def _find_obstacle(module: Module, function: Function, entry: Function) -> str | None:
-    """Why no parameter can be added: the function could be called in another way than by its name."""
+def _find_obstacle(module: Module, function: Function, called: int) -> str | None:
+    """Why a function that is called so many times by its name can get no parameter: it is named elsewhere."""
     name = function.item.name
-    word = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])")
-    named = sum(1 for _ in word.finditer(module.skeleton))
     own = sum(1 for item in module.items if item.kind == "func" and item.name == name)
-    direct = sum(1 for _ in _iter_callers(module, name))
-    if named != own + direct:
+    if sum(1 for _ in _iter_named(module.skeleton, name, 0, len(module.skeleton))) != own + called:
         return "whose address is taken"
-    if any(name in called(module, module.statements(e)) for e in module.entries if e is not entry.item):
-        return "which another kernel calls"
-    if any(s.word == ".reg" for p in parse_head(module, function.item).params or () for s in p.specifiers):
+    if any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
         return "whose parameters are registers"
     return None
 
 
-def called(module: Module, statements: Sequence[Statement]) -> set[str]:
-    """The functions that these statements call by name."""
-    found = set()
-    for statement in statements:
-        if statement.kind == "instruction" and statement.head.partition(".")[0] == "call":
-            node = parse_instruction(module.source(statement), module.name)
-            name = next((o.name for o in node.operands if isinstance(o, tree.Name)), "")
-            if not name.startswith("%"):
-                found.add(name)
+def _iter_named(text: str, name: str, start: int, end: int) -> Iterator[int]:
+    """The offsets of a name between two others."""
+    for found in re.compile(rf"{re.escape(name)}(?![\w$])").finditer(text, start, end):
+        before = text[found.start() - 1] if found.start() else " "
+        if not (before.isalnum() or before in "_$%."):
+            yield found.start()
+
+
+def _calls(module: Module, function: Function) -> dict[int, str]:
+    """The numbers of the statements that call a function by its name, and the names."""
+    found = {}
+    for number in function.body.numbers("call"):
+        statement = function.statements[number]
+        if match := _CALL.match(module.skeleton, statement.start, statement.end):
+            found[number] = match[1]
     return found
-
-
-def _iter_callers(module: Module, name: str) -> Iterator[Statement]:
-    """The statements of a module that call a function by its name."""
-    for function in module.functions:
-        if module.skeleton.find(name, function.body, function.end) >= 0:
-            for statement in module.statements(function):
-                if name in called(module, [statement]):
-                    yield statement
 
 
 def pass_state(module: Module, functions: Sequence[Function], entry: Function, state: State, to: Insertions) -> None:
@@ -93,18 +89,15 @@ def pass_state(module: Module, functions: Sequence[Function], entry: Function, s
 def _pass_on(
     module: Module, function: Function, is_entry: bool, stateful: set[str], state: State, to: Insertions
 ) -> None:
-    used, code, body = function.shared, function.code, function.item.body + 1
-    for number, statement in enumerate(function.statements):
-        if statement.kind != "instruction":
-            continue
-        opcode = statement.head.partition(".")[0]
-        if opcode == "call" and (callee := called(module, [statement]) & stateful):
-            at, before, behind = _find_argument(module, statement, next(iter(callee)))
+    used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
+    for number, name in _calls(module, function).items():
+        if name in stateful:
+            at, before, behind = _find_argument(module, statements[number], name)
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
-            to.add(in_front(function.statements, number), STATE_OUT, state.store(used, code))
-            to.add(statement.end, CALL_OUT, state.load(used, code))
-        elif opcode == "ret" and not is_entry:
-            to.add(in_front(function.statements, number), CALL_IN, state.store(used, code))
+            to.add(in_front(statements, number), STATE_OUT, state.store(used, code))
+            to.add(statements[number].end, CALL_OUT, state.load(used, code))
+    for number in function.body.numbers("ret") if not is_entry else ():
+        to.add(in_front(statements, number), CALL_IN, state.store(used, code))
     if is_entry:
         to.add(body, STATE_IN, state.begin(code))
         return
@@ -115,11 +108,10 @@ def _pass_on(
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
     """Where one more argument of a call goes: the offset, and what stands before and behind it."""
     text = module.skeleton
-    found = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])").search(text, statement.start, statement.end)
-    assert found
-    at = text.find("(", found.end(), statement.end)
+    behind = next(_iter_named(text, name, statement.start, statement.end)) + len(name)
+    at = text.find("(", behind, statement.end)
     if at < 0:
-        return found.end(), ", (", ")"
+        return behind, ", (", ")"
     end = text.index(")", at)
     return end, ", " if text[at + 1 : end].strip() else "", ""
 
@@ -127,8 +119,7 @@ def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int
 def in_front(statements: Sequence[Statement], number: int) -> int:
     """The offset in front of a statement, and of pragmas that speak of it."""
     at = statements[number].start
-    for statement in reversed(statements[:number]):
-        if statement.kind != "directive" or statement.head not in (".pragma", ".loc"):
-            break
-        at = statement.start if statement.head == ".pragma" else at
+    while number and statements[number - 1].head in (".pragma", ".loc"):
+        number -= 1
+        at = statements[number].start if statements[number].head == ".pragma" else at
     return at

@@ -10,6 +10,7 @@ from gpt.probe.values import PRED, TYPES, Value, Values, number
 from gpt.ptx import tree
 
 MAX_TURNS = 64  # of a loop that is unrolled
+MAX_ALL_TURNS = 4096  # of all loops of a probe
 
 
 class Compiler(Values):
@@ -92,15 +93,19 @@ class Compiler(Values):
             self._block(otherwise, tree.Guard(unless.operand.name))
 
     def _loop(self, name: str, arguments: list[ast.expr], body: list[ast.stmt], guard: tree.Guard | None) -> None:
+        node = self.node
         bounds = [number(argument, self.constants) for argument in arguments]
         if not 1 <= len(bounds) <= 3 or not all(isinstance(bound, int) for bound in bounds) or bounds[2:] == [0]:
-            raise self.fault(self.node, "a loop needs a constant range")
+            raise self.fault(node, "a loop needs a constant range")
         turns = range(*bounds)  # type: ignore[arg-type]
-        if len(turns) > MAX_TURNS:
-            raise self.fault(self.node, f"loops {len(turns)} times; the limit is {MAX_TURNS}")
+        if len(turns[: MAX_TURNS + 1]) > MAX_TURNS:
+            raise self.fault(node, f"loops more than {MAX_TURNS} times")
         if name in self.constants or name in self.shared or name in self.own:
-            raise self.fault(self.node, f"'{name}' counts a loop and is something else, too")
+            raise self.fault(node, f"'{name}' counts a loop and is something else, too")
         for turn in turns:
+            self.turns += 1
+            if self.turns > MAX_ALL_TURNS:
+                raise self.fault(node, f"loops more than {MAX_ALL_TURNS} times, all in all")
             self.constants[name] = turn
             self._block(body, guard)
         self.constants.pop(name, None)
@@ -111,11 +116,9 @@ class Compiler(Values):
             raise self.fault(self.node, f"saves to '{name}', which is no map of this file")
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
-        node = self.node
         operands = tuple(
             self._operand(self._convert(self._value(value), TYPES[field.type]))
             for value, field in zip(values, map_.fields, strict=True)
         )
         types = tuple(field.type for field in map_.fields)
-        self.lines.append(Line(Save(name, operands, types, guard=guard), getattr(node, "lineno", 1)))
-        self.last = ""
+        self._append(Save(name, operands, types, guard=guard))

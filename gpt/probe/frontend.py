@@ -30,6 +30,7 @@ what an operand such as `nl.out` holds. A name that is assigned and not declared
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,10 @@ _PROBE = {"pos", "position", "level", "before", "no_pred", "sample"}
 def compile_python(source: str, path: str) -> ProbeFile:
     """A probe file in Python. Raises MalformedError, GptError with file and line."""
     try:
-        return _File(source, path).read(ast.parse(source))
+        with warnings.catch_warnings():  # of what Python thinks doubtful, as an escape that it does not know
+            warnings.simplefilter("ignore")
+            module = ast.parse(source)
+        return _File(source, path).read(module)
     except SyntaxError as error:
         raise MalformedError(f"Python: {error.msg}", f"{path}:{error.lineno or 1}") from None
     except (ValueError, RecursionError, MemoryError) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gpt.errors import GptError
 from gpt.probe.model import SIZES, Probe, Register, Save
-from gpt.probe.types import types_of
+from gpt.probe.types import fits, types_of
 from gpt.ptx import tree
 
 _SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler names registers so
@@ -23,8 +24,8 @@ def infer_types(probes: list[Probe], declared: list[Register], path: str) -> lis
                     uses = list(zip(line.node.operands, types_of(line.node), strict=True))
                     if line.node.guard:
                         uses.append((tree.Name(line.node.guard.register), "pred"))
-                elif isinstance(line.node, Save) and line.node.types:
-                    uses = list(zip(line.node.values, line.node.types, strict=True))
+                elif isinstance(line.node, Save):
+                    uses = list(zip(line.node.values, line.node.types, strict=False))
                 else:
                     continue
                 for operand, type_ in uses:
@@ -35,4 +36,6 @@ def infer_types(probes: list[Probe], declared: list[Register], path: str) -> lis
                         if SIZES[first.type] != SIZES[type_]:
                             fact = f"'{operand.name}' is .{type_} here and .{first.type} in line {first.line}"
                             raise GptError(f"probe '{probe.name}': {fact}", f"{path}:{line.line}")
+                        if not fits("mov", first.type, type_):  # a float in one place: plain bits hold either
+                            found[operand.name] = replace(first, type=f"b{SIZES[type_] * 8}")
     return declared + list(found.values())

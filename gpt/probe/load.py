@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def load_probes(path: Path) -> ProbeFile:
     if len(data) > MAX_SOURCE:
         raise MalformedError(f"larger than {MAX_SOURCE >> 20} MiB", str(path))
     try:
-        source = data.decode()
+        source = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise MalformedError("not UTF-8", f"{path}:{line}") from None
@@ -72,7 +74,7 @@ def parse_toml(source: str, path: str) -> ProbeFile:
     source = source.replace("\r\n", "\n")
     try:
         tables = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         text, _, place = str(error).partition(" (at line ")
         line = place.partition(",")[0]
         where = f"{path}:{line}" if line.isdecimal() else path
@@ -147,44 +149,39 @@ class _Reader:
     def datamodel(self, name: str, text: Any, dynamic: bool | None) -> tuple[str, int, int | None]:
         """Level, bytes and capacity of `warp:16`, `thread:8:128`, `thread:16:count`."""
         where = self.where(name, "datamodel")
-        parts = text.split(":") if isinstance(text, str) else []
-        if len(parts) not in (2, 3) or not parts[1].strip().isdecimal():
+        parts = text.split(":") if isinstance(text, str) else [""]
+        level, *rest = (part.strip() for part in parts)
+        size = parse_number(rest[0]) if len(parts) in (2, 3) else None
+        if size is None:
             raise MalformedError(f"probe '{name}': datamodel '{text}' is no LEVEL:BYTES[:CAPACITY]", where)
-        level, size, *rest = (part.strip() for part in parts)
-        if not rest:
-            return level, int(size), 1
-        capacity = parse_capacity(rest[0], f"probe '{name}': datamodel '{text}'", where)
+        if not rest[1:]:
+            return level, size, 1
+        capacity = parse_capacity(rest[1], f"probe '{name}': datamodel '{text}'", where)
         if capacity is None and dynamic is False:
             raise GptError(f"probe '{name}': datamodel '{text}' in a file with dynamic = false", where)
-        return level, int(size), capacity
+        return level, size, capacity
 
     def own_map(self, probe: Probe, table: dict[str, Any], size: int, capacity: int | None) -> tuple[Probe, Map]:
         """The map of a probe of the first generation: fields in the order of its SAVEs, which get their numbers."""
-        snippets = dict(probe.snippets)
         fields: list[tuple[str, str]] = []
-        total = sum(len(save.values) for snippet in snippets.values() for save in snippet.saves)
-        for when, snippet in snippets.items():
-            lines = []
-            for line in snippet.lines:
-                node = line.node
-                if isinstance(node, Save):
-                    if not node.types:
-                        raise GptError(
-                            f"probe '{probe.name}': 'SAVE [{node.map}]' beside a datamodel", f"{self.path}:{line.line}"
-                        )
-                    first = len(fields)
-                    for value, type_ in zip(node.values, node.types, strict=True):
-                        fields.append((_field_name(value, [name for name, _ in fields]), type_))
-                    node = Save(node.map, node.values, node.types, first, len(fields) == total, node.guard)
-                lines.append(model.Line(node, line.line))
-            snippets[when] = Snippet(tuple(lines))
+        total = sum(len(save.values) for _, snippet in probe.snippets for save in snippet.saves)
+
+        def place(save: Save, line: int) -> Save:
+            if not save.types:
+                raise GptError(f"probe '{probe.name}': 'SAVE [{save.map}]' beside a datamodel", f"{self.path}:{line}")
+            first = len(fields)
+            for value, type_ in zip(save.values, save.types, strict=True):
+                fields.append((_field_name(value, [name for name, _ in fields]), type_))
+            return replace(save, first=first, last=len(fields) == total)
+
+        probe = _with_saves(probe, place)
         where = self.where(probe.name, "datamodel")
         if not fields:
             raise GptError(f"probe '{probe.name}': a datamodel and no SAVE", where)
         options = {key: table[key] for key in ("leader", "budget") if key in table}
         what = f"probe '{probe.name}'"
         map_ = make_map(probe.name, what, where, fields, level=probe.level, size=size, capacity=capacity, **options)
-        return replace(probe, before=snippets.get("before"), after=snippets.get("after")), map_
+        return probe, map_
 
     # Second generation: [map.NAME] and [probe.NAME]
 
@@ -199,16 +196,17 @@ class _Reader:
         for name, table in self.tables.get("probe", {}).items():
             self.check(name, table, PROBE, "probe", name)
             probe = self.probe(name, table, ("probe", name), table.get("level", "thread"))
-            for _, snippet in probe.snippets:
-                for line in snippet.lines:
-                    if isinstance(line.node, Save) and line.node.types:
-                        raise GptError(
-                            f"probe '{name}': SAVE names no map, as in 'SAVE [{next(iter(maps), 'MAP')}] {{...}};'",
-                            f"{self.path}:{line.line}",
-                        )
             self.counted(name, table.get("register"))
-            probes.append(probe)
+            probes.append(_with_saves(probe, partial(self.typed, name, maps)))
         return list(maps.values()), probes
+
+    def typed(self, probe: str, maps: dict[str, Map], save: Save, line: int) -> Save:
+        """A SAVE with the types of its map's fields."""
+        if save.types:
+            example = f"SAVE [{next(iter(maps), 'MAP')}] {{...}};"
+            raise GptError(f"probe '{probe}': SAVE names no map, as in '{example}'", f"{self.path}:{line}")
+        fields = maps[save.map].fields if save.map in maps else ()
+        return replace(save, types=tuple(field.type for field in fields[: len(save.values)]))
 
     def map(self, name: str, table: dict[str, Any]) -> Map:
         what, where = f"map '{name}'", self.where("map", name)
@@ -241,7 +239,7 @@ class _Reader:
                 name, type_ = (key, value[0]) if isinstance(given, dict) else (value[0], value[-1])
             else:
                 name, type_ = (key if isinstance(given, dict) else f"field{key}"), value
-            if not isinstance(type_, str) or not SIZES.get(type_):
+            if not isinstance(name, str | int) or not isinstance(type_, str) or not SIZES.get(type_):
                 raise MalformedError(f"{what}: field '{name}' has no type of a field, as 'u64'", where)
             found.append((str(name), type_))
         if not found:
@@ -258,7 +256,7 @@ class _Reader:
         if not isinstance(given, dict):
             raise MalformedError(f"probe '{name}': 'register' is no table", where)
         for key, value in given.items():
-            if key.startswith("%") and value in SIZES:
+            if key.startswith("%") and isinstance(value, str) and value in SIZES:
                 self.declare(Register(key, value, None, self.line("probe", name, "register")), name)
 
     # Both
@@ -314,6 +312,20 @@ class _Reader:
 
 def _holds_tables(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(inner, dict) for inner in value.values())
+
+
+def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
+    """The probe with its SAVEs changed, each by itself and the line where it is."""
+
+    def changed(snippet: Snippet | None) -> Snippet | None:
+        return snippet and Snippet(
+            tuple(
+                replace(line, node=change(line.node, line.line)) if isinstance(line.node, Save) else line
+                for line in snippet.lines
+            )
+        )
+
+    return replace(probe, before=changed(probe.before), after=changed(probe.after))
 
 
 def _field_name(value: Any, taken: list[str]) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from gpt.probe.code import Code, Condition
 from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Line, Probe, ProbeFile, Save, Snippet, names_of
-from gpt.probe.operands import Bound, Descriptor
+from gpt.probe.operands import Bound, Descriptor, Partial
 from gpt.probe.saves import Placed, save
 from gpt.probe.types import SPECIAL, type_of_name, types_of
 from gpt.ptx import tree
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
-_WORD = re.compile(r"\W")
+_WORD = re.compile(r"\W", re.ASCII)
 Types = Callable[[str], str | None]  # of the program's registers
 
 
@@ -52,21 +52,20 @@ class Names:
 
     def __init__(self, file: ProbeFile, prefix: str) -> None:
         self.types = {register.name: register.type for register in file.registers}
+        for map_ in file.maps:  # what SAVEs of parts of a record keep for the last one
+            for number, field in enumerate(map_.fields):
+                self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
         self.names: dict[str, str] = {}
+        taken: set[str] = set()
         for name in self.types:
-            plain = prefix + _WORD.sub("_", name.lstrip("%"))
-            while plain in self.names.values():
+            plain = f"%{prefix}{_WORD.sub('_', name.removeprefix('%'))}"
+            while plain in taken:
                 plain += "_"
+            taken.add(plain)
             self.names[name] = plain
-        self.names = {name: f"%{plain}" for name, plain in self.names.items()}
         self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
         self.own = _own_registers(file)
         self.zeros: set[str] = set()  # registers that hold 0 wherever they are read
-        for map_ in file.maps:  # what SAVEs of parts of a record keep for the last one
-            for number, field in enumerate(map_.fields):
-                part = part_name(map_.name, number)
-                self.types[part] = f"b{max(16, field.size * 8)}"
-                self.names[part] = f"%{prefix}part_{_WORD.sub('_', map_.name)}_{number}"
 
 
 def part_name(map_: str, number: int) -> str:
@@ -123,6 +122,7 @@ class Lowering:
         self.values: dict[str, str] = {}  # helpers that are at hand
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
         self.parts: dict[str, str] = {}
+        self.labels: dict[str, int] = {}
         self.site = Site()
 
     def run(
@@ -176,7 +176,8 @@ class Lowering:
             case "ADDR":
                 return [bound.address] if bound.address else []
             case "BYTES":
-                return [] if bound.bytes is None or isinstance(bound.bytes, int) else [bound.bytes]
+                found = bound.bytes.read if isinstance(bound.bytes, Partial) else bound.bytes
+                return [] if found is None or isinstance(found, int) else [found]
             case "FLOPS":
                 return [bound.flops.register] if isinstance(bound.flops, Descriptor) else []
         operand = bound.operand(helper)
@@ -202,10 +203,22 @@ class Lowering:
             case "ADDR" if bound and bound.address:
                 return self._address(bound.address)
             case "BYTES" if bound and bound.bytes is not None:
-                return str(bound.bytes) if isinstance(bound.bytes, int) else self._sized(bound.bytes, "u32")
+                return self._bytes(bound.bytes)
             case "FLOPS" if bound and bound.flops is not None:
                 return str(bound.flops) if isinstance(bound.flops, int) else self._described(bound.flops)
         raise Misfit(f"has no {name}")
+
+    def _bytes(self, count: int | tree.Operand | Partial) -> str:
+        """A constant, or a register of 32 bits."""
+        if isinstance(count, int):
+            return str(count)
+        if not isinstance(count, Partial):
+            return self._sized(count, "u32")
+        names = list(names_of(count.read))
+        if not names or self.types(names[0]) != "pred":
+            return self._sized(count.read, "u32")
+        ignored = str(count.read).replace(names[0], self.copies.get(names[0], names[0]))
+        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), ignored)
 
     def _described(self, flops: Descriptor) -> str:
         """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
@@ -216,7 +229,7 @@ class Lowering:
 
     def _address(self, address: tree.Address) -> str:
         """The address in brackets, 64 bits; of a tensor map's access, the map's."""
-        code, operand = self.code, address.items[0]
+        code, operand = self.code, next(iter(address.items), None)
         first, rest = operand, ""
         if isinstance(operand, tree.Expression):
             first = operand.operands[0]
@@ -254,10 +267,11 @@ class Lowering:
                 wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
                 return self.code.make("b64", "cvt.u64.u32", value) if wide else value
             case tree.Name(name, ()) if name in HELPERS:
-                bound = self.site.bound.operand(name) if self.site.bound else None
-                if bound is None:
+                bound = self.site.bound
+                source = bound.operand(name) if bound else None
+                if bound is None or source is None:
                     raise Misfit(f"has no {name}")
-                return self._sized(bound, wanted, fresh=name == "OUT")
+                return self._sized(source, wanted, fresh=name == "OUT", cut=bound.width(name) is not None)
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
@@ -268,7 +282,8 @@ class Lowering:
             case tree.Expression(operands, operators) if set(operators) == {"|"}:
                 return "|".join(self._operand(part, wanted, plain) for part in operands)
             case tree.Vector(items):
-                return "{" + ", ".join(self._operand(item, None, plain) for item in items) + "}"
+                part = f"b{SIZES[wanted] * 8 // len(items)}" if wanted else None
+                return "{" + ", ".join(self._operand(item, part, plain) for item in items) + "}"
         return str(operand)
 
     def _register(self, name: str) -> str:
@@ -280,8 +295,11 @@ class Lowering:
             self.shared.add(name)
         return found
 
-    def _sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False) -> str:
-        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size."""
+    def _sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, cut: bool = True) -> str:
+        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
+
+        With `cut` a longer one is cut off: the opcode uses no more of it, as `ld.u8` of 32 bits.
+        """
         code = self.code
         match operand:
             case tree.Name("_"):
@@ -304,21 +322,36 @@ class Lowering:
                 type_, value = "b64", self._address(operand)
             case tree.Name() | tree.Expression():
                 type_, value = "b64", code.make("b64", "mov.u64", operand)
-            case tree.Vector(items):
-                return "{" + ", ".join(self._sized(item, None, fresh) for item in items) + "}"
+            case tree.Vector(items) if wanted:
+                return self._packed(items, SIZES[wanted] * 8, fresh)
             case _:
                 return str(operand)
-        if wanted is None or SIZES[wanted] == SIZES[type_]:
+        bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
+        if wanted is None or to == bits:
             return value
-        to = max(16, SIZES[wanted] * 8)
-        if to == SIZES[type_] * 8:
-            return value
-        return code.make(f"b{to}", f"cvt.u{to}.u{SIZES[type_] * 8}", value)
+        if to < bits and not cut:
+            raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
+        kind = "s" if wanted[0] == "s" else "u"
+        return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
+
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
+        """A vector as one register of so many bits."""
+        each = bits // len(items)
+        if each * len(items) != bits or each not in (16, 32):
+            raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+        parts = []
+        for item in items:
+            if isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each:
+                raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
+            part = self._sized(item, f"b{each}", fresh)
+            parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
+        return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
 
     # Statements
 
     def _label(self, name: str) -> str:
-        return f"{self.label}_{_WORD.sub('_', name)}"
+        number = self.labels.setdefault(name, len(self.labels))
+        return f"{self.label}_{number}_{_WORD.sub('_', name)}"
 
     def _guard(self, guard: tree.Guard | None) -> Condition | None:
         if guard is None:

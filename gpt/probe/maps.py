@@ -9,6 +9,7 @@ from gpt.probe.model import LEADERS, LEVELS, SIZES, Map, layout
 
 MAX_SIZE = 4096  # bytes of a record
 MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
+MAX_BUDGET = 1 << 40  # bytes of a log
 
 
 def parse_number(value: Any) -> int | None:
@@ -66,6 +67,8 @@ def make_map(
         raise GptError(f"{what}: leader '{leader}' is none of {', '.join(LEADERS)}", where)
     if budget is not None and not parse_number(budget):
         raise GptError(f"{what}: budget '{budget}' is no number of bytes", where)
+    if (parse_number(budget) or 0) > MAX_BUDGET:
+        raise GptError(f"{what}: a budget of {budget} bytes; the limit is {MAX_BUDGET}", where)
     if budget is not None and capacity is not None:
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
     if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpt.ptx import tree
 
+MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
@@ -93,7 +94,7 @@ class Save:
 
     map: str
     values: tuple[tree.Operand, ...]
-    types: tuple[str, ...]  # as SAVE.u32 says; empty where the map does
+    types: tuple[str, ...]  # as SAVE.u32 says, or the fields of the map; empty until that is known
     first: int = 0
     last: bool = True
     guard: tree.Guard | None = None

@@ -6,7 +6,8 @@ is the value, IN2 of `cp.async` the size. An instruction with neither, as a barr
 
 BYTES and FLOPS are one lane's share, so that their sum over lanes is the whole: `ldmatrix.x4` moves 16 bytes a lane,
 `mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one
-lane's. A multiply-add is two operations; an operation on a packed pair is two.
+lane's. A multiply-add is two operations; an operation on a packed pair is two. A copy by tensor map does not say how
+much it moves; the `mbarrier` that waits for it does, and has those BYTES.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 from gpt.probe.model import SIZES
-from gpt.probe.types import types_of
+from gpt.probe.types import integer, types_of
 from gpt.ptx import tree
 
 # Opcodes whose first operand is no result: a barrier's number, a target, what is sent.
@@ -26,10 +27,12 @@ _NO_RESULT = {
 }
 _RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
 _SPACES = ("global", "shared", "local", "const", "param")
-_TYPE = re.compile(r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4)")
+_TYPE = re.compile(
+    r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4|[us]4|b1)"
+)
 _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
 _MATRIX = re.compile(r"\.m(\d+)n(\d+)")
-_BITS = {"f16x2": 32, "bf16x2": 32, "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8}
+_BITS = {"f16x2": 32, "bf16x2": 32, "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "u4": 4, "s4": 4, "b1": 1}
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 _TYPED = {  # whose operands have the types that types_of gives them
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
@@ -64,13 +67,23 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """BYTES of a `cp.async` that fills up with zeros: `read` says how many it reads, or as a predicate that it reads
+    none of its `size`.
+    """
+
+    size: int | tree.Operand
+    read: tree.Operand
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """An instruction's operands as helpers. None where the instruction has no such thing.
 
     `widths` are the bits of `ins`, where the opcode tells; those of `out` are `bits` for each of its elements.
     `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
-    have an offset, and `space` its state space: generic, or as written. `bytes` is a number, or the operand that holds
-    it; `flops` a number, or the descriptor that tells.
+    have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that holds
+    it, or what a copy may read of more; `flops` a number, or the descriptor that tells.
     """
 
     out: tree.Operand | None
@@ -80,7 +93,7 @@ class Bound:
     bits: int | None
     address: tree.Address | None
     space: str | None
-    bytes: int | tree.Operand | None
+    bytes: int | tree.Operand | Partial | None
     flops: int | Descriptor | None
 
     def operand(self, helper: str) -> tree.Operand | None:
@@ -89,6 +102,13 @@ class Bound:
             return self.out
         number = int(helper[2:]) - 1
         return self.ins[number] if number < len(self.ins) else None
+
+    def width(self, helper: str) -> int | None:
+        """The bits of OUT or IN1 to IN4, of a vector all that it holds; None where the opcode does not say."""
+        if helper != "OUT":
+            number = int(helper[2:]) - 1
+            return self.widths[number] if number < len(self.widths) else None
+        return self.bits and self.bits * (len(self.out.items) if isinstance(self.out, tree.Vector) else 1)
 
     def has(self, helper: str) -> bool:
         """Whether a helper means something here."""
@@ -171,12 +191,19 @@ def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | 
     return found[0], spaces[0] if spaces else "generic"
 
 
-def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | tree.Operand | None:
+def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | tree.Operand | Partial | None:
     words, operands = instruction.modifiers, instruction.operands
     match instruction.opcode:
-        case "ld" | "ldu" | "st" | "atom" | "red" | "multimem" if bits and ".async" not in words[:1]:
-            return bits // 8 * _count(words)
-        case "red" | "st" if bits and ".bulk" not in words:
+        case "cp" | "multimem" if ".tensor" in words:
+            return None  # the tensor map knows
+        case "cp" | "multimem" | "st" if ".bulk" in words or ".reduce" in words:
+            return next((_number(o) for o in operands if not isinstance(o, tree.Address)), None)
+        case "cp" if words[:1] == (".async",) and len(operands) > 2:
+            rest = operands[3:-1] if ".L2::cache_hint" in words else operands[3:]
+            return Partial(_number(operands[2]), rest[0]) if rest else _number(operands[2])
+        case "mbarrier" if ".expect_tx" in words or ".complete_tx" in words:
+            return _number(operands[-1]) if operands else None
+        case "ld" | "ldu" | "st" | "atom" | "red" | "multimem" if bits:
             return bits // 8 * _count(words)
         case "ldmatrix" | "stmatrix":
             shape = _MATRIX.search(name)
@@ -188,21 +215,12 @@ def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | 
             m, n, k = map(int, shape.groups())
             elements = m * k if ".a" in words else k * n if ".b" in words else m * n
             return elements * bits // 8 // 32
-        case "cp" if words[:1] == (".async",):
-            if ".tensor" in words:
-                return None  # the tensor map knows
-            place = 1 if ".prefetch" in words else 2
-            sized = len(operands) > place and not isinstance(operands[place], tree.Address | tree.Vector)
-            return _number(operands[place]) if sized else None
-        case "cp" if ".bulk" in words or ".reduce" in words:
-            return _number(operands[2]) if len(operands) > 2 and ".tensor" not in words else None
     return None
 
 
 def _number(operand: tree.Operand) -> int | tree.Operand:
-    if isinstance(operand, tree.Number) and re.fullmatch(r"0[xX][\da-fA-F]+U?|\d+U?", operand.text):
-        return int(operand.text.rstrip("U"), 0) if operand.text[:1] != "0" or operand.text[1:2] in "xX" else 0
-    return operand
+    value = integer(operand.text) if isinstance(operand, tree.Number) else None
+    return operand if value is None else value
 
 
 def _count(words: tuple[str, ...]) -> int:

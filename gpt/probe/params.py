@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpt.ptx import tree
-from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
@@ -20,11 +21,11 @@ class Param(NamedTuple):
     size: int
 
 
-def layout(function: tree.Function) -> list[Param]:
+def layout(params: Iterable[tree.Parameter]) -> list[Param]:
     """Where a function's parameters are, each aligned as its type or `.align` says."""
     found: list[Param] = []
     end = 0
-    for parameter in function.params or ():
+    for parameter in params:
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         type_ = next((w for w in words if w in _SIZES or re.fullmatch(r"[busf](8|16|32|64)", w)), "b64")
         size = align = _SIZES.get(type_) or int(type_[1:]) // 8
@@ -53,15 +54,15 @@ def limit(version: tuple[int, int]) -> int:
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:
     """Where more parameters of a function go: the offset, and what stands before and behind them."""
-    head = parse_head(module, function)
+    params = parse_params(module, function)
     end = function.body or function.end
     found = re.compile(rf"(?<![\w$%.]){re.escape(function.name)}(?![\w$])").search(module.skeleton, function.start, end)
     assert found
-    if head.params is None:
+    if params is None:
         return found.end(), "(", ")"
     at = module.skeleton.index("(", found.end()) + 1
     depth = 1
     while depth:
         depth += {"(": 1, ")": -1}.get(module.skeleton[at], 0)
         at += 1
-    return at - 1, ", " if head.params else "", ""
+    return at - 1, ", " if params else "", ""

@@ -21,11 +21,12 @@ from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
+_LOC = re.compile(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
+_LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
 _OTHERS = {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"}  # no plain cp.async
-_ENDS = {"ret", "exit"}
 _LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
 
 
@@ -55,7 +56,7 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
         if not word or len(arguments) < count or not all(arguments):
             raise MalformedError(f"position '{text}' lacks a part", where)
         if count:
-            if word == "line" and not arguments[1].isdecimal():
+            if word == "line" and not _LINE.fullmatch(arguments[1]):
                 raise MalformedError(f"position '{text}': '{arguments[1]}' is no line", where)
             found.append(Position(word, tuple(arguments)))
         elif word == "kernel":
@@ -68,52 +69,72 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def find_sites(
-    module: Module, function: Item, statements: list[Statement], positions: Iterable[Position]
-) -> list[Site]:
-    """The sites of the positions in a function's statements, in the order of the positions.
+class Body:
+    """A function's statements, and the numbers of its instructions by opcode and then by opcode with modifiers."""
+
+    def __init__(self, module: Module, function: Item, statements: list[Statement]) -> None:
+        self.module, self.function, self.statements = module, function, statements
+        heads: dict[str, list[int]] = {}
+        for number, statement in enumerate(statements):
+            if statement.kind == "instruction":
+                heads.setdefault(statement.head, []).append(number)
+        self._opcodes: dict[str, dict[str, list[int]]] = {}
+        for head, numbers in heads.items():
+            self._opcodes.setdefault(head.partition(".")[0], {})[head] = numbers
+
+    def find(self, position: Position) -> list[int]:
+        """The instructions that an opcode position means, in order."""
+        found = [
+            numbers
+            for opcode, heads in self._opcodes.items()
+            if opcode == "wmma" or fnmatchcase(opcode, position.words[0])
+            for head, numbers in heads.items()
+            if matches(position, head)
+        ]
+        return sorted(number for numbers in found for number in numbers)
+
+    def numbers(self, *opcodes: str) -> list[int]:
+        """The instructions of these opcodes, in order."""
+        found = [numbers for opcode in opcodes for numbers in self._opcodes.get(opcode, {}).values()]
+        return sorted(number for numbers in found for number in numbers)
+
+
+def find_sites(body: Body, positions: Iterable[Position]) -> list[Site]:
+    """The sites of the positions in a function, in the order of the positions.
 
     `kernel` has sites in entries (its entry and exits) and in device functions (each `exit`, which ends the kernel).
     """
-    return [site for position in positions for site in _sites(module, function, statements, position)]
+    return [site for position in positions for site in _sites(body, position)]
 
 
-def _sites(module: Module, function: Item, statements: list[Statement], position: Position) -> list[Site]:
+def _sites(body: Body, position: Position) -> Iterable[Site]:
     match position.kind:
-        case "kernel" if function.kind == "entry":
-            return [Site(position, "entry", 0, 0), *_exits(statements, position, _ENDS)]
+        case "kernel" if body.function.kind == "func":
+            return (Site(position, "exit", number, number) for number in body.numbers("exit"))
         case "kernel":
-            return [site for site in _exits(statements, position, {"exit"}) if site.kind == "exit"]
-        case "func" if fnmatchcase(function.name, position.words[0]):
-            return [Site(position, "entry", 0, 0), *_exits(statements, position, _ENDS)]
+            return _ends(body, position)
+        case "func" if fnmatchcase(body.function.name, position.words[0]):
+            return _ends(body, position)
         case "label":
-            return [
+            return (
                 Site(position, "label", number, number)
-                for number, statement in enumerate(statements)
+                for number, statement in enumerate(body.statements)
                 if statement.kind == "label" and fnmatchcase(statement.head, position.words[0])
-            ]
+            )
         case "line":
-            return list(_line_sites(module, statements, position))
+            return _line_sites(body.module, body.statements, position)
         case "opcode":
-            heads = {statement.head for statement in statements if statement.kind == "instruction"}
-            meant = {head for head in heads if matches(position, head)}
-            return [
-                Site(position, "instruction", number, number)
-                for number, statement in enumerate(statements)
-                if statement.head in meant and statement.kind == "instruction"
-            ]
-    return []
+            return (Site(position, "instruction", number, number) for number in body.find(position))
+    return ()
 
 
-def _exits(statements: list[Statement], position: Position, heads: set[str]) -> list[Site]:
-    found = [
-        Site(position, "exit", number, number)
-        for number, statement in enumerate(statements)
-        if statement.kind == "instruction" and statement.head.partition(".")[0] in heads
-    ]
-    if falls_off(statements):
-        found.append(Site(position, "end", len(statements), len(statements)))
-    return found
+def _ends(body: Body, position: Position) -> Iterable[Site]:
+    """Where a function begins and ends."""
+    yield Site(position, "entry", 0, 0)
+    for number in body.numbers("ret", "exit"):
+        yield Site(position, "exit", number, number)
+    if falls_off(body.statements):
+        yield Site(position, "end", len(body.statements), len(body.statements))
 
 
 def falls_off(statements: list[Statement]) -> bool:
@@ -165,5 +186,5 @@ def _line_sites(module: Module, statements: list[Statement], position: Position)
 
 
 def _is_at(loc: str, files: set[int], line: int) -> bool:
-    file, at = loc.split()[1:3]
-    return int(file) in files and int(at.rstrip(",")) == line
+    found = _LOC.match(loc)
+    return found is not None and int(found[1]) in files and int(found[2]) == line

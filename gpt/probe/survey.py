@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpt.probe.code import Code
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
-from gpt.probe.positions import Site, find_sites
+from gpt.probe.positions import Body, Site, find_sites
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import Registers
 from gpt.probe.verify import find_misfit
@@ -58,7 +58,7 @@ class Function:
     """
 
     item: Item
-    statements: list[Statement]
+    body: Body
     types: Registers
     code: Code
     shapes: dict[int, tuple[Shape, dict[str, str]]] = field(default_factory=dict)
@@ -66,6 +66,11 @@ class Function:
     stateful: bool = False
     used: dict[int, set[str]] = field(default_factory=dict)
     shared: dict[int, set[str]] = field(default_factory=dict)
+
+    @property
+    def statements(self) -> list[Statement]:
+        """Those of its body."""
+        return self.body.statements
 
 
 class Survey:
@@ -132,26 +137,29 @@ class Survey:
 
     def _function(self, item: Item, code: Code) -> Function:
         statements = self.module.statements(item)
-        function = Function(item, statements, Registers(self.module, statements), code)
+        body = Body(self.module, item, statements)
+        function = Function(item, body, Registers(self.module, statements), code)
         for number, file in enumerate(self.files):
             for probe in file.probes:
+                snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                for site in find_sites(self.module, item, statements, probe.positions):
+                for site in find_sites(body, probe.positions):
                     if site[1:] in seen:
                         continue
                     seen.add(site[1:])
                     key = keys.get(site.position)
                     if key is None:
                         key = keys[site.position] = Key(f"{Path(file.path).stem}.{probe.name}", str(site.position))
-                    self._place(function, number, probe, key, site)
+                    skipped = _SKIPPED.get(site.kind)
+                    placed = [one for one in snippets if one[0] != skipped] if skipped else snippets
+                    self._counts.setdefault(key, [0, 0])[0] += bool(placed)
+                    self._place(function, number, probe, placed, key, site)
         return function
 
-    def _place(self, function: Function, number: int, probe: Probe, key: Key, site: Site) -> None:
-        counts = self._counts.setdefault(key, [0, 0])
-        skipped = _SKIPPED.get(site.kind)
-        snippets = [(when, snippet) for when, snippet in probe.snippets if when != skipped]
-        counts[0] += bool(snippets)
+    def _place(
+        self, function: Function, number: int, probe: Probe, snippets: list[tuple[str, Snippet]], key: Key, site: Site
+    ) -> None:
         shape, stands = None, dict[str, str]()
         if site.kind in ("instruction", "exit"):
             shape, stands = self._shape(function, site.first)

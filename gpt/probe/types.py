@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpt.probe.model import HELPERS, SIZES
 from gpt.ptx import tree
 
@@ -19,6 +21,7 @@ SPECIAL = {
     **{f"%envreg{number}": "b32" for number in range(32)},
 }
 VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
+_INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,32})|([1-9]\d{0,32}))U?", re.ASCII)
 _PACKED = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "tf32": "b32", "u16x2": "b32", "s16x2": "b32"}
 
 
@@ -67,11 +70,28 @@ def types_of(instruction: tree.Instruction) -> list[str | None]:
     return [*listed, *[None] * count][:count]
 
 
-def is_wide_enough(opcode: str, wanted: str, given: str) -> bool:
-    """Whether an operand of one type may stand where an instruction wants another: sizes count, not kinds."""
+def integer(text: str) -> int | None:
+    """The value of an integer constant of PTX, None of what is none or takes more than 64 bits."""
+    found = _INTEGER.fullmatch(text)
+    if not found:
+        return None
+    base, digits = next((base, digits) for base, digits in zip((16, 2, 8, 10), found.groups(), strict=True) if digits)
+    value = int(digits, base)
+    return value if value < 1 << 64 else None
+
+
+def fits(opcode: str, wanted: str, given: str) -> bool:
+    """Whether an operand of one type may stand where an instruction wants another.
+
+    As ptxas has it: plain bits are anything of their size, integers may differ in sign, and only `cvt` takes a
+    register that is too large, unless it holds a float.
+    """
     if "pred" in (wanted, given):
         return wanted == given
-    return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted])
+    kinds = {wanted[0].replace("s", "u"), given[0].replace("s", "u")}
+    if kinds == {"f", "u"}:
+        return False
+    return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted] and given[0] != "f")
 
 
 def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:

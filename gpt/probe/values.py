@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpt.errors import GptError
-from gpt.probe.model import Line, Map, Register
+from gpt.probe.model import MAX_LINES, Line, Map, Register, Save
 from gpt.ptx import tree
-
-MAX_LINES = 512  # statements of a probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +134,17 @@ class Values:
         self.node: ast.AST = ast.Pass()
         self.last = ""  # the temporary that the last line wrote
         self.temporaries = 0
+        self.turns = 0  # of all loops so far
 
     # Emitting
 
     def _emit(self, opcode: str, *operands: tree.Operand, guard: tree.Guard | None = None) -> None:
+        word, *modifiers = opcode.split(".")
+        self._append(tree.Instruction(word, tuple(f".{modifier}" for modifier in modifiers), operands, guard))
+
+    def _append(self, node: tree.Instruction | Save) -> None:
         if len(self.lines) >= MAX_LINES:
             raise self.fault(self.node, f"more than {MAX_LINES} statements")
-        word, *modifiers = opcode.split(".")
-        node = tree.Instruction(word, tuple(f".{modifier}" for modifier in modifiers), operands, guard)
         self.lines.append(Line(node, getattr(self.node, "lineno", 1)))
         self.last = ""
 
@@ -307,9 +308,11 @@ class Values:
         """A value as another type."""
         if value.number is not None:
             try:
-                return Value(tree.Number(to.constant(value.number)), to)
+                text = to.constant(value.number)
             except ValueError as error:
                 raise self.fault(self.node, str(error)) from None
+            constant = tree.Number(text.lstrip("-"))
+            return Value(tree.Prefixed(("-",), constant) if text[0] == "-" else constant, to)
         given = value.type
         if given is to:
             return value

@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpt.errors import MalformedError
 from gpt.probe.calls import LeftAlone, in_front
 from gpt.probe.insert import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tree
@@ -34,6 +35,13 @@ CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module m
 _OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
 _WORD = re.compile(r"\.\w+", re.ASCII)
 _TYPE = re.compile(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
+_COUNT = re.compile(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
+_PLAIN = re.compile(
+    r"(?P<words>(?:\.\w++\s*+(?:\d++\s*+|\([^();]*+(?:\([^();]*+\)[^();]*+)?+\)\s*+)?+)++)(?P<name>[A-Za-z_$][\w$]*+)"
+    r"(?P<dimensions>(?:\s*+\[\s*+\w*+\s*+\])*+)\s*+(?:=[^,;=]++)?+;",
+    re.ASCII,
+)
+_DIMENSION = re.compile(r"\[\s*(\w*)\s*\]", re.ASCII)
 _BRACES = re.compile(r"\{[^{}]*\}")
 _OWN = re.compile(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
 _OPCODE = re.compile(r"(?:@\s*!?\s*[\w$%]+\s*)?[A-Za-z_]\w*(?:\s*\.\w+(?:::\w+)*)*", re.ASCII)
@@ -73,6 +81,8 @@ class Variables:
         found: dict[str, list[_Declared]] = {}
         for name, declared in self._declarations():
             found.setdefault(name, []).append(declared)
+            if found[name][0].space != declared.space:
+                raise LeftAlone(f"'{name}' is declared twice", kernel)
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         self._names = [
@@ -127,12 +137,24 @@ class Variables:
             count = 1
             while count:
                 text, count = _BRACES.subn("0", text)
-            (node,) = parse_statements(text, self.module.name)
-            assert isinstance(node, tree.Declaration)
             space = "global" if ".global" in words else "const"
-            for declarator in node.declarators:
-                size = _size(node.specifiers, declarator)
-                yield declarator.name, _Declared(item, space, size, ".extern" in words)
+            for name, specifiers, dimensions in self._declared(item, text):
+                yield name, _Declared(item, space, _size(specifiers, dimensions), ".extern" in words)
+
+    def _declared(self, item: Item, text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Names with their specifiers and dimensions. In `text`, the declaration, no braces are left."""
+        if found := _PLAIN.fullmatch(text):
+            yield found["name"], _WORD.findall(found["words"]), _DIMENSION.findall(found["dimensions"])
+            return
+        try:
+            (node,) = parse_statements(text)
+        except MalformedError as error:
+            raise MalformedError(error.fact, self.module.where(item.start)) from None
+        if not isinstance(node, tree.Declaration):
+            raise self.module.malformed(item.start)
+        words = [specifier.word for specifier in node.specifiers]
+        for one in node.declarators:
+            yield one.name, words, ["" if dimension is None else str(dimension) for dimension in one.dimensions]
 
     def _check(self) -> None:
         module = self.module
@@ -156,10 +178,9 @@ class Variables:
         functions, as far as they are known. Raises LeftAlone.
         """
         module = self.module
-        for name, declared in self._constants.items():
-            if all(one.extern for one in declared):
-                self._foreign.add(name)
-                self._define(declared[0].item, to)
+        self._foreign = {name for name, declared in self._constants.items() if all(one.extern for one in declared)}
+        for item in {self._constants[name][0].item for name in self._foreign}:
+            self._define(item, to)
         if not self._offsets:
             return
         first = next(item for item in module.items if item.kind in ("entry", "func"))
@@ -186,16 +207,16 @@ class Variables:
         if twice := self._offsets.keys() & set(item.names):
             raise LeftAlone(f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
-        done: set[int] = set()
+        done = first = text.find("=", item.start, item.end)
         for _, at, _ in self._references(item.start, item.end):
-            start = max(text.rfind(c, item.start, at) for c in "={,") + 1
+            if not 0 <= first < at:
+                raise LeftAlone(f"'{item.name}' is declared in an unknown way", self.kernel)
+            if at < done:
+                continue
+            start = max(text.rfind(c, first, at) for c in "={,}") + 1
             start += len(text[start:at]) - len(text[start:at].lstrip())
-            end = min(i for c in ",};" if (i := text.find(c, at, item.end)) >= 0)
-            end = start + len(text[start:end].rstrip())
-            if start not in done:
-                done.add(start)
-                to.replace(start, end, "0")
-        if done:
+            done = min(i for c in ",};" if (i := text.find(c, at, item.end)) >= 0)
+            to.replace(start, start + len(text[start:done].rstrip()), "0")
             self._foreign.update(item.names)
 
     def _function(self, function: Item, cut: Mapping[Item, Sequence[Statement]], to: Insertions) -> None:
@@ -243,7 +264,9 @@ class Variables:
         if before.rstrip()[-1:] not in ("[", ",") or not behind or not whole:
             where = f"line {self.module.line(start)}"
             raise LeftAlone(f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel)
-        return (start, end, "") if in_brackets else (start, max(end, behind.end(1)), behind[1] or "")
+        return (
+            (start, end, "") if in_brackets else (start, max(end, behind.end(1)), " ".join((behind[1] or "").split()))
+        )
 
     def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:
         """Where the variables in global memory are named between two offsets, in order."""
@@ -252,16 +275,13 @@ class Variables:
         return iter(sorted(found, key=lambda reference: reference[1]))
 
 
-def _size(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator) -> int | None:
+def _size(specifiers: list[str], dimensions: list[str]) -> int | None:
     """Bytes of a variable, None where its declaration does not say."""
-    size = 1
-    types = [found for specifier in specifiers if (found := _TYPE.match(specifier.word))]
-    if not types:
+    types = [found for word in specifiers if (found := _TYPE.match(word))]
+    if not types or not all(map(_COUNT.fullmatch, dimensions)):
         return None
     size = int(types[0][1]) // 8 * (2 if types[0][2] else 1)
-    size *= next((int(specifier.word[2:]) for specifier in specifiers if re.fullmatch(r"\.v[248]", specifier.word)), 1)
-    for dimension in declarator.dimensions:
-        if not isinstance(dimension, tree.Number) or not re.fullmatch(r"0[xX][\da-fA-F]+|[1-9]\d*", dimension.text):
-            return None
-        size *= int(dimension.text, 0)
-    return size
+    size *= next((int(word[2:]) for word in specifiers if re.fullmatch(r"\.v[248]", word)), 1)
+    for dimension in dimensions:
+        size *= int(dimension, 0)
+    return size if size < 1 << 64 else None

@@ -6,56 +6,45 @@ and writes nothing of it; SAVE is its one way out, and the weaver lowers that wi
 access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
 count is plain: a register set to a constant before the label, one constant added to it in the loop, compared with a
 constant after that.
+
+Two things look like computing and are not: the carry flag (`add.cc`, `addc`) is the program's, which may be between
+its own two halves of a sum, and `bra.uni` promises for all lanes what a probe cannot know.
 """
 
 from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterator
 
 from gpt.errors import GptError
-from gpt.probe.model import COUNTS, HELPERS, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
+from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
 from gpt.probe.operands import Bound
-from gpt.probe.types import SPECIAL, VECTORS, is_wide_enough, type_of_name, types_of
+from gpt.probe.types import SPECIAL, VECTORS, fits, integer, type_of_name, types_of
 from gpt.ptx import tree
 
-MAX_LINES = 512  # statements of a snippet
 MAX_TURNS = 1024  # of a loop
 _OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
     (1, 1): "activemask bra",
     (2, 2): "abs neg rcp sqrt rsqrt sin cos lg2 ex2 tanh popc clz bfind brev not cnot testp mov isspacep",
     (2, 4): "cvt",
-    (3, 3): "add sub mul mul24 div rem and or xor shl shr addc subc copysign bmsk szext",
+    (3, 3): "add sub mul mul24 div rem and or xor shl shr copysign bmsk szext",
     (3, 4): "min max setp set",
-    (4, 4): "mad mad24 madc fma sad fns bfe dp4a dp2a selp slct shf prmt",
+    (4, 4): "mad mad24 fma sad fns bfe dp4a dp2a selp slct shf prmt",
     (5, 5): "bfi",
     (5, 6): "lop3",
 }
 ALLOWED = {opcode: counts for counts, opcodes in _OPERANDS.items() for opcode in opcodes.split()}
-WORDS = {  # modifiers; types are in _TYPE
-    *("lo", "hi", "wide", "cc", "sat", "ftz", "rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi"),
-    *("rpi", "approx", "full", "relu", "noftz", "eq", "ne", "lt", "le", "gt", "ge", "ls", "hs", "equ"),
-    *("neu", "ltu", "leu", "gtu", "geu", "num", "nan", "and", "or", "xor", "l", "r", "wrap", "clamp"),
-    *(
-        "shiftamt",
-        "finite",
-        "infinite",
-        "number",
-        "notanumber",
-        "normal",
-        "subnormal",
-        "f4e",
-        "b4e",
-        "rc8",
-        "ecl",
-        "ecr",
-        "rc16",
-        "global",
-    ),
-    *("shared", "local", "const", "param", "uni", "xorsign", "abs", "NaN", "pack", "satfinite"),
-}
+_MODIFIERS = """
+    lo hi wide sat ftz rn rz rm rp rna rni rzi rmi rpi approx full relu noftz xorsign abs NaN pack satfinite
+    eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan and or xor
+    l r wrap clamp shiftamt f4e b4e rc8 rc16 ecl ecr
+    finite infinite number notanumber normal subnormal
+    global shared local const param
+"""
+WORDS = set(_MODIFIERS.split())  # beside types, which are in _TYPE
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
-_INTEGER = re.compile(r"0[xX][\da-fA-F]{1,16}|0|[1-9]\d{0,19}")  # no octal
+_FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
 _HOLDS = {
     "lt": operator.lt,
     "le": operator.le,
@@ -85,28 +74,40 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
     for _, snippet in probe.snippets:
         for helper in sorted(snippet.helpers):
             if not bound.has(helper):
-                return f"has no {helper}"
+                mapped = helper == "BYTES" and bound.address is not None and len(bound.address.items) > 1
+                return f"has no {helper}{', which its tensor map knows' * mapped}"
         for line in snippet.lines:
-            if not isinstance(line.node, tree.Instruction):
-                continue
-            for operand, wanted in zip(line.node.operands, types_of(line.node), strict=True):
-                bits = _bits(operand, bound)
-                room = (SIZES[wanted] * 8 or 1) if wanted else None
-                if bits and room and bits != room and line.node.opcode != "cvt":
-                    return f"{operand} has {bits} bits, and line {line.line} wants {room}"
+            for helper, wanted, loose in _uses(line.node):
+                bits, room = bound.width(helper), SIZES[wanted] * 8 or 1
+                is_vector = isinstance(bound.operand(helper), tree.Vector)
+                if bits and bits != room and (not loose or bits > room or bits == 1 or is_vector):
+                    return f"{helper} has {bits} bit{'s' * (bits > 1)}, and line {line.line} wants {room}"
     return None
 
 
-def _bits(operand: tree.Operand, bound: Bound) -> int | None:
-    """The bits that OUT or IN1 to IN4 have at an instruction, None if it does not say."""
-    if not isinstance(operand, tree.Name) or HELPERS.get(operand.name, "") is not None:
-        return None
-    if operand.name != "OUT":
-        number = int(operand.name[2:]) - 1
-        return bound.widths[number] if number < len(bound.widths) else None
-    if isinstance(bound.out, tree.Vector) and bound.bits:
-        return bound.bits * len(bound.out.items)
-    return bound.bits
+def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
+    """An operand's registers and their types: two results, or the parts of a vector."""
+    match operand:
+        case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
+            return [(part, wanted) for part in operands]
+        case tree.Vector(items) if wanted and len(items) in (2, 4) and SIZES[wanted] >= 2 * len(items):
+            return [(part, f"b{SIZES[wanted] * 8 // len(items)}") for part in items]
+    return [(operand, wanted)]
+
+
+def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, str, bool]]:
+    """OUT and IN1 to IN4 where a type is wanted of them, and whether less than that will do: a field takes it."""
+    match node:
+        case tree.Instruction():
+            pairs = list(zip(node.operands, types_of(node), strict=True)) if node.opcode != "cvt" else []
+        case Save():
+            pairs = list(zip(node.values, node.types, strict=False))
+        case _:
+            return
+    for pair in pairs:
+        for operand, wanted in parts_of(*pair):
+            if isinstance(operand, tree.Name) and wanted and HELPERS.get(operand.name, "") is None:
+                yield operand.name, wanted, isinstance(node, Save)
 
 
 class _Check:
@@ -161,24 +162,16 @@ class _Check:
         if None in types_of(node):
             raise self.refuse(f"'{node}' lacks a type")
         for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
-            for part, type_ in self.parts(operand, wanted):
+            parts = parts_of(operand, wanted)
+            for part, type_ in parts:
+                if part == tree.Name("_") and place == 0 and len(parts) > 1:
+                    continue  # one of two results is not wanted
                 if place == 0:
                     self.written(part)
                 self.read(part, type_, node.opcode)
 
-    def parts(self, operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
-        """An operand's registers and their types: two results, or the halves of a vector."""
-        match operand:
-            case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
-                return [(part, wanted) for part in operands]
-            case tree.Vector(items) if wanted and items and SIZES[wanted] % len(items) == 0:
-                return [(part, f"b{SIZES[wanted] * 8 // len(items)}") for part in items]
-        return [(operand, wanted)]
-
     def written(self, operand: tree.Operand) -> None:
-        if operand == tree.Name("_"):
-            return
-        if not isinstance(operand, tree.Name) or operand.parts:
+        if not isinstance(operand, tree.Name) or operand.parts or operand.name == "_":
             raise self.refuse(f"writes '{operand}', which is no register")
         if operand.name in HELPERS or operand.name in SPECIAL:
             raise self.refuse(f"writes '{operand}', which can only be read")
@@ -187,8 +180,12 @@ class _Check:
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
+        if texts := _numbers(operand):
+            for text in texts:
+                self.number(text, wanted)
+            return
         match operand:
-            case tree.Name("_" | "WARP_SZ", ()) | tree.Number():
+            case tree.Name("WARP_SZ", ()):
                 return
             case tree.Name(name, parts):
                 if name in HELPERS:
@@ -201,20 +198,25 @@ class _Check:
                 given = type_of_name(operand, self.registers)
                 if name in COUNTS and wanted in ("u64", "s64", "b64"):
                     given = wanted
-                if wanted and given and not is_wide_enough(opcode, wanted, given):
+                if wanted and given and not fits(opcode, wanted, given):
                     raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
-            case tree.Prefixed(prefixes, inner) if set(prefixes) <= {"-", "!", "~", "+"}:
+            case tree.Prefixed(("!",), tree.Name() as inner) if wanted == "pred":
                 self.read(inner, wanted, opcode)
-            case tree.Expression(operands, _) if all(isinstance(part, tree.Number | tree.Group) for part in operands):
-                for part in operands:
-                    self.read(part, wanted, opcode)
-            case tree.Group(items):
-                for part in items:
-                    self.read(part, wanted, opcode)
             case tree.Address() | tree.Index():
                 raise self.refuse(f"accesses memory, '{operand}'")
             case _:
                 raise self.refuse(f"'{operand}' has no place in a probe")
+
+    def number(self, text: str, wanted: str | None) -> None:
+        """Refuses what ptxas takes for no number, or for one of another type."""
+        if _FLOAT.fullmatch(text):
+            is_fit = wanted is None or wanted[0] == "f" or (wanted[0] == "b" and text[1:2] in "dDfF")
+        else:
+            is_fit = wanted is None or wanted[0] in "usb"
+            if integer(text) is None:
+                raise self.refuse(f"'{text}' is no number of 64 bits")
+        if not is_fit:
+            raise self.refuse(f"'{text}' where .{wanted} is wanted")
 
     def helper(self, name: str) -> None:
         kinds = {position.kind for position in self.probe.positions}
@@ -245,9 +247,9 @@ class _Check:
                 raise self.refuse(f"saves predicate '{value}'")
             if map_.type == "total" and (given, field.type) == ("u32", "u64"):
                 given = field.type  # a sum may be wider than what it is of
-            if given and SIZES[given] != field.size:
+            if given and not fits("SAVE", field.type, given):
                 raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
-            self.read(value, None)
+            self.read(value, field.type if _numbers(value) else None)
 
     # Branches
 
@@ -327,6 +329,18 @@ def _constant(operand: tree.Operand) -> int | None:
     sign = 1
     if isinstance(operand, tree.Prefixed) and operand.prefixes == ("-",):
         sign, operand = -1, operand.operand
-    if not isinstance(operand, tree.Number) or not _INTEGER.fullmatch(operand.text):
-        return None
-    return sign * int(operand.text, 16 if operand.text[:2].lower() == "0x" else 10)
+    value = integer(operand.text) if isinstance(operand, tree.Number) else None
+    return None if value is None else sign * value
+
+
+def _numbers(operand: tree.Operand) -> list[str]:
+    """The numbers of a constant expression; none of anything else."""
+    match operand:
+        case tree.Number(text):
+            return [text]
+        case tree.Prefixed(_, inner):
+            return _numbers(inner)
+        case tree.Expression(operands, _) | tree.Group(operands):
+            found = [_numbers(part) for part in operands]
+            return [text for part in found for text in part] if all(found) else []
+    return []

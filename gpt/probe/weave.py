@@ -11,6 +11,7 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,11 +42,13 @@ from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
-from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 
 __all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 OLDEST = (6, 2)  # activemask
+_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
+_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -66,23 +69,30 @@ class Woven:
     table: str | None
 
 
-def weave(data: bytes, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False) -> Woven:
+def weave(
+    data: bytes | Module, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False
+) -> Woven:
     """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
     counted only. Raises LeftAlone, MalformedError.
     """
-    return _Weaving(scan_module(data, name), kernel, files, count).run()
+    module = data if isinstance(data, Module) else scan_module(data, name)
+    return _Weaving(module, kernel, files, count).run()
 
 
 def version(module: Module) -> tuple[int, int]:
-    """The `.version` of a module."""
+    """The `.version` of a module, 0.0 without one. Raises MalformedError."""
     item = next((item for item in module.items if item.kind == "version"), None)
-    major, _, minor = module.source(item).split()[1].partition(".") if item else ("0", "", "0")
-    return int(major or 0), int(minor or 0)
+    if item is None:
+        return 0, 0
+    found = _VERSION.match(module.skeleton, item.start)
+    if not found:
+        raise module.malformed(item.start, "no version:")
+    return int(found[1]), int(found[2])
 
 
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = re.search(r"\.target\s+sm_(\d+)", module.skeleton)
+    found = _TARGET.search(module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
@@ -104,7 +114,7 @@ class _Weaving:
             raise GptError(f"no kernel '{kernel}'", module.name)
         self.kernel = kernel
         self.check()
-        self.prefix = next(p for n in range(1000) if (p := f"gpt{n or ''}_") not in module.text)
+        self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         numbered = ((number, map_) for number, file in enumerate(files) for map_ in file.maps)
         self.maps = {
@@ -113,7 +123,7 @@ class _Weaving:
         }
         self.variables = Variables(module, kernel, self.prefix)
         self.redux = has_redux(module)
-        number = next(text for n in range(1000) if (text := f"98765432{n:03}") not in module.text)
+        number = next(text for n in itertools.count() if (text := f"98765432{n:03}") not in module.text)
         shapes = Shapes(self.prefix, number, module.name)
         self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
@@ -139,7 +149,7 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_head(module, self.entry.item))
+        params = layout(parse_params(module, self.entry.item) or ())
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
@@ -221,7 +231,7 @@ class _Weaving:
                 use.site.position.kind == "kernel",
                 use.probe.no_pred,
             )
-            path = "".join(c for c in self.files[use.file].path if c.isprintable())
+            path = self.files[use.file].path
             try:
                 kept, lines = lowering.run(use.probe, use.when, use.snippet, site)
             except Misfit as error:

@@ -14,11 +14,18 @@ from gpt.errors import GptError
 from gpt.ptx.scan import Item, Module
 
 _WORD = re.compile(r"(?<!::)[.%]?[A-Za-z_$][\w$]*+", re.ASCII)
+_BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%:"}
+_SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*+)\s*+:(?!:)", re.ASCII)
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # what is left out where nobody names it
 
 
 def prune(module: Module, entries: Iterable[str]) -> bytes:
+    """The text of `pruned`."""
+    return pruned(module, entries).text.encode("latin-1")
+
+
+def pruned(module: Module, entries: Iterable[str]) -> Module:
     """The module with only what these entries need. Raises GptError for a name that is no kernel with a body."""
     wanted = list(entries)
     kernels = {item.name for item in module.entries}
@@ -28,7 +35,13 @@ def prune(module: Module, entries: Iterable[str]) -> bytes:
     named = needed(module, wanted)
     kept = [item for item in module.items if item.kind not in _NAMING or not named.isdisjoint(item.names)]
     kept = _without_torn_sections(module, kept)
-    return "".join(module.source(item) + "\n" for item in kept).encode("latin-1")
+    items, at = [], 0
+    for item in kept:
+        moved = at - item.start
+        items.append(item._replace(start=at, end=item.end + moved, body=item.body and item.body + moved))
+        at = items[-1].end + 1
+    text, skeleton = ("".join(s[i.start : i.end] + "\n" for i in kept) for s in (module.text, module.skeleton))
+    return Module(module.name, text, skeleton, tuple(items))
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:
@@ -45,8 +58,8 @@ def needed(module: Module, names: Iterable[str]) -> set[str]:
         if name not in found:
             found.add(name)
             for item in items[name]:
-                words = set(_WORD.findall(module.skeleton, item.start, item.end))
-                waiting += [word for word in words if word in items and word not in found]
+                words = set(module.skeleton[item.start : item.end].translate(_SPLIT).split())
+                waiting += (words & items.keys()) - found
     return found
 
 

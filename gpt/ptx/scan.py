@@ -66,12 +66,14 @@ _ITEM = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_FILE = re.compile(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
 _TORN = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
-      (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
+      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS})
+        (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
+    | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
-    | (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS}) (?![\w$.]) {_TO_SEMICOLON}
     | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
         (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
     | (?P<file>\.file)\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+
@@ -83,6 +85,7 @@ _STATEMENT = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
 _NEXT_NAME = re.compile(  # in what follows the first name of a declaration
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
@@ -155,27 +158,29 @@ class Module:
 
     def cut(self, start: int, end: int) -> Iterator[Statement]:
         """The statements between two offsets."""
+        heads: dict[str, str] = {}
+        make = tuple.__new__
         for found in _STATEMENT.finditer(self.skeleton, start, end):
-            match found.lastgroup:
-                case "opcode":
-                    head = found["opcode"]
-                    if not head.replace(".", "").replace(":", "").isalnum():
-                        head = "".join(head.split())
-                    guard = found["guard"]
-                    start = found.start("guard" if guard else "opcode")
-                    yield Statement("instruction", head, guard.rstrip() if guard else "", start, found.end())
-                case "label":
-                    yield Statement("label", found["label"], "", found.start("label"), found.end())
-                case "targets":
-                    yield Statement("directive", found["targets"], "", found.start("named"), found.end())
-                case "open" | "close":
-                    yield Statement(found[found.lastgroup], "", "", found.end() - 1, found.end())
-                case None:  # blanks at the end
-                    pass
-                case "bad":
-                    raise self.malformed(found.start("bad"))
-                case kind:
-                    yield Statement("directive", found[kind], "", found.start(kind), found.end())
+            if found.lastindex == _OPCODE:  # most are: a kernel has thousands of instructions with some dozen opcodes
+                guard, head = found.group(_GUARD, _OPCODE)
+                if head not in heads:
+                    heads[head] = "".join(head.split())
+                if guard:
+                    yield Statement("instruction", heads[head], guard.rstrip(), found.start(_GUARD), found.end())
+                else:
+                    yield make(Statement, ("instruction", heads[head], "", found.start(_OPCODE), found.end()))
+                continue
+            kind = found.lastgroup
+            if kind == "label":
+                yield Statement(kind, found[kind], "", found.start(kind), found.end())
+            elif kind == "targets":
+                yield Statement("directive", found[kind], "", found.start("named"), found.end())
+            elif kind in ("open", "close"):
+                yield Statement(found[kind], "", "", found.end() - 1, found.end())
+            elif kind == "bad":
+                raise self.malformed(found.start(kind))
+            elif kind:  # None are the blanks at the end
+                yield Statement("directive", found[kind], "", found.start(kind), found.end())
 
     def where(self, offset: int) -> str:
         """NAME:LINE:COLUMN of an offset, both from 1."""
@@ -194,9 +199,8 @@ class Module:
         """The paths of the `.file` directives by their numbers."""
         found: dict[int, str] = {}
         for item in self.items:
-            if item.kind == "file":
-                number, _, path = self.source(item).partition('"')
-                found[int(number.split()[1])] = path.partition('"')[0]
+            if item.kind == "file" and (entry := _FILE.match(self.source(item))):
+                found[int(entry[1])] = entry[2]
         return found
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:

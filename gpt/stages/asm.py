@@ -121,19 +121,17 @@ class Assembly:
             yield from self._backlog.add([], lambda _: [record, diag], size)
             return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
+        targets = self._assembler.targets(record["data"], self._targets)
         jobs = [
-            partial(self._assembler.assemble, text, record["module"], target)
-            for text in texts
-            for target in self._targets
+            partial(self._assembler.assemble, text, record["module"], target) for text in texts for target in targets
         ]
-        yield from self._backlog.add(jobs, partial(self._finish, record), size)
+        yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 
-    def _finish(self, record: dict[str, Any], futures: list[Future[Code]]) -> Records:
-        """The record, and what its jobs led to."""
+    def _finish(self, record: dict[str, Any], count: int, futures: list[Future[Code]]) -> Records:
+        """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""
         from gpt.asm.images import iter_images, save
 
         yield record
-        count = len(self._targets)
         told: set[tuple[str, str]] = set()
         done = []
         for number, future in enumerate(futures[:count]):

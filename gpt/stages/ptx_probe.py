@@ -55,7 +55,7 @@ def ptx_probe(
 
     if not probe:
         raise UsageError("-p PROBE is needed: a probe file, or the name of a built-in probe")
-    loaded = [load_probes(find_probe(name)) for name in probe]
+    loaded = [load_probes(path) for path in dict.fromkeys(map(find_probe, probe))]
     if not no_verify:
         for file in loaded:
             verify(file)
@@ -131,11 +131,11 @@ class Weaving:
     def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
         """A kernel with its probes; in `left`, why it has none."""
         from gpt.probe.weave import LeftAlone, weave
-        from gpt.ptx.prune import prune
+        from gpt.ptx.prune import pruned
 
         try:
-            original = prune(module, [kernel])
-            woven = weave(original, kernel, self._files, module.name, count=self._count)
+            original = pruned(module, [kernel])
+            woven = weave(original, kernel, self._files, count=self._count)
         except LeftAlone as error:
             left[kernel] = error.fact
             return
@@ -145,7 +145,7 @@ class Weaving:
             return
         for fact in woven.misfits:
             yield from self._tell(f"{fact}; left alone there", kernel)
-        yield from self._records(record, original, woven)
+        yield from self._records(record, original.text.encode("latin-1"), woven)
 
     def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
         for site in woven.sites:

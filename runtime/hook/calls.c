@@ -340,7 +340,8 @@ void hook_leave(struct frame *frame) {
         hook_gpu_end(frame, done);
     if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
-    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH)) {
+    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
+                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION)) {
         int error = errno;
         hook_on_failure(frame);
         errno = error;

@@ -121,6 +121,22 @@ void hook_count(struct count *row, uint64_t now) {
     atomic_store_explicit(&row->count, count + 1, memory_order_relaxed);
 }
 
+uint32_t hook_newest_launch(void) {
+    uint32_t newest = 0, rows = atomic_load(&hook_live->count_rows[0]);
+    uint64_t latest = 0;
+    for (uint32_t i = 0; i < rows && i < MAX_COUNT_CHUNKS * ROWS_A_CHUNK; i++) {
+        const struct count *row = (struct count *)atomic_load(&hook_live->counts[0][i / ROWS_A_CHUNK]);
+        if (!row)
+            continue;
+        uint64_t first = atomic_load_explicit(&row[i % ROWS_A_CHUNK].first, memory_order_relaxed);
+        if (first > latest) {
+            latest = first;
+            newest = row[i % ROWS_A_CHUNK].id;
+        }
+    }
+    return newest;
+}
+
 // What a stub calls for a function that is counted and nothing else. It may use no register but rax, for the
 // others hold arguments. Gives whether the call is counted; else it is one to look at, the first of its kind.
 // A launch that fails later is counted too.

@@ -337,6 +337,7 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
+uint32_t hook_newest_launch(void);             // the function that was launched for the first time last, or 0
 extern TLS uint32_t hook_queries[MAX_QUERIES]; // that this thread made and are in no row yet
 void hook_count_query(struct slot *slot);
 void hook_keep_queries(struct thread *thread);
@@ -385,7 +386,8 @@ extern handler hook_on_get_proc_address;
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
     hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
 _Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
-uint32_t hook_function_of(uint64_t handle);  // its id, 0 where it is not known
+uint32_t hook_function_of(uint64_t handle); // its id, 0 where it is not known
+uint64_t hook_handle_of(uint32_t function);
 uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
 
 // missing.c

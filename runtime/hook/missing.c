@@ -106,11 +106,13 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
         snprintf(where, sizeof(where), "%s", place->path);
     else
         snprintf(where, sizeof(where), "GPU code in memory at %p", place->start);
+    bool empty = (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION;
     if (kernel)
-        snprintf(fact, sizeof(fact), "no code for kernel '%s' (%s: %s %d)", kernel, call, error,
-                 (int)frame->rax);
+        snprintf(fact, sizeof(fact), "%s kernel '%s' (%s: %s %d)",
+                 empty ? "no instruction in" : "no code for", kernel, call, error, (int)frame->rax);
     else
-        snprintf(fact, sizeof(fact), "no code for this device in the fatbin at 0x%llx (%s: %s %d)",
+        snprintf(fact, sizeof(fact), "%s the fatbin at 0x%llx (%s: %s %d)",
+                 empty ? "no instruction in a kernel of" : "no code for this device in",
                  (unsigned long long)place->offset, call, error, (int)frame->rax);
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(fact),
                .ref = hook_str(kernel));
@@ -154,9 +156,27 @@ static const char *ask_name(uint64_t handle) {
     return name;
 }
 
-// A call failed that loads GPU code, looks into it or launches it.
+// A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever it
+// is for. What was launched for the first time last is that kernel, most probably.
+static void on_illegal_instruction(const struct frame *frame) {
+    static _Atomic bool told;
+    struct place place;
+    if (!hook_this_thread() || atomic_exchange(&told, true))
+        return;
+    uint64_t handle = hook_handle_of(hook_newest_launch());
+    const char *kernel = handle ? ask_name(handle) : NULL;
+    find_place(hook_image_of(handle), &place);
+    if (place.cut)
+        tell(frame, &place, kernel);
+}
+
+// A call failed that loads GPU code, looks into it or launches it, or because of what another launched.
 void hook_on_failure(struct frame *frame) {
     CUresult status = (CUresult)frame->rax;
+    if (status == CUDA_ERROR_ILLEGAL_INSTRUCTION) {
+        on_illegal_instruction(frame);
+        return;
+    }
     handler *kind = frame->slot->on_return;
     bool none = status == CUDA_ERROR_NO_BINARY_FOR_GPU;
     struct place place;

@@ -171,6 +171,15 @@ static uint32_t hash_name(const char *name) {
 
 uint32_t hook_function_of(uint64_t handle) { return (uint32_t)get(&hook_live->function_ids, handle); }
 
+// A handle of the function, or 0. Looks at all of them.
+uint64_t hook_handle_of(uint32_t function) {
+    struct map *map = &hook_live->function_ids;
+    for (uint32_t i = 0; function && i < MAP_ENTRIES; i++)
+        if ((uint32_t)atomic_load_explicit(&map->values[i], memory_order_relaxed) == function)
+            return atomic_load(&map->keys[i]);
+    return 0;
+}
+
 // cuModuleGetFunction, cuLibraryGetKernel. A handle may be looked up again and again, and may come to stand
 // for another function once its module is gone.
 static uint32_t name_function(uint64_t handle, uint64_t module, const char *name) {

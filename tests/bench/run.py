@@ -41,12 +41,17 @@ WHEELS = {  # library -> wheel
     "libxgboost.so": "xgboost==3.4.1",
     "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
 }
+WAYS = {  # to slim a library: options of gpt-locate and gpt-patch
+    "compact": ("", "--mode compact"),
+    "hole": ("", "--mode hole"),
+    "kernel": ("--granularity kernel", "--mode compact"),
+}
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17")
 TOOLS = ("gpt-extract", "gpt-locate", "gpt-patch")
 BIN = Path(sys.executable).parent
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, wheel: str) -> Path:
     """A library of a wheel, from the cache or PyPI."""
     path = CACHE / name
     if not path.exists():
@@ -54,7 +59,7 @@ def fetch(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
             pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-            subprocess.run([*pip, "--python-version=3.12", *tags, "-d", folder, WHEELS[name]], check=True)
+            subprocess.run([*pip, "--python-version=3.12", *tags, "-d", folder, wheel], check=True)
             with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
                 member = next(m for m in wheel.namelist() if m.endswith(f"/{name}"))
                 Path(wheel.extract(member, folder)).rename(path)
@@ -110,9 +115,11 @@ def used_names(library: Path) -> list[str]:
     return sorted({kernel["name"] for element in elements[::20] for kernel in element["kernels"][:3]})
 
 
-def slim(library: Path, names: Path, folder: Path, mode: str) -> dict[str, Any]:
+def slim(library: Path, names: Path, folder: Path, way: str) -> dict[str, Any]:
     """The pipeline as a user types it; returns its `patched` record."""
-    line = f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 | gpt-patch -o '{folder}' --mode {mode}"
+    locate, patch = WAYS[way]
+    line = f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 {locate}"
+    line += f" | gpt-patch -o '{folder}' {patch}"
     bash = ["bash", "-c", f"set -o pipefail; {line} --json"]
     done = subprocess.run(bash, capture_output=True, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
     if done.returncode:
@@ -151,17 +158,17 @@ def main() -> int:
             given[name] = Path(path)
     compileall.compile_dir(str(HERE.parents[1] / "gpt"), quiet=1)  # as pip does where it installs
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    libraries = {name: given.get(name) or fetch(name) for name in WHEELS}
+    libraries = {name: given.get(name) or fetch(name, wheel) for name, wheel in WHEELS.items()}
     result: dict[str, Any] = {"machine": machine(), "raw": {}, "bounds": [], "libraries": {}}
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         time_torch(libraries[LARGE], runs, Path(folder), result)
         for name, library in libraries.items():
             names = Path(folder, f"{name}.names")
             names.write_text("\n".join(used_names(library)) + "\n")
-            modes = {mode: slim(library, names, Path(folder, mode), mode) for mode in ("compact", "hole")}
-            result["libraries"][name] = {"wheel": WHEELS[name], "names": len(names.read_text().split()), **modes}
-            for mode in modes:
-                Path(folder, mode, library.name).unlink()
+            ways = {way: slim(library, names, Path(folder, way), way) for way in WAYS}
+            result["libraries"][name] = {"wheel": WHEELS[name], "names": len(names.read_text().split()), **ways}
+            for way in ways:
+                Path(folder, way, library.name).unlink()
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")
     report(result)
@@ -182,13 +189,13 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         for name, command in contenders.items():
             if name != "cuobjdump -lelf" or number < 3:  # slow, and far away
                 raw.setdefault(name, []).append(measure(*command))
-    for _ in range(runs):  # apart: what it writes keeps the kernel busy for a while
-        start = time.perf_counter()
+    for way, name in [("compact", "pipeline"), ("kernel", "pipeline, by kernels")] * runs:
+        start = time.perf_counter()  # apart: what it writes keeps the kernel busy for a while
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        slim(library, names, folder / "out", "compact")
+        slim(library, names, folder / "out", way)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        raw.setdefault("pipeline", []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
+        raw.setdefault(name, []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
         (folder / "out" / library.name).unlink()
     for run in raw["gpt-extract"]:
         run["rss"] = peak(BIN / "gpt-extract", library)  # of all its processes, and not of the largest
@@ -220,13 +227,15 @@ def report(result: dict[str, Any]) -> None:
         held = "held" if bound["held"] else "MISSED"
         table.add_row(bound["what"], f"{bound['value']:.3g}", f"{bound['at_most']:.3g}", held)
     console.print(table)
-    table = Table("library", "file", "compact", "less", "GPU code", "compact", "less", "hole, on disk", box=None)
+    heads = ["library", "file", "compact", "less", "GPU code", "compact", "less", "by kernels", "less", "hole, on disk"]
+    table = Table(*heads, box=None)
     for name, row in result["libraries"].items():
-        compact, hole = row["compact"], row["hole"]
+        compact, hole, kernel = row["compact"], row["hole"], row["kernel"]
         cells = [human(compact[f"size_{when}"]) for when in ("before", "after")]
         cells.append(percent(compact["size_before"] - compact["size_after"], compact["size_before"]))
         cells += [human(compact[f"gpu_{when}"]) for when in ("before", "after")]
         cells.append(percent(compact["gpu_before"] - compact["gpu_after"], compact["gpu_before"]))
+        cells += [human(kernel["gpu_after"]), percent(kernel["gpu_before"] - kernel["gpu_after"], kernel["gpu_before"])]
         table.add_row(name, *cells, human(hole["disk_after"]))
     console.print(table)
 

@@ -175,16 +175,17 @@ def patch_all(data, folder, spans):
 
 
 @pytest.mark.parametrize(
-    "name", ["zstd", "relr", "pie", "fixed", "symbols", "relocatable", "arm", "archive", "scattered"]
+    "name", ["zstd", "relr", "pie", "fixed", "symbols", "relocatable", "arm", "archive", "scattered", "outside"]
 )
 def test_mutants_of_real_files(sample, name, tmp_path):
     data = sample(name).read_bytes()
-    all_ = [placed.element for placed in load(data).iter_elements(scan=name == "scattered")]
+    all_ = [placed.element for placed in load(data).iter_elements(scan=name in ("scattered", "outside"))]
     spans = [(e.payload, e.end) for e in all_[::2]]
     outcomes = set()
     for mutant in mutants(data, ("patch", name), 60 if len(data) < 300_000 else 30):
         outcomes |= patch_all(mutant, tmp_path, spans)
     assert "hole" in outcomes
+    assert name != "outside" or "compact" in outcomes
 
 
 def test_pointers_that_never_end(sample):

@@ -231,6 +231,19 @@ def test_a_full_file_system(library, tmp_path):
         subprocess.run(["umount", disk], check=True)
 
 
+def test_a_library_that_cannot_be_replaced(library):
+    """As one that nobody may change: told by its own name, and as it was."""
+    if subprocess.run(["chattr", "+i", library], capture_output=True, check=False).returncode:
+        pytest.skip("only root makes files immutable, where the file system knows it")
+    before = contents(library.parent)
+    try:
+        done = run("gpt-patch", "--in-place", data=located(library, USED))
+        failure(done, f"{library}: Operation not permitted")
+    finally:
+        subprocess.run(["chattr", "-i", library], check=True)
+    assert contents(library.parent) == before
+
+
 def test_a_folder_that_cannot_be_written(library, tmp_path):
     (tmp_path / "file").touch()
     done = run("gpt-patch", "-o", tmp_path / "file", data=located(library, USED))

@@ -17,6 +17,9 @@ library, context, module, kernel = ctypes.CDLL(sys.argv[1]), *(ctypes.c_void_p()
 assert driver.cuInit(0) == 0
 assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert driver.cuCtxSetCurrent(context) == 0
+if sys.argv[3:] == ["wait"]:
+    open("ready", "w").write("\n")
+    open("go").read()
 getattr(library, "demo_" + sys.argv[2])()
 if sys.argv[3:] == ["size"]:
     print(os.path.getsize(os.path.realpath(sys.argv[1])))
@@ -51,6 +54,19 @@ gpt-debloat --restore | grep -qx "libraries restored: 1"
 test "$(sum lib/libdemo.so)" = "$original"
 test ! -e lib/libdemo.so.gpt-orig
 
+# A process that has the library loaded keeps the original, whatever happens to the name.
+mkfifo ready go
+gpt-hook run -o shared.mp --device sim -- sh -c './use ./lib/libdemo.so fill wait' >shared 2>&1 &
+read -r _ <ready
+gpt-debloat --apply --traces matmul.mp >out
+test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
+echo >go
+wait $!
+grep -qx "done" shared
+test "$(grep -c warning: shared)" -eq 0
+gpt-debloat --restore >out
+test "$(sum lib/libdemo.so)" = "$original"
+
 # Both runs read the same file as standard input.
 seq 3 >numbers
 gpt-debloat --apply --check --device sim -- sh -c './use ./lib/libdemo.so matmul && cat' <numbers >out 2>err
@@ -63,6 +79,26 @@ gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul size >
 test $status -eq 1
 grep -q "its output differs; the originals are back" err
 test "$(sum lib/libdemo.so)" = "$original"
+
+# Killed before it could say a word about what it replaced: it can be undone all the same.
+mkdir -p two
+cp lib/libdemo.so two/a.so
+cp lib/libdemo.so two/b.so
+mkdir -p stages
+cat >stages/gpt-patch <<EOF
+#!/bin/sh
+"$PYTHONPATH/bin/gpt-patch" "\$@" | cat
+kill -9 0
+EOF
+chmod +x stages/gpt-patch
+sed "s|^PATH=.*|PATH=$PWD/stages:$PYTHONPATH/bin:\$PATH|" "$PYTHONPATH/bin/gpt-debloat" >debloat
+setsid bash ./debloat --apply --traces matmul.mp -r two >out 2>&1 || true
+test "$(sum two/a.so.gpt-orig)" = "$original"
+gpt-debloat --restore | grep -qx "libraries restored: 2"
+test "$(sum two/a.so)" = "$original"
+test "$(sum two/b.so)" = "$original"
+test "$(find two -type f | wc -l)" -eq 2
+test -z "$(ls state/gpt/applied)"
 
 # A program that fails: nothing is applied.
 status=0

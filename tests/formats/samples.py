@@ -28,6 +28,14 @@ template <int N> __global__ void many(float *x, int n) {
     for (int k = 0; k < N; ++k) if (i < n) x[i] = x[i] / (k + 2.0f) + sinf(x[i]);
 }
 """ + "".join(f"template __global__ void many<{n}>(float *, int);\n" for n in range(1, 9))
+# Code that no compression makes small: constants of no pattern.
+BULKY = (
+    "__constant__ int words[] = {"
+    + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000))
+    + """};
+extern "C" __global__ void bulky(int *x) { *x = words[*x]; }
+"""
+)
 VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
 CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
 CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
@@ -295,6 +303,49 @@ def scattered(folder: Path) -> Path:
         .incbin "{folder / "odd.cubin"}"
     """
     return link(folder / "libscattered.so", [region(VARIABLES)], assembly=assembly)
+
+
+# What `outside` holds in .ldata, in order: label, kind, architecture; each MANY, with data of the host between some.
+OUTSIDE = (
+    ("", "cubin", "sm_75"), ("", "cubin", "sm_80"), ("host0", "", ""), ("", "cubin", "sm_90"),
+    ("", "frame", "sm_75"), ("", "frame", "sm_80"), ("", "frame", "sm_90"), ("host1", "", ""), ("", "frame", "sm_80"),
+    ("table0", "cubin", "sm_80"), ("table1", "cubin", "sm_75"), ("table2", "cubin", "sm_90"), ("", "bare", "sm_75"),
+    ("host2", "", ""),
+)  # fmt: skip
+OUTSIDE_CODE = """
+extern const uint64_t table1[], table2[], host0[], host1[], host2[];
+extern const uint64_t table0[] __attribute__((visibility("hidden")));
+const uint64_t *const outside[] = {table0, table1, table2}; // by a relative relocation, and by symbols
+extern uint64_t after[];
+uint64_t outside_size(int i) { return outside[i][0] == 0x00100001ba55ed50 ? outside[i][1] : ~0ull; }
+uint64_t outside_host(void) { after[0]++; return host0[0] + host1[0] + host2[0] + after[0]; }
+"""
+
+
+@sample
+def outside(folder: Path) -> Path:
+    """Regions and packed cubins beside the host's data, of which some are pointed to, as cuFFT and cuBLASLt hold them.
+
+    Each element takes pages, in a segment that the program may write to.
+    """
+    import zstandard
+
+    assembly = '\n.section .ldata, "aw"\n'
+    for number, (label, kind, arch) in enumerate(OUTSIDE):
+        assembly += f".balign 32\n{f'.globl {label}' if label else ''}\n{label + ':' if label else ''}\n"
+        if not kind:
+            assembly += f".8byte 0x0123456700000000 + {number}\n"
+            continue
+        code = image(BULKY, arch)
+        if kind == "frame":
+            code = zstandard.compress(code)
+        elif kind == "cubin":
+            code = region(BULKY, "none", [arch])
+        path = folder / f"{number}.part"
+        path.write_bytes(code)
+        assembly += f'.incbin "{path}"\n'
+    assembly += ".balign 32\n.globl after\nafter: .8byte 5, 0, 0\n"
+    return link(folder / "liboutside.so", [region(VARIABLES)], assembly=assembly, code=OUTSIDE_CODE)
 
 
 @sample

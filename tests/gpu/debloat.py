@@ -172,7 +172,7 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any], quick: bool = False) 
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
     if quick and rows[place:]:
-        row = rows[place] | {key: value for key, value in row.items() if key not in ("runs", "check")}
+        row = row | {key: rows[place][key] for key in ("runs", "check") if key in rows[place]}
     rows[place : place + 1] = [row]
 
 

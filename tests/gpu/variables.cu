@@ -1,5 +1,5 @@
-// Kernels that meet in the variables of their module; tests/gpu/variables.py launches them in turn, some of them woven.
-// What they do does not depend on the order of their threads.
+// Kernels that meet in the variables of their module; tests/gpu/variables.py launches them in turn, some of
+// them woven. What they do does not depend on the order of their threads.
 
 __device__ int table[256] = {3, 1, 4, 1, 5};
 __device__ int counter;
@@ -36,7 +36,8 @@ extern "C" __global__ void through(int *y, int n) { // a device function, and a 
     y[i] = count(i % 5 + n) + "variables"[(i + n) % 10];
 }
 
-extern "C" __global__ void follow(int *y, int n) { // an address that another kernel, or the initialiser, put there
+extern "C" __global__ void follow(int *y,
+                                  int n) { // an address that another kernel, or the initialiser, put there
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(where, n);
     y[i] = (int)(where - table);

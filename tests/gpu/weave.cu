@@ -128,6 +128,40 @@ extern "C" __global__ void asynchronous(vint *x, vint *y, int n) {
     y[i] = tile[blockDim.x - 1 - threadIdx.x];
 }
 
+extern "C" __global__ void filled_up(vint *x, vint *y,
+                                     int n) { // copies that read fewer bytes than they write
+    __shared__ int tile[1024];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned to = (unsigned)__cvta_generic_to_shared(tile + threadIdx.x);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"((int *)x + i),
+                 "r"(i % n ? 4 : 0));
+    asm volatile("cp.async.commit_group;\n cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    y[i] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void bulk(vint *x, vint *y, int n) { // one thread copies for its block
+    __shared__ alignas(16) int tile[1024];
+    __shared__ alignas(8) unsigned long long barrier;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&barrier), bytes = 4 * blockDim.x;
+    if (!threadIdx.x) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(at)
+                     : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                (unsigned)__cvta_generic_to_shared(tile)),
+            "l"((int *)x + i), "r"(bytes), "r"(at)
+            : "memory");
+    }
+    __syncthreads();
+    asm volatile("{\n .reg .pred %%done;\nAGAIN:\n mbarrier.try_wait.parity.shared.b64 %%done, [%0], 0;\n"
+                 " @!%%done bra AGAIN;\n}" ::"r"(at)
+                 : "memory");
+    y[i] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
 #endif
 
 extern "C" __global__ void guarded(vint *x, vint *y, int n) { // guards on accesses and on an exit

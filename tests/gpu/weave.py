@@ -60,7 +60,7 @@ PROBES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, its launch, and the bytes that each thread reads, writes and copies asynchronously.
+    """A kernel, its launch, and the bytes that each thread reads, writes, copies asynchronously and copies in bulk.
 
     The formulas get the thread's number in the grid, its number in the block, and the launch.
     """
@@ -72,6 +72,7 @@ class Case:
     read: Callable[[Any, Any, Case], Any]
     written: Callable[[Any, Any, Case], Any]
     copied: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
+    bulk: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
 
     @property
     def blocks(self) -> int:
@@ -109,6 +110,8 @@ CASES = [
     Case("generic", (5, 1, 1), (321, 1, 1), 0, lambda i, t, c: 4 * (i % 3 > 0), lambda i, t, c: 4 * (i % 3 > 0)),
     Case("cluster", (6, 1, 1), (70, 1, 1), 0, same(4), same(4)),
     Case("asynchronous", (6, 1, 1), (96, 1, 1), 0, same(0), same(4), same(4)),
+    Case("filled_up", (6, 1, 1), (96, 1, 1), 3, same(0), same(4), lambda i, t, c: 4 * (i % c.n > 0)),
+    Case("bulk", (6, 1, 1), (96, 1, 1), 0, same(0), same(4), same(0), lambda i, t, c: 4 * c.threads * (t == 0)),
     Case("guarded", (4, 1, 1), (150, 1, 1), 333, lambda i, t, c: 4 * (i < c.n),
          lambda i, t, c: 4 * (i >= c.n) + 4 * (i % 4 != 3)),
     Case("grid_stride", (3, 1, 1), (64, 1, 1), 5001, lambda i, t, c: 4 * ((c.n - 1 - i) // 192 + 1),
@@ -275,10 +278,10 @@ def check_gmem_bytes(counts: Any, slots: Any, case: Case) -> str:
     i, t = case.numbers()
     slots = slots[:, 0]
     assert (counts == by_warp(np.ones_like(i), case)).all(), f"threads counted: {counts}"
-    for name, formula in (("read", case.read), ("written", case.written), ("async", case.copied)):
+    formulas = {"read": case.read, "written": case.written, "async": case.copied}
+    for name, formula in (formulas | {"bulk": case.bulk, "expected": case.bulk}).items():
         expected = by_warp(formula(i, t, case), case)
         assert (slots[name] == expected).all(), f"{name}: {slots[name]} is not {expected}"
-    assert not slots["bulk"].any()
     return f"{slots['read'].sum()} B read, {slots['written'].sum()} B written"
 
 
@@ -321,9 +324,22 @@ def check_log(counts: Any, entries: Any, case: Case, level: str) -> str:
         assert len(units) <= len(loads) and (units <= loads[: len(units)]).all()
         if kept == total:
             assert (units == loads[: len(units)]).all()
+        check_pieces(entries[:kept], case)
     else:
         assert len(units) <= case.blocks * case.warps
     return f"{kept} kept, {total - kept} dropped"
+
+
+def check_pieces(entries: Any, case: Case) -> None:
+    """What lanes saved at once lies together, lane by lane; the last piece may be cut off by the capacity."""
+    at = 0
+    while at < len(entries):
+        piece = entries[at : at + int(entries["active"][at])]
+        thread = piece["unit"] % case.threads
+        assert (thread % 32 == piece["lane"]).all() and (np.diff(piece["lane"].astype(int)) > 0).all(), "lanes"
+        assert len(set(piece["unit"] // case.threads)) == len(set(thread // 32)) == 1, "a piece of several warps"
+        assert (piece["active"] == piece["active"][0]).all(), "a piece of several groups"
+        at += len(piece)
 
 
 def check_sampled(counts: Any, slots: Any, case: Case) -> str:

@@ -205,7 +205,7 @@ def test_the_second_generation(tmp_path):
     begin, end, access = file.probes
     assert begin.after is None
     assert end.before is None
-    assert end.after.saves == [Save("sched", (Name("%NR0"), Name("%PD0"), Name("SMID")), ())]
+    assert end.after.saves == [Save("sched", (Name("%NR0"), Name("%PD0"), Name("SMID")), ("u64", "u32", "u32"))]
     assert [line.line for line in end.after.lines] == [28, 29, 30]
     assert access.level == "thread"
 
@@ -253,6 +253,7 @@ def test_line_ends_of_windows(tmp_path):
 # Refusals
 
 P = '[p]\nposition = "kernel"\n'
+LOG = "[map.m]\ndata = ['u64']\ncap = 'count'\nbudget = "
 Q = '[probe.p]\npos = "kernel"\n'
 
 
@@ -300,6 +301,12 @@ Q = '[probe.p]\npos = "kernel"\n'
         ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is none of array", GptError),
         ("[map.m]\nsize = 4\ndata = ['u64']\n" + Q + "after = ''", 1, "8 bytes of fields in a record of 4", GptError),
         ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "a budget beside a fixed capacity", GptError),
+        (LOG + "9" * 30 + "\n" + Q + "after = ''", 1, "a budget of 9", GptError),
+        (LOG + "9" * 5000 + "\n" + Q, None, "TOML: exceeds", MalformedError),
+        ("[map.m]\ndata = [[['u64'], 'u64']]\n" + Q + "after = ''", 2, "has no type of a field", MalformedError),
+        (Q + "register = {'%a' = ['u64']}\nafter = 'mov.u64 %a, 1;'", 4, "writes program register '%a'", GptError),
+        (P + "datamodel = 'warp:" + "1" * 5000 + "'\nafter = ''", 3, "is no LEVEL:BYTES", MalformedError),
+        ("[p]\nposition = 'line:f.cu:" + "1" * 5000 + "'\nafter = ''", 2, "is no line", MalformedError),
         ("[map.m]\ndata = ['u64']\n" + Q + "after = ''", 1, "no probe saves to it", GptError),
         (
             "[map.m]\nlevel = 'warp'\ndata = ['u64']\n" + Q + "after = 'SAVE [m] {1};'",

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gpt.probe.operands import Descriptor, bind
+from gpt.probe.operands import Descriptor, Partial, bind
 from gpt.ptx.parse import parse_statements
+from gpt.ptx.tree import Name, Number
 
 
 def bound(text):
@@ -50,13 +51,27 @@ def test_results_and_operands(text, out, ins):
         ("atom.global.cas.b128 %q, [%rd1], %s, %t;", "[%rd1]", "global", 16),
         ("red.global.v4.f32.add [%rd1], {%a, %b, %c, %d};", "[%rd1]", "global", 16),
         ("cp.async.ca.shared::cta.global.L2::128B [%r1], [%rd2], 8;", "[%rd2]", "global", 8),
-        ("cp.async.cg.shared.global [%r1], [%rd2], 16, %r3;", "[%rd2]", "global", 16),
+        ("cp.async.cg.shared.global [%r1], [%rd2], 16, 4;", "[%rd2]", "global", Partial(16, Number("4"))),
+        ("cp.async.cg.shared.global [%r1], [%rd2], 16, %r3;", "[%rd2]", "global", Partial(16, Name("%r3"))),
+        ("cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd2], 16, %r3, %rd4;", "[%rd2]", "global",
+         Partial(16, Name("%r3"))),
+        ("cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd2], 16, %rd4;", "[%rd2]", "global", 16),
         ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd2], %r3, [%r4];",
          "[%rd2]", "global", "%r3"),
         ("cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1], 256;", "[%rd2]", "global", 256),
         ("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r], [%t, {%x, %y}], [%m];",
          "[%t, {%x, %y}]", "global", None),
         ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r1], %r2;", "[%rd1]", "global", "%r2"),
+        ("cp.async.bulk.prefetch.L2.global [%rd1], 4096;", "[%rd1]", "global", 4096),
+        ("multimem.cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], %r2;", "[%rd1]", "global", "%r2"),
+        ("st.bulk.weak.shared::cta [%rd1], 4096, 0;", "[%rd1]", "shared::cta", 4096),
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%r1], {%r2, %r3}, [%r4];",
+         "[%r1]", "shared::cluster", 8),
+        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8192;", "[%r1]", "shared", 8192),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], %r2;", "[%r1]", "shared::cta", "%r2"),
+        ("mbarrier.arrive.shared.b64 %rd1, [%r1];", "[%r1]", "shared", None),
+        ("wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%a}, [%rd1];", "[%rd1]", "global", 4),
+        ("wmma.load.b.sync.aligned.col.m8n8k128.shared.b1 {%a}, [%rd1];", "[%rd1]", "shared", 4),
         ("cp.async.commit_group;", None, None, None),
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%a, %b, %c, %d}, [%r1];", "[%r1]", "shared", 16),
         ("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%a}, [%r1];", "[%r1]", "shared", 4),

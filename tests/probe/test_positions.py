@@ -4,7 +4,7 @@ import pytest
 
 from gpt.errors import MalformedError
 from gpt.probe.model import Position
-from gpt.probe.positions import find_sites, matches, parse_positions
+from gpt.probe.positions import Body, find_sites, matches, parse_positions
 from gpt.ptx import scan
 
 PROGRAM = """.version 8.0
@@ -47,7 +47,7 @@ def sites(text, name="kernel"):
     module = scan.scan_module(PROGRAM.encode())
     function = module.find(name)
     statements = module.statements(function)
-    found = find_sites(module, function, statements, parse_positions(text))
+    found = find_sites(Body(module, function, statements), parse_positions(text))
     return [(site.kind, *(statements[n].head if n < len(statements) else None for n in site[2:])) for site in found]
 
 

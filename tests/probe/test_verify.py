@@ -35,7 +35,7 @@ def check(snippet, position="ld.global", when="before", **options):
         "add.u64 %a, %a, BYTES; add.u32 %x, %x, BYTES;",
         "activemask.b32 %x; popc.b32 %x, %x; isspacep.shared %p, ADDR; lop3.b32 %x, %x, %y, 1, 0x96;",
         "bfe.u64 %a, %b, 3, 5; prmt.b32 %x, %x, %y, 0x3210; brev.b32 %x, %y; clz.b64 %x, %a; testp.number.f32 %p, %f;",
-        "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; add.cc.u32 %x, %x, 1; addc.u32 %y, %y, 0;",
+        "mov.b32 %x, IN2; mov.b64 %a, IN1; mov.u64 %a, (1+2)*3; and.pred %p, !%p, %q;",
         "setp.eq.u32 %p, %x, 0; @%p bra DONE; add.u32 %x, %x, 1; DONE: add.u32 %y, %y, 1;",
         "mov.u32 %x, 0; LOOP: add.u64 %a, %a, %b; add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 10; @%p bra LOOP;",
         "mov.u32 %x, 0; LOOP: add.u32 %x, %x, 3; setp.ne.u32 %p, %x, 12; @%p bra LOOP;",
@@ -97,8 +97,8 @@ def test_what_computes_is_allowed(snippet):
             "mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.b64 {%x, %y}, %a; setp.lt.u32 %p, %x, 9; @%p bra L;",
             "loops without",
         ),
-        ("mov.f32 %f, 0f00000000; L: add.f32 %f, %f, 1; setp.lt.f32 %p, %f, 9; @%p bra L;", "loops without"),
-        ("mov.u32 %x, 09; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 19; @%p bra L;", "loops without"),
+        ("mov.f32 %f, 0f00000000; L: add.f32 %f, %f, 1.0; setp.lt.f32 %p, %f, 9.0; @%p bra L;", "loops without"),
+        ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 02001; @%p bra L;", "loops more than 1024"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; mov.u32 %x, 0; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: @%q add.u32 %x, %x, 1; setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
         ("mov.u32 %x, 0; L: add.u32 %x, %x, 1; @%q bra M; M: setp.lt.u32 %p, %x, 9; @%p bra L;", "loops without"),
@@ -111,6 +111,28 @@ def test_what_computes_is_allowed(snippet):
         ("add;", "'add;' has 0 operands"),
         ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
+        # What is the program's, though it has no name: its carry, and that all lanes of it branch together
+        ("add.cc.u32 %x, %x, 1;", "'add.cc.u32' is not allowed in a probe"),
+        ("addc.u32 %x, %x, 1;", "'addc' is not allowed in a probe"),
+        ("mad.lo.cc.u32 %x, %x, 1, %y;", "'mad.lo.cc.u32' is not allowed in a probe"),
+        ("@%p bra.uni L; L:", "'bra.uni' is not allowed in a probe"),
+        # What ptxas would refuse
+        ("mov.u32 _, 1;", "writes '_', which is no register"),
+        ("mov.b64 %a, {%x, _};", "reads '_'"),
+        ("add.u32 %x, _, 1;", "reads '_'"),
+        ("add.u64 %a, %a, -%b;", "'-%b' has no place in a probe"),
+        ("add.u64 %a, %a, -ADDR;", "'-ADDR' has no place in a probe"),
+        ("mov.u64 %a, ADDR+8;", "'ADDR+8' has no place in a probe"),
+        ("mov.u32 %x, (%y);", "'(%y)' has no place in a probe"),
+        ("mov.u32 %x, 09;", "'09' is no number of 64 bits"),
+        ("mov.u32 %x, 18446744073709551616;", "'18446744073709551616' is no number of 64 bits"),
+        ("mov.u32 %x, " + "9" * 5000 + ";", "is no number of 64 bits"),
+        ("mov.u32 %x, 1.5;", "'1.5' where .u32 is wanted"),
+        ("mov.b32 %x, 1.5;", "'1.5' where .b32 is wanted"),
+        ("add.f32 %f, %f, 1;", "'1' where .f32 is wanted"),
+        (".reg .u32 %u; add.f32 %f, %f, %u;", "'%u' is .u32, where .f32 is wanted"),
+        (".reg .u32 %u; mov.u32 %u, %f;", "'%f' is .f32, where .u32 is wanted"),
+        (".reg .f64 %d; cvt.rn.f32.u32 %d, %x;", "'%d' is .f64, where .f32 is wanted"),
         (".reg .b64 ADDR;", "register 'ADDR' has a name that is taken"),
         (".reg .b64 %smid;", "register '%smid' has a name that is taken"),
     ],
@@ -169,6 +191,9 @@ def test_helpers_need_an_instruction(position, helper, fact):
         ("SAVE.u32 {ADDR};", 8, "saves 'ADDR', .u64, as field 'addr' of type u32"),
         ("SAVE.u64 {%smid};", 8, "saves '%smid', .u32"),
         ("SAVE.u32 {%p};", 8, "saves predicate '%p'"),
+        ("SAVE.f32 {%smid};", 8, "saves '%smid', .u32, as field 'smid' of type f32"),
+        ("SAVE.u32 {99999999999999999999};", 8, "'99999999999999999999' is no number of 64 bits"),
+        ("SAVE.u32 {1.5};", 8, "'1.5' where .u32 is wanted"),
         ("SAVE.u32 {%r9};", 8, "reads program register '%r9'"),
         ("SAVE.u32 {{%x, %y}};", 8, "saves '{%x, %y}', which is no register"),
         ("SAVE.u64 {%a}; SAVE.u64 {%b};", 8, "16 bytes of fields in a record of 8"),
@@ -194,11 +219,11 @@ def test_special_registers_and_numbers_may_be_saved():
         ("mov.b64 %a, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", None),
         ("mov.b32 %x, OUT;", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", "OUT has 64 bits, and line 5 wants 32"),
         ("mov.u64 %a, ADDR;", "bar.sync 0;", "has no ADDR"),
-        ("mov.b32 %x, OUT;", "setp.eq.u32 %p1, %r1, 0;", "OUT has 1 bits, and line 5 wants 32"),
+        ("mov.b32 %x, OUT;", "setp.eq.u32 %p1, %r1, 0;", "OUT has 1 bit, and line 5 wants 32"),
         ("mov.pred %p, OUT;", "setp.eq.u32 %p1|%p2, %r1, 0;", None),
         ("mov.pred %p, OUT;", "ld.global.u32 %r1, [%rd1];", "OUT has 32 bits, and line 5 wants 1"),
         ("mov.b32 %x, OUT;", "popc.b64 %r1, %rd1;", None),
-        ("mov.b32 %x, IN3;", "selp.b32 %r1, 1, 0, %p1;", "IN3 has 1 bits, and line 5 wants 32"),
+        ("mov.b32 %x, IN3;", "selp.b32 %r1, 1, 0, %p1;", "IN3 has 1 bit, and line 5 wants 32"),
         ("mov.b32 %x, OUT;", "st.global.u32 [%rd1], %r1;", "has no OUT"),
         ("mov.u32 %x, FLOPS;", "ld.global.u32 %r1, [%rd1];", "has no FLOPS"),
         ("mov.b64 %a, IN1;", "ld.global.u32 %r1, [%rd1+4];", None),
@@ -212,5 +237,26 @@ def test_special_registers_and_numbers_may_be_saved():
 )
 def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):
     file = check(snippet, when="after")
+    (node,) = parse_statements(instruction)
+    assert find_misfit(file.probes[0], bind(node)) == misfit
+
+
+@pytest.mark.parametrize(
+    ("saved", "instruction", "misfit"),
+    [
+        ("SAVE.u32 {OUT};", "ld.global.u32 %r1, [%rd1];", None),
+        ("SAVE.u64 {OUT};", "ld.global.u32 %r1, [%rd1];", None),
+        ("SAVE.u64 {OUT};", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", None),
+        ("SAVE.u32 {OUT};", "ld.global.u64 %rd2, [%rd1];", "OUT has 64 bits, and line 6 wants 32"),
+        ("SAVE.u32 {OUT};", "ld.global.v2.u32 {%r1, %r2}, [%rd1];", "OUT has 64 bits, and line 6 wants 32"),
+        ("SAVE.u64 {OUT};", "ld.global.v2.u16 {%h1, %h2}, [%rd1];", "OUT has 32 bits, and line 6 wants 64"),
+        ("SAVE.u32 {OUT};", "setp.eq.u32 %p1, %r1, 0;", "OUT has 1 bit, and line 6 wants 32"),
+        ("SAVE.u32 {IN1};", "ld.global.u32 %r1, [%rd1];", "IN1 has 64 bits, and line 6 wants 32"),
+        ("SAVE.u32 {BYTES};", "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+         "[%r1], [%rd1, {%r2}], [%r3];", "has no BYTES, which its tensor map knows"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_field(saved, instruction, misfit):
+    file = check(saved, when="after", datamodel="'thread:8'")
     (node,) = parse_statements(instruction)
     assert find_misfit(file.probes[0], bind(node)) == misfit

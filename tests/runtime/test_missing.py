@@ -74,10 +74,11 @@ def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
     assert line.startswith(f"gpt-hook: warning: {demo}: no code for this device in the fatbin at 0x")
 
 
-def two_kernels(folder, name="libtwo.so"):
-    """A library with two kernels, each in an element of its own of one region."""
-    code = 'extern "C" __global__ void %s(int *p) { *p = 1; }'
-    elements = [("sm_90", "cubin", cuda.nvrtc_compile(code % kernel, "sm_90")) for kernel in ("one", "two")]
+def two_kernels(folder, name="libtwo.so", together=False):
+    """A library with two kernels, each in an element of its own of one region, or both in one."""
+    code = [f'extern "C" __global__ void {kernel}(int *p) {{ *p = 1; }}' for kernel in ("one", "two")]
+    sources = ["".join(code)] if together else code
+    elements = [("sm_90", "cubin", cuda.nvrtc_compile(source, "sm_90")) for source in sources]
     (folder / "two.c").write_text(
         "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
     )
@@ -121,6 +122,19 @@ def test_a_kernel_that_is_not_there(tmp_path):
         slim(library, tmp_path / "slim", **more)
         done = hooked.run(tmp_path / "u.mp", program, "one", "two", options=["-f", "--replace", tmp_path / "slim"])
         assert (done.stdout, done.stderr) == ("0 0 " * 3, "")
+
+
+def test_a_kernel_that_was_dropped(tmp_path):
+    library = two_kernels(tmp_path, together=True)
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    patched = slim(library, tmp_path / "slim", "--granularity", "kernel", keep="^one$")
+    trace = tmp_path / "t.mp"
+    done = hooked.run(trace, program, "one", "two", options=["--replace", tmp_path / "slim"])
+    assert done.stdout == "0 500 " * 3
+    fact = "no code for kernel 'two' (cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND 500)"
+    assert done.stderr == (
+        f"gpt-hook: warning: {patched}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    )
 
 
 def test_no_more_than_a_few_lines(tmp_path):
@@ -239,6 +253,84 @@ int cuLaunchKernelEx(void *config, void *kernel) {
     return cuLaunchKernel(kernel);
 }
 """
+
+
+EMPTY = """
+// Takes every kernel, and finds at the next call that one of them held no instruction.
+static int broken;
+int cuGetErrorName(int status, const char **name) {
+    *name = "CUDA_ERROR_ILLEGAL_INSTRUCTION";
+    return status != 715;
+}
+int cuLibraryLoadData(void **library, const void *image) {
+    *library = (void *)image;
+    return 0;
+}
+int cuLibraryGetKernel(const char **kernel, void *library, const char *name) {
+    (void)library;
+    *kernel = name;
+    return broken;
+}
+int cuKernelGetName(const char **name, const char *kernel) {
+    *name = kernel;
+    return NAMELESS;
+}
+int cuLaunchKernel(const char *kernel) {
+    int before = broken;
+    broken |= kernel[0] == 't' ? 715 : 0;
+    return before;
+}
+int cuCtxSynchronize(void) { return broken; }
+"""
+
+
+def run_empty(tmp_path, library, *options, nameless=0):
+    """Launches one kernel, another whose code is zeros, and the first again."""
+    (tmp_path / "driver").mkdir(exist_ok=True)
+    (tmp_path / "driver.c").write_text(EMPTY.replace("NAMELESS", str(nameless)))
+    soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic"
+    cuda.c_compiler("-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver" / "libcuda.so.1", soname)
+    source = f"""
+    #include <assert.h>
+    #include <dlfcn.h>
+    #include <stdio.h>
+    int main(void) {{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW), *loaded, *kernels[2];
+        const void *(*wrapper)(void) = dlsym(dlopen("{library}", RTLD_NOW), "wrapper");
+        int (*load)() = dlsym(driver, "cuLibraryLoadData"), (*look)() = dlsym(driver, "cuLibraryGetKernel");
+        int (*launch)() = dlsym(driver, "cuLaunchKernel"), (*synchronize)() = dlsym(driver, "cuCtxSynchronize");
+        assert(!load(&loaded, wrapper(), 0, 0, 0, 0, 0, 0));
+        assert(!look(&kernels[0], loaded, "one") && !look(&kernels[1], loaded, "two"));
+        for (int i = 0; i < 2; i++)
+            assert(!launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        assert(!launch(kernels[1], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        for (int i = 0; i < 3; i++)
+            printf("%d ", synchronize());
+        printf("%d", launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+    }}
+    """
+    program = hooked.compile_c(tmp_path / "client", source, prelude=False)
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
+    done = hooked.run(tmp_path / "t.mp", program, env=env, device="real", options=["-f", *options])
+    assert done.stdout == "715 715 715 715"
+    return done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--calls", "all")])
+def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
+    library = two_kernels(tmp_path)
+    assert run_empty(tmp_path, library, *options) == ""  # nothing was cut: the program's own fault
+    library.with_name(f"{library.name}.gpt-orig").touch()
+    fact = "(cuCtxSynchronize: CUDA_ERROR_ILLEGAL_INSTRUCTION 715)"
+    keeps = f"gpt-locate --keep 'two' or --used {tmp_path}/t.mp keeps it"
+    warning = f"gpt-hook: warning: {library}: no instruction in"
+    assert run_empty(tmp_path, library, *options) == f"{warning} kernel 'two' {fact}; {keeps}\n"
+    (diag,) = Trace(tmp_path / "t.mp").of("diag")
+    assert diag["ref"] == "two"
+    assert Trace(tmp_path / "t.mp").functions == ["one", "two"]
+    # A driver that is asked for the name of a kernel may say no more than of everything else.
+    (line,) = run_empty(tmp_path, library, *options, nameless=715).splitlines()
+    assert line.startswith(f"{warning} a kernel of the fatbin at 0x")
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])

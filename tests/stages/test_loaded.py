@@ -1,13 +1,16 @@
 """The libraries that a trace saw loaded, and files that several names, links or signatures hold."""
 
+import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gpt import records, stream
+from gpt.tables import human
 from tests.stages.tools import extract, located, run
 
 
@@ -24,6 +27,10 @@ def trace(path, *libraries, module=None, child=None):
     made.append(records.make("end", records=len(made) - 1, status=0))
     path.write_bytes(b"".join(map(stream.pack, made)))
     return path
+
+
+def parsed(data):
+    return list(stream.read_records(io.BytesIO(data), "stream"))
 
 
 def paths(done):
@@ -161,15 +168,28 @@ def test_what_needs_no_cut_stays_as_it_is(sample, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
 
 
-def test_the_table_of_a_pipe(sample, tmp_path):
+def test_the_table_of_a_pipe(sample, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # readline, which pytest loads, sets it behind Python's back
+    monkeypatch.delenv("COLUMNS")
     made = located([sample("zstd"), sample("lz4")], "_Z4manyILi3EEvPfi", "--granularity", "kernel")
     done = run("gpt-patch", "-o", tmp_path / "out", "--table", data=made)
     assert done.status == 0, done.err
     text = done.out.decode()
     assert "other architecture" in text
     assert "kernel not used" in text
-    assert "cut out of elements that stay: 14 kernels and 0 device functions" in " ".join(text.split())
-    assert "total" in text
+    assert "cut out of elements that stay: 14 kernels and 0 device functions" in text
+    assert re.search(rf"^{sample('zstd')} +compact .* [0-9.]+ %$", text, re.MULTILINE)  # however long its name is
+    columns = re.search("^library +elements +left +kernels +left +(.*)$", text, re.MULTILINE)[1].split("  ")
+    reasons = [column.strip() for column in columns if column]
+    tallies = [record for record in parsed(made) if record["kind"] == "tally"]
+    for library in (sample("zstd"), sample("lz4"), None):
+        found = [t for t in tallies if library in (None, Path(t["library"]))]
+        left = [t for t in found if t["reason"] == "kept"]
+        counts = [sum(t[key] for t in rows) for key in ("elements", "kernels") for rows in (found, left)]
+        gone = [sum(t["bytes"] for t in found if t["reason"] == reason) for reason in reasons]
+        row = [library or "total", *counts, *(human(size) for size in gone)]
+        assert re.search(r"^" + " +".join(map(re.escape, map(str, row))) + "$", text, re.MULTILINE)
+    assert set(reasons) | {"kept"} == {t["reason"] for t in tallies}
 
 
 def test_an_upgrade_is_not_undone(sample, tmp_path):

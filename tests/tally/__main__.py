@@ -1,11 +1,11 @@
 """`make tally`: every probe in every kernel of the corpora (tests/tally/sources.py), and all their PTX through the
 grammar.
 
-    python -m tests.tally [-j N] [--minutes M] [--corpus NAME]... [--fresh] [--report]
+    python -m tests.tally [-j N] [--minutes M] [--corpus NAME]... [--stale] [--fresh] [--report]
 
 What was done stands in XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
 it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
-failed. Without --minutes it goes on until all is done: hours. The sum goes to tests/tally/results/tally.json.
+failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is done: hours. The sum goes to tests/tally/results/tally.json.
 
 Exit status: 0; 1 if something failed; 4 where a corpus cannot be had.
 """
@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-j", dest="jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--minutes", type=float, default=0, metavar="M", help="begin nothing more after them")
     parser.add_argument("--corpus", action="append", choices=sources.CORPORA, help="only this; repeatable")
+    parser.add_argument("--stale", action="store_true", help="do again what was done with other code")
     parser.add_argument("--fresh", action="store_true", help="forget what was done")
     parser.add_argument("--report", action="store_true", help="only add up what was done")
     given = parser.parse_args(argv)
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
     if not given.report:
         os.environ["CUDA_HOME"] = str(sources.newest_cuda())
         pieces = plan(module for module in modules if module.corpus in (given.corpus or sources.CORPORA))
-        sweep(list(remaining(pieces)), given.jobs, end)
+        sweep(list(remaining(pieces, given.stale)), given.jobs, end)
     summary = {"made with": sources.provenance(), **report.summarise(modules, read_lines())}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(summary, indent=1) + "\n")
@@ -87,11 +88,11 @@ def read_lines() -> Iterator[Line]:
                 continue
 
 
-def remaining(pieces: list[Piece]) -> Iterator[Piece]:
-    """What is still to do, or failed the last time."""
+def remaining(pieces: list[Piece], stale: bool) -> Iterator[Piece]:
+    """What is still to do, or failed the last time, or, if `stale` is to be done again, was done with other code."""
     good: dict[tuple[str, str], bool] = {}
     for line in read_lines():
-        good[line["module"], line["kernel"]] = not is_failure(line)
+        good[line["module"], line["kernel"]] = not is_failure(line) and (not stale or line["code"] == code())
     for piece in pieces:
         digest = piece.module.digest
         kernels = [(kernel, alone) for kernel, alone in piece.kernels if not good.get((digest, kernel))]

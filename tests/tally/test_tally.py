@@ -124,7 +124,7 @@ def corpus(tmp_path, monkeypatch):
     return texts
 
 
-def test_everything_is_done_once_and_added_up(corpus, capsys):
+def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
     assert tally.main(["-j", "1"]) == 0
     lines = tally.LINES.read_text()
     assert len(lines.splitlines()) == 3 + 3  # modules and kernels: the same text counts once
@@ -138,8 +138,11 @@ def test_everything_is_done_once_and_added_up(corpus, capsys):
     assert added["kernels"] == 3
     assert added["median"] <= added["max"] < 20
     assert "3 of 3" in capsys.readouterr().out
-    assert tally.main(["-j", "1"]) == 0  # nothing is left to do
+    assert tally.main(["-j", "1", "--stale"]) == 0  # nothing is left to do
     assert tally.LINES.read_text() == lines
+    monkeypatch.setattr(tally, "code", lambda: "other")
+    assert tally.main(["-j", "1", "--stale"]) == 0  # all of it is
+    assert len(tally.LINES.read_text().splitlines()) == 2 * len(lines.splitlines())
     assert tally.main(["--fresh", "--report"]) == 0
     assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 0
 

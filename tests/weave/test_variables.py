@@ -4,7 +4,10 @@ import re
 import subprocess
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpt.errors import GptError
 from gpt.probe.load import parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune
@@ -133,14 +136,16 @@ CONSTANTS = """.global .u32 g;
 .const .u32 first = 5;
 .const .u64 pointers[4] = {1, generic(g)+4, g , 7};
 .const .align 8 .b8 mask[8] = {0xff(generic(g)), 0xff00(generic(g)), 3};
-.extern .const .align 4 .b8 other[64];
+.extern .const .align 4 .b8 other[64], another[4];
 .extern .const .u32 both;
 .visible .const .u32 both = 3;
 """
 
 
 def test_constants_stay_and_are_copied(tmp_path):
-    body = "".join(f"ld.const.u32 %r1, [{name}];\n" for name in ("plain", "first", "pointers", "mask", "other", "both"))
+    body = "".join(
+        f"ld.const.u32 %r1, [{name}];\n" for name in ("plain", "first", "pointers", "mask", "other", "another", "both")
+    )
     woven = check(kernel(body + "mov.u64 %rd1, plain+4;", CONSTANTS), tmp_path)
     assert told(woven) == [
         ("g", "global", 4, 0, None),
@@ -149,12 +154,13 @@ def test_constants_stay_and_are_copied(tmp_path):
         ("pointers", "const", 32, None, "always"),
         ("mask", "const", 8, None, "always"),
         ("other", "const", 64, None, "always"),
+        ("another", "const", 4, None, "always"),
         ("both", "const", 4, None, "taken"),
     ]
     found = code(woven)
     assert ".const .u64 pointers[4] = {1, 0 , 0 , 7};" in found
     assert ".const .align 8 .b8 mask[8] = { 0 , 0 , 3};" in found
-    assert " .const .align 4 .b8 other[64];" in found and "mov.u64 %rd1, plain+4;" in found
+    assert " .const .align 4 .b8 other[64], another[4];" in found and "mov.u64 %rd1, plain+4;" in found
 
 
 def test_a_kernel_with_constants_only_has_no_table(tmp_path):
@@ -215,3 +221,24 @@ def test_what_is_kept_may_be_any_text():
     data = kernel("ld.global.u32 %r1, [a];", '.global .b8 a[9] = { 1, // \\ \x85 "\n /* \xe9\r\n\t*/ 2\n};')
     woven = weave(data, "k", [SCHED])
     assert unweave(woven.data) == data and woven.data.count(f"{MARK}=".encode()) == 2
+
+
+TEXT = kernel("ld.const.u32 %r1, [plain];\nmov.u64 %rd1, a+8;\n@%p1 st.global.u32 [g+4], %r1;",
+              CONSTANTS + ".global .align 16 .b8 a[64], b[2] = {1, {2}};").decode()  # fmt: skip
+PIECES = st.sampled_from(
+    ["", "{", "}", ",", ";", "=", "[", "]", "(", "g", "a", ".const ", ".global ", "9" * 5000, "\n", "+"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
+def test_torn_modules(edits):
+    """Whatever the module looks like: it is refused or left alone, or comes back."""
+    text = TEXT
+    for at, length, piece in edits:
+        text = text[:at] + piece + text[at + length :]
+    try:
+        woven = weave(text.encode(), "k", [SCHED, ADDRESS])
+    except GptError:
+        return
+    assert unweave(woven.data) == text.encode()

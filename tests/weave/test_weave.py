@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt.errors import GptError
 from gpt.probe.load import parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
+from gpt.ptx.prune import prune
+from gpt.ptx.scan import scan_module
 from tests import cuda
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -134,6 +137,54 @@ def test_parts_of_a_record_wait_for_the_last(tmp_path):
     assert woven.maps[0].unit_size == 8 + 4 * 16
 
 
+def test_names_of_probes_never_meet(tmp_path):
+    """Whatever tables and labels are called, and whatever the program calls its own."""
+    halves = 'position = "kernel"\ndatamodel = "warp:16"\nbefore = "SAVE.u64 {CLOCK};"\nafter = "SAVE.u32 {%smid};"\n'
+    file = probe("".join(f'["{name}"]\n{halves}' for name in ("a-b", "a.b", "\u00e9", "\u00e8", "x\\ny")))
+    labels = "@%p bra %L; bra $L; %L: mov.u32 %a, 1; $L: mov.u32 %a, 2; _L: mov.u32 %a, 3;"
+    jumps = simple("ld.global", f".reg .pred %p; .reg .b32 %rd1, $rd1, _rd1; setp.ne.u32 %p, BYTES, 4; {labels}")
+    check(kernel("$gpt1_L: ld.global.u32 %r1, [%rd1];\nret;"), file, jumps, tmp_path=tmp_path)
+
+
+def test_a_program_that_has_all_names_that_a_probe_might(tmp_path):
+    taken = " ".join(f"gpt{n or ''}_ 98765432{n:03}" for n in range(1001))
+    woven = check(kernel(f"// {taken}\nret;"), simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+    assert "%gpt1001_0_a" in woven.data.decode()
+
+
+def test_vectors_are_packed(tmp_path):
+    file = probe(
+        '[map.m]\ndata = {a = "u64", b = "u32"}\n[probe.x]\nposition = "ld.global.v2:st.global.v2"\n'
+        'after = ".reg .b64 %a; .reg .b32 %b; mov.b64 %a, IN1; add.u64 %a, %a, %a; mov.b32 %b, ACTIVE; '
+        'SAVE [m] {IN1, %b};"\n'
+    )
+    woven = check(
+        kernel("ld.global.v2.u32 {%r1, %r2}, [%rd1]; st.global.v2.u32 [%rd1], {%r1, 7};\nret;"),
+        file,
+        tmp_path=tmp_path,
+    )
+    assert re.search(r"mov\.b64 %gpt_b64_\d+, \{%gpt_b32_\d+, %gpt_b32_\d+\};", woven.data.decode())
+    assert [site.woven for site in woven.sites] == [1, 1]
+    out = probe('[x]\nposition = "ld.global.v4"\ndatamodel = "thread:8"\nafter = "SAVE.u64 {OUT};"\n')
+    load = "ld.global.v4.u16 {%h1, %h2, %h3, %h4}, [%rd1];"
+    check(kernel(f".reg .b16 %h<5>;\n{load}\nret;"), out, tmp_path=tmp_path)
+    for load in ("ld.global.v4.u16 {%r1, %r2, %r3, %r4}, [%rd1];", "ld.global.v4.u16 {%r1, _, %r2, _}, [%rd1];"):
+        with pytest.raises(LeftAlone, match="has '"):
+            weave(kernel(f"{load}\nret;"), "k", [out])
+
+
+def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
+    file = simple("cp.async.ca:cp.async.cg", "mov.u32 %a, BYTES;")
+    for operands, expected in {
+        "16": "mov.u32 %gpt_0_a, 16;",
+        "16, %r2": "mov.b32 %gpt_b32_0, %r2;",
+        "16, 4": "mov.u32 %gpt_0_a, 4;",
+        "16, %p1": "selp.u32 %gpt_b32_0, 0, 16, %p1;",
+    }.items():
+        body = f"cp.async.cg.shared.global [%r1], [%rd1], {operands};\nret;"
+        assert expected in lines(check(kernel(body, HEAD.replace("8.0", "8.3")), file, tmp_path=tmp_path))
+
+
 def test_a_pragma_stays_with_its_instruction(tmp_path):
     body = 'mov.u32 %r2, 0;\n.pragma "used_bytes_mask 0xf";\nld.global.u32 %r1, [%rd1];\nret;'
     head = HEAD.replace("8.0", "8.3")
@@ -176,7 +227,8 @@ def test_loops_and_labels_of_a_snippet(tmp_path):
     snippet = ".reg .pred %q;\nmov.u32 %a, 0;\nagain:\nadd.u32 %a, %a, 1;\nsetp.lt.u32 %q, %a, 4;\n@%q bra again;"
     woven = check(kernel("@%p1 ld.global.u32 %r1, [%rd1];\nld.global.u32 %r1, [%rd1];\nret;"),
                   simple("ld.global", snippet), tmp_path=tmp_path)  # fmt: skip
-    assert [line for line in lines(woven) if line in "{}" or line.startswith("$gpt")] == ["{", "$gpt_0_again:", "}"] * 2
+    found = [line for line in lines(woven) if line in "{}" or line.startswith("$gpt")]
+    assert found == ["{", "$gpt_0_0_again:", "}"] * 2
 
 
 def test_python_probes(tmp_path):
@@ -363,6 +415,38 @@ def balanced(text):
         depth += (piece == "{") - (piece == "}")
         out.append(piece)
     return "".join(out) + "}" * depth
+
+
+PIECES = [
+    "", "{", "}", "(", "]", ";", ",", '"', "/*", "//", "\n", "%r1", "@%p1 ", "<", "9" * 30, ".reg", ".func f", ":", "_",
+    "-", "[9999999999]", "<99999999>", ".loc 1 99999999999999999999 0\n", ".loc 1 x 0\n", ".file 1\n", '.file x "y"\n',
+    ".version 8\n", ".version x.y\n", ".version 99999.1\n", ".target sm_\n", ".address_size 32\n", "\xff", "\0", ".v4",
+    "call f, (%r1, ", "brx.idx %r1, t;", ".visible .entry k(", ".param .align 99999999 .b8 p[", ".callprototype _ ();",
+]  # fmt: skip
+PROGRAM = kernel(
+    '.file 1 "a.cu"\n.loc 1 2 3\nld.global.v2.u32 {%r1, %r2}, [%rd1+-4];\n@%p1 bra L1;\ncall f, (%r1);\nL1:\n'
+    "atom.global.add.u32 %r1, [%rd1], %r1;\nsetp.lt.u32 %p1|%p2, %r1, 5;\nbar.sync 0;\n@!%p2 exit;\nret;"
+).decode()
+PROGRAM = PROGRAM.replace(".visible", ".func f(.param .b32 x) { ret; }\n.visible", 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_mutated_programs_are_woven_or_refused(data):
+    text = PROGRAM
+    files = data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=2, unique_by=id))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(PIECES)) + text[at + data.draw(st.integers(0, 12)) :]
+    try:
+        module = scan_module(text.encode("latin-1"), "m")
+        for entry in module.entries:
+            original = prune(module, [entry.name])
+            woven = weave(original, entry.name, files, "m")
+            assert unweave(woven.data) == original
+    except GptError as error:
+        assert error.where.startswith("m") or isinstance(error, LeftAlone)
+        assert "\n" not in error.fact
 
 
 @given(st.binary(max_size=200))

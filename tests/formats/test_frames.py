@@ -1,0 +1,94 @@
+"""Frames that hold cubins: where they end, which are believed, and what those cost that only look like one."""
+
+import random
+import struct
+
+import pytest
+import zstandard
+
+from gpt.errors import MalformedError
+from gpt.formats import frames
+from gpt.formats.source import Source
+from tests.formats import forge
+from tests.formats.samples import MANY, image
+from tests.stages.tools import MIB, extract
+
+CUBIN = image(MANY, "sm_90") + random.Random(1).randbytes(300_000)  # several blocks, some of them raw
+CUBIN = CUBIN[:40] + struct.pack("<Q", len(CUBIN)) + CUBIN[48:] + forge.section(0, 0)  # headers at its end
+CUBIN = CUBIN[:58] + struct.pack("<HHH", 64, 1, 0) + CUBIN[64:]
+
+
+def pack(data, **options):
+    return zstandard.ZstdCompressor(level=3, **options).compress(data)
+
+
+def find(data, before=b"\0" * 24):
+    source = Source("file", before + data)
+    frame = frames.find_frame(source, len(before))
+    return frame and frames.parse_cubin(source, len(before), frame)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_frame_is_measured_by_its_blocks(checksum):
+    packed = pack(CUBIN, write_checksum=checksum)
+    element = find(packed + b"\x28\xb5\x2f\xfd what follows")
+    assert (element.offset, element.packed_size, element.end) == (24, len(packed), 24 + len(packed))
+    assert (element.size, element.arch, element.codec, element.header_size) == (len(CUBIN), "sm_90", "zstd", 0)
+
+
+def test_runs_of_a_byte():
+    """A raw block, one of a byte again and again, an empty one at the end."""
+    data = image(MANY, "sm_90")[:64]
+    size = 64 + 100_000
+    data = data[:40] + struct.pack("<Q", size - 64) + data[48:58] + struct.pack("<HHH", 64, 1, 0)
+    head = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", size)
+    blocks = struct.pack("<I", 64 << 3)[:3] + data + struct.pack("<I", 100_000 << 3 | 2)[:3] + b"\7" + b"\1\0\0"
+    assert zstandard.decompress(head + blocks) == data + b"\7" * 100_000
+    assert find(head + blocks).packed_size == len(head + blocks)
+
+
+NOT_ONE = {
+    "cut short": pack(CUBIN)[:-1],
+    "cut in its header": pack(CUBIN)[:6],
+    "no cubin": pack(bytes(1000)),
+    "a host's ELF file": pack(CUBIN[:18] + b"\x3e\0" + CUBIN[20:]),
+    "a cubin and more": pack(CUBIN + b"more"),
+    "half a cubin": pack(CUBIN[:-4]),
+    "without its size": pack(CUBIN, write_content_size=False),
+    "less than an ELF header": pack(CUBIN[:63]),
+    "another size than it says": pack(CUBIN)[:5] + struct.pack("<I", len(CUBIN) + 1) + pack(CUBIN)[9:],
+    "a block of a kind that is reserved": pack(CUBIN)[:9] + b"\6\0\0" + pack(CUBIN)[12:],
+    "blocks of nothing": b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", len(CUBIN)) + bytes(3000),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ONE)
+def test_what_is_no_such_frame(name):
+    try:
+        assert find(NOT_ONE[name]) is None
+    except MalformedError as error:
+        assert error.where.startswith("file")
+
+
+def host(body):
+    """An ELF file of the host with nothing in it."""
+    return forge.elf_header() + body
+
+
+HOSTILE = {
+    "frames of nothing": (b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 250 << 20)).ljust(16, b"\0") * 1_000_000,
+    "frames of zeros": pack(bytes(250 << 20)) * 200,
+    "small frames": pack(bytes(1000)).ljust(24, b"\0") * 500_000,
+    "a wide window": (b"\x28\xb5\x2f\xfd\x40\x88" + struct.pack("<H", 1000) + b"\1\0\0").ljust(16, b"\0") * 200_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_files_of_frames_that_hold_none(name, tmp_path):
+    path = tmp_path / "hostile"
+    path.write_bytes(host(HOSTILE[name]))
+    done = extract("--scan", path)
+    assert done.status in (1, 3)
+    assert done.err.count("\n") == 1
+    assert done.memory < 300 * MIB
+    assert done.seconds < 40
