@@ -208,6 +208,8 @@ bool hook_open(struct gpt_buffer *buffer, bool fresh) {
 
 bool hook_close(struct gpt_buffer *buffer) {
     struct thread *thread = hook_thread;
+    if (UNLIKELY(!thread)) // a child that was forked by a signal handler in between
+        return false;
     thread->used = (uint32_t)(buffer->at - thread->chunk - CHUNK_HEAD);
     hook_set_used(thread->chunk, thread->used);
     atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);

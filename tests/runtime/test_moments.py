@@ -1,5 +1,5 @@
-"""Driver functions called at odd moments: before main, from a signal handler, in a thread that is to be cancelled or has
-a small stack, around a fork."""
+"""Driver functions called at odd moments: before main, from a signal handler, around a fork, in a thread that is to be
+cancelled or has a small stack."""
 
 import pytest
 
@@ -20,9 +20,7 @@ int cuMemAlloc_v2(unsigned long *address, unsigned long size) { *address = size;
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     (tmp_path / "driver").mkdir()
-    hooked.compile_c(
-        tmp_path / "driver/libcuda.so.1", DRIVER, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False
-    )
+    hooked.compile_c(tmp_path / "driver/libcuda.so.1", DRIVER, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "driver"))
 
 
