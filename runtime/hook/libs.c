@@ -15,28 +15,36 @@
 #include "cuda_abi.h"
 #include "hook.h"
 
+#define MAX_SECTIONS 4096 // a library slimmed by gpt-patch has a thousand more than others
+
 // Bytes of the file's sections of GPU code. Section headers are in the file only.
 static uint64_t gpu_bytes(int file) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
-        head.e_shentsize != sizeof(Elf64_Shdr) || !head.e_shnum || head.e_shnum > 512 ||
+        head.e_shentsize != sizeof(Elf64_Shdr) || head.e_shnum > MAX_SECTIONS ||
         head.e_shstrndx >= head.e_shnum)
         return 0;
-    static Elf64_Shdr sections[512]; // one thread at a time, whose stack may be small
+    static Elf64_Shdr sections[64], strings; // one thread at a time, whose stack may be small
     static char names[16 << 10];
-    size_t size = head.e_shnum * sizeof(*sections);
-    if (pread(file, sections, size, (off_t)head.e_shoff) != (ssize_t)size)
+    off_t table = (off_t)head.e_shoff;
+    if (pread(file, &strings, sizeof(strings), table + head.e_shstrndx * (off_t)sizeof(strings)) !=
+        sizeof(strings))
         return 0;
-    const Elf64_Shdr *strings = &sections[head.e_shstrndx];
-    size = strings->sh_size < sizeof(names) - 1 ? strings->sh_size : sizeof(names) - 1;
-    if (pread(file, names, size, (off_t)strings->sh_offset) != (ssize_t)size)
+    size_t size = strings.sh_size < sizeof(names) - 1 ? strings.sh_size : sizeof(names) - 1;
+    if (pread(file, names, size, (off_t)strings.sh_offset) != (ssize_t)size)
         return 0;
     names[size] = '\0';
     uint64_t bytes = 0;
-    for (int i = 0; i < head.e_shnum; i++)
-        if (sections[i].sh_name < size && (!strcmp(names + sections[i].sh_name, ".nv_fatbin") ||
-                                           !strcmp(names + sections[i].sh_name, "__nv_relfatbin")))
-            bytes += sections[i].sh_size;
+    for (int first = 0; first < head.e_shnum; first += 64) {
+        int count = head.e_shnum - first < 64 ? head.e_shnum - first : 64;
+        ssize_t part = count * (ssize_t)sizeof(*sections);
+        if (pread(file, sections, (size_t)part, table + first * (off_t)sizeof(*sections)) != part)
+            return 0;
+        for (const Elf64_Shdr *section = sections; section < sections + count; section++)
+            if (section->sh_name < size && (!strcmp(names + section->sh_name, ".nv_fatbin") ||
+                                            !strcmp(names + section->sh_name, "__nv_relfatbin")))
+                bytes += section->sh_size;
+    }
     return bytes;
 }
 
