@@ -107,6 +107,7 @@ KINDS: dict[str, Keys] = {
         "kernels": ("[symbol]", "entry functions"),
         "functions": ("[symbol]", "device functions"),
         "variables": ("u64", "device variables defined"),
+        "sha256": ("str?", "hexadecimal, of the unpacked bytes of a cubin that is in no region"),
         "data": ("bin?", "the unpacked bytes"),
     },
     "span": {

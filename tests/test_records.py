@@ -107,7 +107,7 @@ def samples():
     yield records.make("diag", level="", where="", text="", ref=""), 'SAMPLE(diag, .ref = GPT_STR(""));'
     yield records.make("child", pid=0, how="\udcff"), 'SAMPLE(child, .how = GPT_STR("\\xff"));'
     element = {key: 0 if type_ == "u64" else "" for key, (type_, _) in records.KINDS["element"].items()}
-    for key in ("section", "member", "data"):
+    for key in ("section", "member", "sha256", "data"):
         del element[key]
     element |= {"kernels": [{"name": ""}] * 65536, "functions": [{"name": ""}] * 65535}
     yield (

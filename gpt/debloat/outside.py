@@ -5,9 +5,9 @@ from some start. So none of it moves in memory. But where all of a region is dea
 be zeros, which no file need hold: a loadable segment ends before them in the file and behind them in memory, as it
 does where zero-initialised data begins, and the loader maps zeros. Ranges with only zeros between them are one.
 
-A region that a relocation or an exported symbol leads to keeps its header, which says that the region is empty: whoever walks over a table
-of regions, or hands all of them to the driver, finds what a fatbin section leaves of one. A region in which something
-stays is left to the caller, who makes holes.
+A region that a relocation or an exported symbol leads to keeps its header, which says that the region is empty:
+whoever walks over a table of regions, or hands all of them to the driver, finds what a fatbin section leaves of one.
+A region in which something stays is left to the caller, who makes holes.
 """
 
 from __future__ import annotations

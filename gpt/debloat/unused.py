@@ -12,9 +12,10 @@ driver links the relocatable code again only where no linked cubin serves the de
 devices pick hold all used kernels that it holds.
 
 A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
-architecture alone. PTX and LTO-IR in a region outside of the fatbin sections may be handed to a linker (nvJitLink)
-instead of the driver, and the kernel that comes out may have another name: a library of which anything is used keeps
-all of it that fits a device.
+architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
+outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
+out may have another name: all of it that fits a device is needed where anything of its library is used, or where the
+program loaded an image from memory that is in no library, which may be what came out.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
@@ -87,8 +88,10 @@ class Candidate:
     linked: bool = False  # picked by a device, were it not for linked code that serves
 
 
-def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator[tuple[Candidate, str]]:
-    """Each element of a library with KEPT or the reason why it is unused, in order."""
+def iter_reasons(
+    candidates: list[Candidate], devices: list[Device], linking: bool = False
+) -> Iterator[tuple[Candidate, str]]:
+    """Each element of a library with KEPT or the reason why it is unused, in order. `linking`: see above."""
     regions: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         regions.setdefault(candidate.region, []).append(candidate)
@@ -102,7 +105,7 @@ def iter_reasons(candidates: list[Candidate], devices: list[Device]) -> Iterator
                 candidate.linked = True
             else:
                 candidate.picked = True
-    if any(c.used or c.whole for c in candidates):
+    if linking or any(c.used or c.whole for c in candidates):
         for candidate in candidates:
             if candidate.linkable and any(_fits(candidate, device) for device in devices):
                 candidate.picked = candidate.needed = True

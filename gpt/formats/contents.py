@@ -6,6 +6,7 @@ process's while. One is unpacked at a time, into a buffer that is used again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,11 +24,15 @@ EMPTY = Contents([], [], 0)
 
 @dataclass(frozen=True)
 class Opened:
-    """An element, what it defines, and its unpacked bytes where they were asked for (PTX without its NULs)."""
+    """An element, what it defines, and its unpacked bytes where they were asked for (PTX without its NULs).
+
+    A cubin that lies in a library and in no region has a digest: the library loads it by itself, maybe from a copy.
+    """
 
     placed: Placed
     contents: Contents
     data: bytes | None
+    sha256: str | None = None
 
 
 class Opener:
@@ -48,7 +53,9 @@ class Opener:
             contents = _parse(element, text if text is not None else data)
         except MalformedError as error:
             raise MalformedError(error.fact, self.source.at(element.offset)) from None
-        return Opened(placed, contents, (text if text is not None else bytes(data)) if keep else None)
+        kept = (text if text is not None else bytes(data)) if keep else None
+        alone = placed.section and not element.header_size
+        return Opened(placed, contents, kept, hashlib.sha256(data).hexdigest() if alone else None)
 
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:

@@ -141,6 +141,7 @@ class Listing:
             kernels=contents.kernels,
             functions=contents.functions,
             variables=contents.variables,
+            sha256=item.sha256,
             data=data,
         )
 

@@ -22,6 +22,7 @@ from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
+_LOC = re.compile(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
 _LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
@@ -191,5 +192,5 @@ def _line_sites(module: Module, statements: list[Statement], position: Position)
 
 
 def _is_at(loc: str, files: set[int], line: int) -> bool:
-    file, at = loc.split()[1:3]
-    return int(file) in files and int(at.rstrip(",")) == line
+    found = _LOC.match(loc)
+    return found is not None and int(found[1]) in files and int(found[2]) == line

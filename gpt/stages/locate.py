@@ -149,6 +149,7 @@ class Search:
         self._by_kernel = by_kernel
         self._seen: set[str] = set()  # used names that some library holds
         self._kept: set[str] = set()  # used names that an element holds that stays
+        self._strange = set(used.images)  # images from memory that no library so far holds
         self._libraries: set[str] = set()
         self._library: dict[str, Any] = {}
         self._candidates: list[Candidate] = []
@@ -181,7 +182,9 @@ class Search:
         self._seen |= hits
         if self._keep:
             hits |= {name for name in names if self._keep.search(name)}
-        self._candidates.append(candidate_of(element, hits, element["region"] in self._whole))
+        whole = element["region"] in self._whole or element.get("sha256") in self._used.images
+        self._strange.discard(element.get("sha256", ""))
+        self._candidates.append(candidate_of(element, hits, whole))
         if self._by_kernel and element["type"] == "cubin" and element["region"] not in self._listed:
             self._unused[element["offset"]] = sorted(names - hits)
 
@@ -206,7 +209,7 @@ class Search:
         library = self._library["path"]
         tallies: dict[str, Counter[str]] = {}
         spans = []
-        for candidate, reason in iter_reasons(self._candidates, self._devices):
+        for candidate, reason in iter_reasons(self._candidates, self._devices, bool(self._strange)):
             if self._keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT
             tally = tallies.setdefault(reason, Counter())

@@ -32,7 +32,7 @@ REASONS = {
 
 
 def element(text, offset, library="lib.so"):
-    """An element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f]`, with a variable or device function if said.
+    """An element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f] [#IMAGE]`, with what is said.
 
     A region of `r...` is relocatable code, one of `s...` lies outside of the fatbin sections; `-` is none at all.
     """
@@ -51,9 +51,10 @@ def element(text, offset, library="lib.so"):
         size=36,
         codec="none",
         flags=0,
-        kernels=[{"name": name} for name in names if not name.startswith("+")],
+        kernels=[{"name": name} for name in names if name[0] not in "+#"],
         functions=[{"name": "f"}] if "+f" in names else [],
         variables=int("+v" in names),
+        sha256=next((hashlib.sha256(name[1:].encode()).hexdigest() for name in names if name[0] == "#"), None),
     )
 
 
@@ -294,6 +295,29 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
     module = records.make("module", id=1, type="cubin", sha256=hashlib.sha256(data).hexdigest())
     _, done = locate(LIBRARY, used=trace(module, records.make("lookup", module=1, what="variable", name="x")))
     assert "nothing can be kept for it" in done.err
+
+
+def test_an_image_that_no_library_holds_may_have_been_linked(locate):
+    """By a library that comes behind those that hold the others."""
+    library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
+    known, strange = (
+        records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())
+        for name in (b"loaded", b"made at run time")
+    )
+    inert = library[1:]
+    assert locate(inert, used=trace(strange, records.make("function", id=1, module=1, name="k")))[0] == [0, 1]
+    assert locate(inert, used=trace(records.make("function", id=1, name="k")))[0] == []
+    assert locate(library, used=trace(known, records.make("function", id=1, module=1, name="k")))[0] == [0, 1, 2]
+
+
+def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
+    """Also those of which no kernel was looked up, so that the library can load them again."""
+    modules = [
+        records.make("module", id=1, type="cubin", sha256=hashlib.sha256(b"loaded").hexdigest()),
+        records.make("module", id=2, type="cubin", path="/other.so", sha256=hashlib.sha256(b"other").hexdigest()),
+    ]
+    library = ["- cubin sm_90 x #loaded", "- cubin sm_90 x #other", "- cubin sm_80 x #loaded", "- cubin sm_90 k #not"]
+    assert locate(library, used=trace(*modules, records.make("function", id=1, module=1, name="k")))[0] == [0, 3]
 
 
 def test_names_that_are_nowhere_are_named(locate):

@@ -29,9 +29,13 @@ template <int N> __global__ void many(float *x, int n) {
 }
 """ + "".join(f"template __global__ void many<{n}>(float *, int);\n" for n in range(1, 9))
 # Code that no compression makes small: constants of no pattern.
-BULKY = "__constant__ int words[] = {" + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000)) + """};
+BULKY = (
+    "__constant__ int words[] = {"
+    + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000))
+    + """};
 extern "C" __global__ void bulky(int *x) { *x = words[*x]; }
 """
+)
 VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
 CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
 CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
@@ -342,6 +346,20 @@ def outside(folder: Path) -> Path:
         assembly += f'.incbin "{path}"\n'
     assembly += ".balign 32\n.globl after\nafter: .8byte 5, 0, 0\n"
     return link(folder / "liboutside.so", [region(VARIABLES)], assembly=assembly, code=OUTSIDE_CODE)
+
+
+@sample
+def pieces(folder: Path) -> Path:
+    """Six hundred regions that a table leads to, each of whole pages, beside the usual section with a large one."""
+    code = forge.region(forge.element(forge.cubin(3) + bytes(12_000), arch=75))
+    size = len(code) + -len(code) % 4096
+    (folder / "each.fatbin").write_bytes(code.ljust(size, b"\0"))
+    assembly = '\n.section .ldata, "aw"\n.balign 4096\nstart:\n'
+    assembly += f'.rept 600\n.incbin "{folder / "each.fatbin"}"\n.endr\n'
+    assembly += '\n.section .data.rel.ro, "aw"\n.balign 8\n'
+    assembly += "".join(f".8byte start + {size * number}\n" for number in range(600))
+    large = forge.region(forge.element(forge.cubin(3) + bytes(80_000), arch=75))
+    return link(folder / "libpieces.so", [region(VARIABLES), large], assembly=assembly)
 
 
 @sample

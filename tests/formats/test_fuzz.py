@@ -36,7 +36,9 @@ def read(data, scan=True):
         return None
 
 
-@pytest.mark.parametrize("name", ["zstd", "lz4", "relocatable", "object_", "archive", "fatbin", "cubin", "scattered", "outside"])
+@pytest.mark.parametrize(
+    "name", ["zstd", "lz4", "relocatable", "object_", "archive", "fatbin", "cubin", "scattered", "outside"]
+)
 def test_mutants_of_real_files(sample, name):
     data = sample(name).read_bytes()
     complete = read(data)
