@@ -194,5 +194,6 @@ def newest_cuda() -> Path:
 
 def provenance() -> dict[str, Any]:
     """What the corpora were made with."""
-    versions = {"ptxas": cuda.run("ptxas", "--version").split()[-2], "newest": NEWEST}
+    found = re.search(r"V[\d.]+", cuda.run("ptxas", "--version"))
+    versions = {"ptxas": found[0] if found else "", "newest": NEWEST}
     return versions | {"wheels": [*WHEELS.values(), *GENERATORS.values()]}
