@@ -106,10 +106,11 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) runtime ## measure against cuobjdump on real libraries, a hooked call, a trace of ten million calls
+bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call, a trace of ten million calls
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
 	@$(VENV)/bin/python -m tests.bench.hook
 	@$(VENV)/bin/python -m tests.bench.analyze
+	@$(VENV)/bin/python -m tests.bench.weave
 
 tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (ARGS="-j 2 --minutes 30" for a sample)
 	@$(VENV)/bin/python -m tests.tally $(ARGS)
