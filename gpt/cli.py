@@ -195,19 +195,25 @@ class Stage:
         self.table = _new_table(table) if table or (not json and os.isatty(1)) else None
         self._buffer = bytearray()
         self._count = 0  # records since the header
+        self._said: set[tuple[str, ...]] = set()
 
     # Messages
 
     def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
-        """Says it on standard error and returns the `diag` to write."""
-        say(self.tool, "warning", where, fact)
+        """Says it on standard error, each line once, and returns the `diag` to write."""
+        self._say("warning", where, fact)
         return records.make("diag", level="warning", where=where, text=fact, ref=ref)
 
     def error(self, error: GptError, ref: str | None = None) -> dict[str, Any]:
         """The same for a fault that the stage survives: it goes on, and ends with the fault's status."""
-        say(self.tool, "error", error.where, error.fact)
+        self._say("error", error.where, error.fact)
         self.status = max(self.status, error.status)
         return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
+
+    def _say(self, *line: str) -> None:
+        if line not in self._said:  # a module has many kernels, and each the same to complain of
+            self._said.add(line)
+            say(self.tool, *line)
 
     # Input
 

@@ -15,7 +15,7 @@ from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
 from gpt.formats.ptxtext import find_target as find_directive
 
-FORMAT = b"2"  # of what is kept: a change makes all of it unknown
+FORMAT = b"3"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)

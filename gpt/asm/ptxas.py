@@ -1,8 +1,8 @@
 """Runs ptxas over one module and reads what it says.
 
 Its messages are lines `ptxas FILE, line N; error : TEXT`, where its own name is that of its file. A line that a probe
-brought into the text ends in a comment `//@ FILE:LINE`, the place in the probe's file that it comes from; a message
-about it names that place.
+brought into the text ends in a comment `//@ FILE:LINE`, the place in the probe's file that it comes from, escaped as
+Python does; a message about it names that place.
 
 What ptxas writes is taken only where it is whole: exit status 0 and a cubin that can be read. It may also crash,
 run for ever or print without end: it has `timeout` seconds, of its output MAX_OUTPUT bytes are kept, and it runs in
@@ -270,7 +270,7 @@ def _place(lines: list[bytes], number: int, name: str) -> str:
     """Where a line comes from: a probe's file, or the module."""
     origin = _ORIGIN.search(lines[number - 1]) if 0 < number <= len(lines) else None
     if origin:
-        return f"{origin[1].decode(errors='replace')}:{int(origin[2])}"
+        return f"{origin[1].decode('unicode_escape', 'replace')}:{int(origin[2])}"
     return f"{name}:{number}"
 
 

@@ -105,7 +105,7 @@ class _Trimmer:
 
     def _dropped(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
         if not element.header_size:
-            raise KeptWhole("it is a file of its own")
+            raise KeptWhole("it stands in no fatbin")
         left = drop.without(data, cut.sections)
         if fault := drop.find_fault(data, left, cut.sections):
             raise KeptWhole(fault)

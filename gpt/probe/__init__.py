@@ -1,7 +1,7 @@
 """Probes: the files that say where and what, the verifier, and what a position and a helper mean in a program.
 
     load.find_probe(name) -> Path              what -p names: a file, or a built-in probe
-    load.load_probes(path) -> ProbeFile        TOML of either generation, or Python (frontend.py, never executed)
+    load.load_probes(path) -> ProbeFile        TOML of either generation (toml.py) or Python (frontend.py)
     verify.verify(file)                        proves every probe harmless, or raises with file and line
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets

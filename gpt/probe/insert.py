@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 MARK = "//@"
@@ -61,7 +62,13 @@ class Insertions:
 
 def marked(line: str, path: str = "", number: int = 0) -> str:
     """A line with its mark, which names a line of a probe file."""
-    return f"\t{line} {MARK} {path}:{number}\n" if path else f"\t{line} {MARK}\n"
+    return f"\t{line} {MARK} {_plain(path)}:{number}\n" if path else f"\t{line} {MARK}\n"
+
+
+@cache
+def _plain(path: str) -> str:
+    """A path in ASCII, on one line: ptxas takes nothing else in a comment."""
+    return path.encode("unicode_escape").decode()
 
 
 def unweave(data: bytes) -> bytes:

@@ -46,7 +46,7 @@ class Shapes:
             stand = stands.get(part)
             if stand is None:
                 if part[0] != "%":
-                    stand = f"{self._number}{place:02}"
+                    stand = f"{self._number}{place:04}"
                 elif type_ := types[part]:
                     stand = f"%{self._prefix}{type_}_{place}_"
                 else:

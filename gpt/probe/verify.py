@@ -4,8 +4,7 @@ What is not listed is refused. A snippet computes: arithmetic, logic, comparison
 the probes of its file declared, special registers, constants and helpers. It reads the program through helpers only
 and writes nothing of it; SAVE is its one way out, and the weaver lowers that within the map's bounds. It has no memory
 access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
-count is plain: a register set to a constant before the label, one constant added to it in the loop, compared with a
-constant after that.
+count is plain (loops.py).
 
 Two things look like computing and are not: the carry flag (`add.cc`, `addc`) is the program's, which may be between
 its own two halves of a sum, and `bra.uni` promises for all lanes what a probe cannot know.
@@ -13,17 +12,16 @@ its own two halves of a sum, and `bra.uni` promises for all lanes what a probe c
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Iterator
 
 from gpt.errors import GptError
-from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet, names_of
+from gpt.probe.loops import find_fault
+from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet
 from gpt.probe.operands import Bound
 from gpt.probe.types import SPECIAL, VECTORS, fits, integer, type_of_name, types_of
 from gpt.ptx import tree
 
-MAX_TURNS = 1024  # of a loop
 _OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
     (1, 1): "activemask bra",
     (2, 2): "abs neg rcp sqrt rsqrt sin cos lg2 ex2 tanh popc clz bfind brev not cnot testp mov isspacep",
@@ -45,14 +43,6 @@ _MODIFIERS = """
 WORDS = set(_MODIFIERS.split())  # beside types, which are in _TYPE
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
 _FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
-_HOLDS = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "ne": operator.ne,
-    "eq": operator.eq,
-}
 
 
 def verify(file: ProbeFile) -> None:
@@ -232,6 +222,9 @@ class _Check:
         map_ = self.file.map(node.map)
         if map_ is None:
             raise self.refuse(f"saves to '{node.map}', which is no map of this file")
+        others = [other for _, snippet in self.probe.snippets for other in snippet.saves]
+        if not (node.first == 0 and node.last) and any(other.guard != node.guard for other in others):
+            raise self.refuse("SAVEs of one record have different guards")
         if map_.level != self.probe.level:
             raise self.refuse(f"of level {self.probe.level} saves to map '{map_.name}' of level {map_.level}")
         fields = map_.fields[node.first : node.first + len(node.values)]
@@ -256,81 +249,12 @@ class _Check:
     def branch(self, node: tree.Instruction, number: int) -> None:
         match node.operands:
             case (tree.Name(label, ()),) if label in self.labels:
-                if self.labels[label] <= number:
-                    self.loop(node, self.labels[label], number)
+                lines = [line.node for line in self.snippet.lines]
+                begin = self.labels[label]
+                if begin <= number and (fault := find_fault(lines, begin, number)):
+                    raise self.refuse(f"{fault}, '{node}'")
             case _:
                 raise self.refuse(f"branches out of itself, '{node}'")
-
-    def loop(self, node: tree.Instruction, begin: int, end: int) -> None:
-        """Refuses a branch back whose count is not plain to see: it is counted, by running what moves the counter."""
-        lines = [line.node for line in self.snippet.lines]
-        loop = _find_loop(node, lines, begin, end)
-        if loop is None:
-            raise self.refuse(f"loops without a static bound, '{node}'")
-        value, step, compare, bound, type_ = loop
-        for _ in range(MAX_TURNS):
-            value = _wrap(value + step, type_)
-            if not _HOLDS[compare](value, bound):
-                return
-        raise self.refuse(f"loops more than {MAX_TURNS} times, '{node}'")
-
-
-Node = tree.Instruction | tree.Label | Save
-
-
-def _find_loop(
-    node: tree.Instruction, lines: list[Node], begin: int, end: int
-) -> tuple[int, int, str, int, str] | None:
-    """Start, step, comparison, bound and type of the counter of a loop from a label to the branch back to it."""
-    body, label = lines[begin + 1 : end], lines[begin]
-    plain = [line for line in body if isinstance(line, tree.Instruction)]
-    others = [
-        line for line in lines if isinstance(line, tree.Instruction) and line.opcode == "bra" and line is not node
-    ]
-    if not node.guard or node.guard.negated or any(isinstance(line, tree.Label) for line in body):
-        return None
-    if any(line.opcode == "bra" for line in plain) or any(str(line.operands[0]) == str(label)[:-1] for line in others):
-        return None
-    tests = [line for line in plain if node.guard.register in _written(line)]
-    if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].modifiers) != 2:
-        return None
-    compare, type_ = (modifier[1:] for modifier in tests[0].modifiers)
-    _, counter, limit = tests[0].operands[:3]
-    bound = _constant(limit)
-    if compare not in _HOLDS or type_ not in ("u16", "u32", "u64", "s16", "s32", "s64") or bound is None:
-        return None
-    steps = [line for line in plain if str(counter) in _written(line)]
-    if len(steps) != 1 or steps[0].guard or steps[0].opcode != "add" or plain.index(steps[0]) > plain.index(tests[0]):
-        return None
-    step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 and steps[0].operands[1] == counter else None
-    if step is None or len(steps[0].modifiers) != 1 or steps[0].modifiers[0][2:] != type_[1:]:
-        return None
-    start = None
-    for line in lines[:begin]:
-        if isinstance(line, tree.Label) or (isinstance(line, tree.Instruction) and line.opcode == "bra"):
-            start = None
-        elif isinstance(line, tree.Instruction) and str(counter) in _written(line):
-            start = _constant(line.operands[1]) if line.opcode == "mov" and not line.guard else None
-    return None if start is None else (_wrap(start, type_), step, compare, _wrap(bound, type_), type_)
-
-
-def _wrap(value: int, type_: str) -> int:
-    """A number as a register of the type holds it."""
-    bits = SIZES[type_] * 8
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if type_[0] == "s" and value >> (bits - 1) else value
-
-
-def _written(node: tree.Instruction) -> set[str]:
-    return set(names_of(node.operands[0])) if node.operands else set()
-
-
-def _constant(operand: tree.Operand) -> int | None:
-    sign = 1
-    if isinstance(operand, tree.Prefixed) and operand.prefixes == ("-",):
-        sign, operand = -1, operand.operand
-    value = integer(operand.text) if isinstance(operand, tree.Number) else None
-    return None if value is None else sign * value
 
 
 def _numbers(operand: tree.Operand) -> list[str]:

@@ -47,6 +47,8 @@ from gpt.ptx.scan import Module, scan_module
 
 __all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 OLDEST = (6, 2)  # activemask
+_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
+_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,19 @@ def weave(
 
 
 def version(module: Module) -> tuple[int, int]:
-    """The `.version` of a module, 0.0 where it makes no sense."""
+    """The `.version` of a module, 0.0 without one. Raises MalformedError."""
     item = next((item for item in module.items if item.kind == "version"), None)
-    found = re.match(r"\.version\s+(\d{1,4})\.(\d{1,4})\b", module.source(item), re.ASCII) if item else None
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    if item is None:
+        return 0, 0
+    found = _VERSION.match(module.skeleton, item.start)
+    if not found:
+        raise module.malformed(item.start, "no version:")
+    return int(found[1]), int(found[2])
 
 
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = re.search(r"\.target\s+sm_(\d{1,4})(?!\d)", module.skeleton)
+    found = _TARGET.search(module.skeleton)
     return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
 
 
@@ -168,7 +174,8 @@ class _Weaving:
         sampled = self.sampled(function)
         spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
         for use in function.uses:
-            spots.setdefault((*_offset(function, use), use.shape), []).append(use)
+            offset, order = _offset(function, use)
+            spots.setdefault((offset, order, use.shape), []).append(use)
         blocks: dict[tuple[object, ...], _Block] = {}
         for (offset, order, shape), uses in spots.items():
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
@@ -225,7 +232,7 @@ class _Weaving:
                 use.site.position.kind == "kernel",
                 use.probe.no_pred,
             )
-            path = "".join(c for c in self.files[use.file].path if c.isprintable())
+            path = self.files[use.file].path
             try:
                 kept, lines = lowering.run(use.probe, use.when, use.snippet, site)
             except Misfit as error:
@@ -283,16 +290,16 @@ class _Weaving:
 def _offset(function: Function, use: Use) -> tuple[int, int]:
     """Where a snippet goes, and its order there."""
     site = use.site
-    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
-    match site.kind, use.when:
-        case "entry", _:
-            return function.item.body + 1, ENTRY
-        case "end", _:
-            return function.item.end - 1, exit_
-        case "exit", _:
-            return in_front(function.statements, site.first), exit_
-        case "label", _:
-            return function.statements[site.first].end, LABEL
-        case _, "before":
+    if site.kind in ("instruction", "line"):
+        if use.when == "before":
             return in_front(function.statements, site.first), BEFORE
-    return function.statements[site.last].end, AFTER
+        return function.statements[site.last].end, AFTER
+    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
+    match site.kind:
+        case "entry":
+            return function.item.body + 1, ENTRY
+        case "exit":
+            return in_front(function.statements, site.first), exit_
+        case "end":
+            return function.item.end - 1, exit_
+    return function.statements[site.first].end, LABEL

@@ -55,7 +55,7 @@ def ptx_probe(
 
     if not probe:
         raise UsageError("-p PROBE is needed: a probe file, or the name of a built-in probe")
-    loaded = [load_probes(find_probe(name)) for name in probe]
+    loaded = [load_probes(path) for path in dict.fromkeys(map(find_probe, probe))]
     if not no_verify:
         for file in loaded:
             verify(file)

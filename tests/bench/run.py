@@ -51,7 +51,7 @@ TOOLS = ("gpt-extract", "gpt-locate", "gpt-patch")
 BIN = Path(sys.executable).parent
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, wheel: str) -> Path:
     """A library of a wheel, from the cache or PyPI."""
     path = CACHE / name
     if not path.exists():
@@ -59,7 +59,7 @@ def fetch(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
             pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-            subprocess.run([*pip, "--python-version=3.12", *tags, "-d", folder, WHEELS[name]], check=True)
+            subprocess.run([*pip, "--python-version=3.12", *tags, "-d", folder, wheel], check=True)
             with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
                 member = next(m for m in wheel.namelist() if m.endswith(f"/{name}"))
                 Path(wheel.extract(member, folder)).rename(path)
@@ -158,7 +158,7 @@ def main() -> int:
             given[name] = Path(path)
     compileall.compile_dir(str(HERE.parents[1] / "gpt"), quiet=1)  # as pip does where it installs
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    libraries = {name: given.get(name) or fetch(name) for name in WHEELS}
+    libraries = {name: given.get(name) or fetch(name, wheel) for name, wheel in WHEELS.items()}
     result: dict[str, Any] = {"machine": machine(), "raw": {}, "bounds": [], "libraries": {}}
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         time_torch(libraries[LARGE], runs, Path(folder), result)

@@ -173,7 +173,7 @@ def test_what_stays_whole_says_why(tmp_path):
 def test_a_bare_cubin(sample, tmp_path):
     cubin = sample("cubin")
     done = run("gpt-patch", "-o", tmp_path, data=located(cubin, "_Z3onePf", "--granularity", "kernel"))
-    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it is a file of its own"]
+    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it stands in no fatbin"]
     before, after = sections(cubin.read_bytes()), sections(Path(done.kind("patched")[0]["output"]).read_bytes())
     assert {name for name in before if before[name] != after[name]} == {".text._Z3twoPf"}
 

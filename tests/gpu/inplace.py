@@ -90,10 +90,13 @@ def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
         """Looks at the environment, runs the workload on it, restores it, looks again."""
         seconds = time.monotonic() - start
         slim = tree(site)
+        lists = (bench.folder / "state" / "gpt" / "applied").glob("*")
+        replaced = {os.fsdecode(path) for one in lists for path in one.read_bytes().split(b"\0") if path}
+        elsewhere = {path for path in replaced if not path.startswith(f"{site.resolve()}/")}  # installed ones
         found = bench.run([*plain, *COMMAND], what=f"the workload after {name}")[0]
         undo = ["sh", "-c", 'gpt-debloat --restore "$@" || test $? -eq 4', "sh", *restore]  # 4: nothing was applied
         said = bench.run(undo, what=f"restoring {name}")[0]
-        wrong = differences(original, tree(site))
+        wrong = [*differences(original, tree(site)), *sorted(elsewhere)]
         same = found == out and not wrong
         row["same"] &= same
         row["steps"][name] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError, MalformedError
 from gpt.probe.frontend import compile_python
-from gpt.probe.load import parse_toml
+from gpt.probe.load import load_probes, parse_toml
 from gpt.probe.verify import verify
 from tests import cuda
 from tests.probe import test_verify
@@ -323,3 +323,59 @@ def test_nothing_is_executed(tmp_path):
     with pytest.raises(GptError):
         compile_python(f"import os\nx: nl.u32 = os.system('touch {marker}')", "p.py")
     assert not marker.exists()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_mutated_files_are_read_or_refused(data):
+    body = "    t = nl.u32(1)\n    for i in range(4):\n        if nl.addr % 16 == i and not nl.pred: t += i\n"
+    body += "    record.save(c if b > 3 else nl.clock(), min(t, 5), -1)\n"
+    pieces = [
+        "",
+        "(",
+        ")",
+        ":",
+        "=",
+        "\n",
+        "    ",
+        "1",
+        "9" * 5000,
+        "1.5",
+        "'",
+        "\0",
+        "\\",
+        "é",
+        "@",
+        "#",
+        "[",
+        ".x",
+        "~",
+    ]
+    pieces += [
+        "for j in range(64): ",
+        "if c: ",
+        "else: ",
+        "def f(): ",
+        "nl.",
+        "record.save(",
+        "lambda: ",
+        "import os\n",
+    ]
+    text = HEAD + body
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(pieces)) + text[at + data.draw(st.integers(0, 9)) :]
+    try:
+        verify(compile_python(text, "p.py"))
+    except GptError as error:
+        assert error.where.startswith("p.py")
+        assert "\n" not in error.fact
+
+
+def test_what_python_finds_doubtful_is_not_said(tmp_path, recwarn):
+    path = tmp_path / "p.py"
+    path.write_text(HEAD + '    "\\d"\n    a = 1 if 1 is 1 else 2\n', encoding="utf-8-sig")
+    with pytest.raises(GptError, match="a comparison that a probe cannot make"):
+        load_probes(path)
+    path.write_text(HEAD + '    "\\d"\n    a = 1\n', encoding="utf-8-sig")
+    assert load_probes(path).probes and not recwarn

@@ -191,6 +191,8 @@ def test_helpers_need_an_instruction(position, helper, fact):
         ("SAVE.u32 {ADDR};", 8, "saves 'ADDR', .u64, as field 'addr' of type u32"),
         ("SAVE.u64 {%smid};", 8, "saves '%smid', .u32"),
         ("SAVE.u32 {%p};", 8, "saves predicate '%p'"),
+        ("@%p SAVE.u32 {%x}; SAVE.u32 {%y};", 8, "SAVEs of one record have different guards"),
+        ("@%p SAVE.u32 {%x}; @!%p SAVE.u32 {%y};", 8, "SAVEs of one record have different guards"),
         ("SAVE.f32 {%smid};", 8, "saves '%smid', .u32, as field 'smid' of type f32"),
         ("SAVE.u32 {99999999999999999999};", 8, "'99999999999999999999' is no number of 64 bits"),
         ("SAVE.u32 {1.5};", 8, "'1.5' where .u32 is wanted"),
@@ -207,6 +209,7 @@ def test_saves_fit_their_map(save, size, fact):
 
 def test_special_registers_and_numbers_may_be_saved():
     check("SAVE.u64 {BYTES}; SAVE.u32 {BYTES};", datamodel="'thread:16'")
+    check("@%p SAVE.u64 {%a}; @%p SAVE.u32 {%x};", datamodel="'thread:16'")
     file = check("SAVE.u64 {%a, %clock64}; SAVE.u32 {%smid, %tid.x, 7};", datamodel="'thread:32'")
     assert [field.offset for field in file.maps[0].fields] == [0, 8, 16, 20, 24]
 

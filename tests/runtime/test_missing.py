@@ -74,10 +74,11 @@ def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
     assert line.startswith(f"gpt-hook: warning: {demo}: no code for this device in the fatbin at 0x")
 
 
-def two_kernels(folder, name="libtwo.so"):
-    """A library with two kernels, each in an element of its own of one region."""
-    code = 'extern "C" __global__ void %s(int *p) { *p = 1; }'
-    elements = [("sm_90", "cubin", cuda.nvrtc_compile(code % kernel, "sm_90")) for kernel in ("one", "two")]
+def two_kernels(folder, name="libtwo.so", together=False):
+    """A library with two kernels, each in an element of its own of one region, or both in one."""
+    code = [f'extern "C" __global__ void {kernel}(int *p) {{ *p = 1; }}' for kernel in ("one", "two")]
+    sources = ["".join(code)] if together else code
+    elements = [("sm_90", "cubin", cuda.nvrtc_compile(source, "sm_90")) for source in sources]
     (folder / "two.c").write_text(
         "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
     )
@@ -121,6 +122,19 @@ def test_a_kernel_that_is_not_there(tmp_path):
         slim(library, tmp_path / "slim", **more)
         done = hooked.run(tmp_path / "u.mp", program, "one", "two", options=["-f", "--replace", tmp_path / "slim"])
         assert (done.stdout, done.stderr) == ("0 0 " * 3, "")
+
+
+def test_a_kernel_that_was_dropped(tmp_path):
+    library = two_kernels(tmp_path, together=True)
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    patched = slim(library, tmp_path / "slim", "--granularity", "kernel", keep="^one$")
+    trace = tmp_path / "t.mp"
+    done = hooked.run(trace, program, "one", "two", options=["--replace", tmp_path / "slim"])
+    assert done.stdout == "0 500 " * 3
+    fact = "no code for kernel 'two' (cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND 500)"
+    assert done.stderr == (
+        f"gpt-hook: warning: {patched}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    )
 
 
 def test_no_more_than_a_few_lines(tmp_path):

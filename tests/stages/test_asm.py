@@ -159,8 +159,8 @@ def test_a_module_for_one_gpu_alone_is_assembled_for_it():
     done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90a")), ptx(2, PLAIN)), "--fatbin", arch="sm_90,sm_90a")
     assert (done.status, done.err) == (0, "")
     assert [record["archs"] for record in done.kind("fatbin")] == [["sm_90a"], ["sm_90", "sm_90a"]]
-    done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90a"))), arch="sm_100,sm_80")
-    assert done.status == 1
+    done = asm(segment(*[ptx(1, PLAIN.replace("sm_80", "sm_90a"))] * 2), arch="sm_100,sm_80")
+    assert done.status == 1 and len(done.kind("diag")) == 4
     assert done.err.splitlines() == [
         f"gpt-asm: error: libfoo.so#1: is for sm_90a and cannot be assembled for {arch}" for arch in ("sm_100", "sm_80")
     ]

@@ -114,8 +114,8 @@ def test_built_in_probes_and_names(text):
     assert [record["kernels"] for record in done.kind("ptx")] == [["copy"], ["fill"]] * 2
     assert [record["id"] for record in done.kind("map")] == list(range(8))
     assert [record["maps"] for record in done.kind("kernel")] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    done = weave("-p", "block_sched", "--filter", "fill:none", data=segment(text))
-    assert [record["kernels"] for record in done.kind("ptx")] == [["copy"]]
+    done = weave("-p", "block_sched", "-p", "block_sched", "--filter", "fill:none", data=segment(text))
+    assert [record["kernels"] for record in done.kind("ptx")] == [["copy"]] and len(done.kind("map")) == 1
 
 
 def test_nothing_matches(text, tmp_path):

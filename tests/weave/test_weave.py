@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt.errors import GptError
 from gpt.probe.load import parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
+from gpt.ptx.prune import prune
+from gpt.ptx.scan import scan_module
 from tests import cuda
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -412,6 +415,38 @@ def balanced(text):
         depth += (piece == "{") - (piece == "}")
         out.append(piece)
     return "".join(out) + "}" * depth
+
+
+PIECES = [
+    "", "{", "}", "(", "]", ";", ",", '"', "/*", "//", "\n", "%r1", "@%p1 ", "<", "9" * 30, ".reg", ".func f", ":", "_",
+    "-", "[9999999999]", "<99999999>", ".loc 1 99999999999999999999 0\n", ".loc 1 x 0\n", ".file 1\n", '.file x "y"\n',
+    ".version 8\n", ".version x.y\n", ".version 99999.1\n", ".target sm_\n", ".address_size 32\n", "\xff", "\0", ".v4",
+    "call f, (%r1, ", "brx.idx %r1, t;", ".visible .entry k(", ".param .align 99999999 .b8 p[", ".callprototype _ ();",
+]  # fmt: skip
+PROGRAM = kernel(
+    '.file 1 "a.cu"\n.loc 1 2 3\nld.global.v2.u32 {%r1, %r2}, [%rd1+-4];\n@%p1 bra L1;\ncall f, (%r1);\nL1:\n'
+    "atom.global.add.u32 %r1, [%rd1], %r1;\nsetp.lt.u32 %p1|%p2, %r1, 5;\nbar.sync 0;\n@!%p2 exit;\nret;"
+).decode()
+PROGRAM = PROGRAM.replace(".visible", ".func f(.param .b32 x) { ret; }\n.visible", 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_mutated_programs_are_woven_or_refused(data):
+    text = PROGRAM
+    files = data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=2, unique_by=id))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(PIECES)) + text[at + data.draw(st.integers(0, 12)) :]
+    try:
+        module = scan_module(text.encode("latin-1"), "m")
+        for entry in module.entries:
+            original = prune(module, [entry.name])
+            woven = weave(original, entry.name, files, "m")
+            assert unweave(woven.data) == original
+    except GptError as error:
+        assert error.where.startswith("m") or isinstance(error, LeftAlone)
+        assert "\n" not in error.fact
 
 
 @given(st.binary(max_size=200))

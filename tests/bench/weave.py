@@ -1,0 +1,228 @@
+"""What weaving costs: the engine's time beside ptxas's, and what the woven kernels take more.
+
+    python -m tests.bench.weave [--kernels N]
+
+Kernels of this repository and of pinned wheels from PyPI, at most N (24) a library, chosen by digest, of at most
+256 KiB of PTX. For each kernel in turn: ptxas on its module, then the engine (scan, prune, verify, weave, print) with
+each probe on the same module, in CPU time, the fastest of a few runs. The woven modules of the probes that have
+bounds are assembled too. Last, gpt-ptx-probe as a process selects one kernel of a module of 35 MB. The raw figures and
+the machine go to tests/bench/results/weave.json. The exit status is 1 if a bound was missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gpt import stream
+from gpt.probe import load, verify
+from gpt.probe.model import ProbeFile
+from gpt.probe.weave import LeftAlone, Woven, weave
+from gpt.ptx import scan
+from gpt.ptx.prune import pruned
+from tests import cuda
+from tests.bench.run import BIN, CACHE, HERE, fetch, machine, measure, median
+
+LIBRARIES = {  # library -> wheel
+    "libxgboost.so": "xgboost==3.4.1",
+    "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
+    "_C.so": "xformers==0.0.35",
+}
+SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "weave" / "tensor.cu"]
+REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what is added
+PROBES = (*REGISTERS, "dmat")
+LARGEST = 256 << 10  # bytes of a module
+LEAST, SHARE = 0.015, 0.1  # the engine may take so many seconds, or so much of ptxas's time if that is more
+MODULE, SECONDS, RUNS = 35_000_000, 1.5, 5
+NEWEST = b".version 9.0"  # that the ptxas of the wheels knows
+
+Kernel = tuple[str, str, str, bytes]  # where it is from, its name, its target, its module
+
+
+def iter_kernels(count: int) -> Iterator[Kernel]:
+    """The kernels, each in a module that has what it needs."""
+    for source in SOURCES:
+        module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), "compute_90a"), source.name)
+        for entry in module.entries:
+            yield source.name, entry.name, "sm_90a", pruned(module, [entry.name]).text.encode("latin-1")
+    for library, wheel in LIBRARIES.items():
+        found: dict[str, Kernel] = {}
+        for module in modules(library, wheel):
+            target = re.search(r"\.target\s+(\w+)", module.skeleton)
+            assert target
+            for entry in module.entries:
+                if entry.end - entry.start < LARGEST:
+                    order = hashlib.sha256(entry.name.encode()).hexdigest()
+                    found[order] = (wheel, entry.name, target[1], pruned(module, [entry.name]).text.encode("latin-1"))
+        yield from [found[order] for order in sorted(found) if len(found[order][3]) <= LARGEST][:count]
+
+
+def modules(library: str, wheel: str) -> Iterator[scan.Module]:
+    """The PTX modules of a library."""
+    command = [BIN / "gpt-extract", "--ptx", fetch(library, wheel)]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        for record in stream.read_records(process.stdout, library):
+            if record["kind"] == "ptx":
+                yield scan.scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
+
+
+def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
+    """CPU seconds of ptxas, the registers and spilled bytes that it tells; None where it refuses."""
+    path = folder / "k.ptx"
+    path.write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [cuda.tool("ptxas"), f"-arch={target}", "-v", path, "-o", folder / "k.cubin"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        return None
+    return {
+        "seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", done.stderr))),
+        "spills": sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr))),
+    }
+
+
+def engine(data: bytes, kernel: str, file: ProbeFile) -> Woven:
+    """All that is done for a module, but reading the probe file."""
+    verify.verify(file)
+    return weave(pruned(scan.scan_module(data), [kernel]), kernel, [file])
+
+
+def fastest(work: Callable[[], Any], runs: int) -> float:
+    """CPU seconds of the fastest of some runs."""
+    found = []
+    for _ in range(runs):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return min(found)
+
+
+def measure_kernel(kernel: Kernel, files: dict[str, ProbeFile], folder: Path) -> dict[str, Any] | None:
+    """The figures of one kernel; None of one that ptxas refuses as it is."""
+    where, name, target, data = kernel
+    plain = [assemble(data, target, folder) for _ in range(2)]
+    if plain[0] is None or plain[1] is None:
+        return None
+    row: dict[str, Any] = {"from": where, "kernel": name, "target": target, "size": len(data), "probes": {}}
+    row |= plain[0] | {"seconds": min(plain[0]["seconds"], plain[1]["seconds"])}
+    for probe, file in files.items():
+        try:
+            woven = engine(data, name, file)
+        except LeftAlone:
+            continue
+        found: dict[str, float] = {"seconds": fastest(partial(engine, data, name, file), 3)}
+        found["sites"] = sum(site.woven for site in woven.sites)
+        if probe in REGISTERS:
+            probed = assemble(woven.data, target, folder)
+            if probed is None:
+                raise SystemExit(f"bench: error: ptxas refuses {name} with {probe}")
+            found |= {key: probed[key] - row[key] for key in ("registers", "spills")}
+        row["probes"][probe] = found
+    return row
+
+
+def large_module(folder: Path) -> tuple[Path, str]:
+    """A stream with one module of 35 MB, of the kernels of a library, and the name of a kernel of it."""
+    parts: list[bytes] = []
+    size, names = 0, set[str]()
+    library, wheel = next(iter(LIBRARIES.items()))
+    for module in modules(library, wheel):
+        for item in module.items:
+            text = module.source(item).encode("latin-1")
+            if size < MODULE and not names & set(item.names) and (item.names or not names):
+                names |= set(item.names)
+                parts.append(text)
+                size += len(text) + 1
+    data = b"\n".join(parts)
+    kernels = [item for item in scan.scan_module(data).entries if item.end - item.start < LARGEST]
+    (folder / "large.ptx").write_bytes(data)
+    path = folder / "large.mp"
+    with open(path, "wb") as file:
+        subprocess.run([BIN / "gpt-extract", "--ptx", folder / "large.ptx"], stdout=file, check=True)
+    return path, kernels[len(kernels) // 2].name
+
+
+def bounds(rows: list[dict[str, Any]], large: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """The figures that have bounds."""
+    found: list[tuple[str, float, float]] = []
+    for probe in PROBES:
+        mine = [row for row in rows if probe in row["probes"]]
+        shares = [row["probes"][probe]["seconds"] / max(LEAST, SHARE * row["seconds"]) for row in mine]
+        held = sum(share <= 1 for share in shares)
+        found.append((f"{probe}: engine, of its bound; held by {held} of {len(mine)}", statistics.median(shares), 1))
+    for probe, most in REGISTERS.items():
+        mine = [row["probes"][probe] for row in rows if probe in row["probes"]]
+        spills = sum(one["spills"] > 0 for one in mine)
+        what = f"{probe}: registers added; {spills} of {len(mine)} spill more"
+        found.append((what, statistics.median(one["registers"] for one in mine), most))
+    found.append((f"gpt-ptx-probe, one kernel of {MODULE / 1e6:.0f} MB, CPU s", median(large, "cpu"), SECONDS))
+    return [{"what": w, "value": v, "at_most": m, "held": v <= m} for w, v, m in found]
+
+
+def main() -> int:
+    """Measures, prints, writes the raw figures; returns the exit status."""
+    count = int(sys.argv[sys.argv.index("--kernels") + 1]) if "--kernels" in sys.argv else 24
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    files = {name: load.load_probes(load.find_probe(name)) for name in PROBES}
+    rows, refused = [], 0
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for kernel in iter_kernels(count):
+            row = measure_kernel(kernel, files, folder)
+            refused += row is None
+            rows += [row] if row else []
+        path, name = large_module(folder)
+        large = [measure(BIN / "gpt-ptx-probe", "-p", "gmem_bytes", "-k", name, path) for _ in range(RUNS)]
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "refused": refused,
+        "large": large,
+        "bounds": bounds(rows, large),
+        "kernels": rows,
+    }
+    (HERE / "results" / "weave.json").write_text(json.dumps(result, indent=1) + "\n")
+    report(result)
+    return 0 if all(bound["held"] for bound in result["bounds"]) else 1
+
+
+def report(result: dict[str, Any]) -> None:
+    """Prints the figures as tables."""
+    console, rows = Console(highlight=False), result["kernels"]
+    console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
+    table = Table("from", "kernels", "ptxas, ms", *(f"{probe}, ms" for probe in PROBES), box=None)
+    for where in dict.fromkeys(row["from"] for row in rows):
+        mine = [row for row in rows if row["from"] == where]
+        cells = [f"{1000 * statistics.median(row['seconds'] for row in mine):.0f}"]
+        for probe in PROBES:
+            found = [1000 * row["probes"][probe]["seconds"] for row in mine if probe in row["probes"]]
+            cells.append(f"{statistics.median(found):.1f} to {max(found):.1f}" if found else "")
+        table.add_row(where, str(len(mine)), *cells)
+    console.print(table)
+    table = Table("bound, of medians", "measured", "at most", "", box=None)
+    for bound in result["bounds"]:
+        held = "held" if bound["held"] else "MISSED"
+        table.add_row(bound["what"], f"{bound['value']:.3g}", f"{bound['at_most']:.3g}", held)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

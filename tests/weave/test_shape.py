@@ -1,0 +1,95 @@
+"""What is alike is lowered once: each instruction gets what it would get alone; what snippets share is made once."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.probe.load import find_probe, load_probes
+from gpt.probe.weave import weave
+from tests.weave.test_weave import check, kernel, lines, probe, simple
+
+REGISTER = st.integers(1, 8).map("%rd{}".format)
+SMALL = st.integers(1, 8).map("%r{}".format)
+OFFSET = st.sampled_from(["", "+8", "+-16", "+98765432000", "-4", "+0x20"])
+GUARD = st.sampled_from(["", "@%p1 ", "@!%p2 "])
+FORMS = [
+    "ld.global.u32 {r}, [{a}{o}];",
+    "ld.global.b64 {b}, [{a}{o}];",
+    "ld.global.v2.u32 {{{r}, %r7}}, [{a}{o}];",
+    "st.global.u32 [{a}{o}], {r};",
+    "st.global.b64 [{a} + 8], {b};",
+    "cp.async.ca.shared.global [{r}], [{a}{o}], 16, {r};",
+    "ld.global.u32 {r}, [{a}{o}]; // {b}",
+]
+INSTRUCTION = st.builds(
+    lambda form, guard, a, b, r, o: guard + form.format(a=a, b=b, r=r, o=o),
+    st.sampled_from(FORMS), GUARD, REGISTER, REGISTER, SMALL, OFFSET,
+)  # fmt: skip
+FILES = [
+    simple("ld.global:st.global:cp.async.ca", "cvt.u32.u64 %a, ADDR;\nadd.u32 %a, %a, BYTES;", when)
+    for when in ("before", "after")
+] + [simple("ld.global", "cvt.u32.u64 %a, OUT;", "after"), simple("st.global:cp.async", "cvt.u32.u64 %a, IN1;")]
+
+
+def pieces(data):
+    """Each instruction with what was inserted around it."""
+    found = re.split(r"/\*cut\*/", data.decode())[1:-1]
+    kept = ("\n".join(line for line in piece.splitlines() if line) for piece in found)
+    return [re.sub(r"(%gpt_f_[a-z]+\d*_)\d+", r"\1N", piece) for piece in kept]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(INSTRUCTION, min_size=1, max_size=12), st.lists(st.sampled_from(FILES), min_size=1, max_size=2))
+def test_each_instruction_gets_what_it_would_get_alone(instructions, files):
+    def woven(texts):
+        body = "\n/*cut*/\n".join(["", *texts, "ret;"])
+        return weave(kernel(body), "k", [simple("kernel", "mov.u32 %a, SMID;", "after"), *files])
+
+    together = woven(instructions)
+    alone = [woven([instruction]) for instruction in instructions]
+    assert pieces(together.data) == [piece for one in alone for piece in pieces(one.data)]
+    facts = {fact for one in alone for fact in one.misfits}
+    assert set(together.misfits) == facts and len(facts) == len(together.misfits)
+
+
+def test_messages_name_what_is_there():
+    woven = weave(
+        kernel("ld.global.u32 %r1, [%rd1];\nld.global.b64 %rd5, [%rd1];\nld.global.b64 %rd6, [%rd1];\nret;"),
+        "k",
+        [simple("ld.global", "mov.u32 %a, OUT;", "after")],
+    )
+    assert [site.woven for site in woven.sites] == [1]
+    assert not any("gpt_" in fact for fact in woven.misfits) and woven.misfits
+
+
+def test_the_probes_of_an_exit_share_what_they_compute(tmp_path):
+    files = [load_probes(find_probe(name)) for name in ("block_sched", "warp_sched", "gmem_bytes")]
+    found = lines(check(kernel("@%p1 ret;\nld.global.u32 %r1, [%rd1];\nret;"), *files, tmp_path=tmp_path))
+    for shared in ("%ctaid.x;", "%tid.z;", "activemask.b32", "%lanemask_lt;"):
+        assert sum(shared in line for line in found) == 2, shared
+
+
+def test_a_total_adds_only_what_something_was_added_to(tmp_path):
+    file = load_probes(find_probe("gmem_bytes"))
+    for body, added in (
+        ("ld.global.u32 %r1, [%rd1];", {0, 8}),
+        ("atom.global.add.u32 %r1, [%rd1], 1;", {0, 8, 16}),
+        ("cp.async.ca.shared.global [%r1], [%rd1], 16;", {0, 24}),
+    ):
+        found = lines(check(kernel(f"{body}\nret;"), file, tmp_path=tmp_path))
+        reds = [re.search(r"red\.global\.add\.u64 \[%gpt_b64_\d+\+?(\d*)\]", line) for line in found]
+        assert {int(red[1] or 0) for red in reds if red} == added
+
+
+def test_what_is_not_made_on_all_ways_is_made_again(tmp_path):
+    """A branch in one snippet leaves out nothing that the next one counts on."""
+    text = (
+        '[map.m]\nlevel = "warp"\ndata = {a = "u64", b = "u32"}\n[probe.x]\nposition = "ld.global"\nlevel = "warp"\n'
+        'before = """.reg .pred %q; .reg .u32 %b;\nmov.u32 %b, SMID;\nsetp.eq.u32 %q, %b, 0;\n'
+        '@%q bra over;\nSAVE [m] {BLOCK, %b};\nover:\nSAVE [m] {BLOCK, %b};"""\n'
+    )
+    body = kernel("ld.global.u32 %r1, [%rd1];\nret;")
+    branching = lines(check(body, probe(text), tmp_path=tmp_path))
+    plain = lines(check(body, probe(text.replace("@%q bra over;\n", "").replace("over:\n", "")), tmp_path=tmp_path))
+    assert [sum("activemask" in line for line in found) for found in (plain, branching)] == [1, 2]
