@@ -210,6 +210,26 @@ def test_the_second_generation(tmp_path):
     assert access.level == "thread"
 
 
+def test_types_of_registers_that_nobody_declares(tmp_path):
+    text = """[map.m]
+type = "total"
+data = {n = "u64", least = "f32", now = "u64"}
+[probe.end]
+pos = "kernel"
+after = "SAVE [m] {%NR0, %NR1, %NR2};"
+[probe.p]
+pos = "ld.global"
+before = "add.u32 %NR0, %NR0, 1; min.f32 %NR1, %NR1, 0f00000000; and.b32 %NR3, %NR1, 3; add.f32 %NR3, %NR1, %NR1;"
+"""
+    file = read(text, tmp_path)
+    assert {register.name: register.type for register in file.registers} == {
+        "%NR0": "u32",
+        "%NR1": "f32",
+        "%NR2": "u64",
+        "%NR3": "b32",
+    }
+
+
 @pytest.mark.parametrize(
     "fields",
     ['{a = "u64", b = "u32"}', '{a = ["u64", 0], b = ["u32", 0]}', '[["a", "u64"], ["b", "u32"]]',
