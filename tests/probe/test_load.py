@@ -1,5 +1,7 @@
 """Probe files: every form becomes the same objects; what contradicts itself is refused with its line."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -356,6 +358,17 @@ def test_files_that_are_not_there_or_are_no_text(tmp_path):
         load_probes(tmp_path / "b.toml")
     with pytest.raises(MissingError):
         find_probe("../../etc/hostname.toml")
+    os.truncate(tmp_path / "b.toml", 1 << 40)
+    with pytest.raises(MalformedError, match="larger than 1 MiB"):
+        load_probes(tmp_path / "b.toml")
+
+
+def test_a_pipe_is_a_file(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(path.write_text, SCHEDULING)
+        assert load_probes(find_probe(str(path))).probes[0].name == "block_sched"
 
 
 def test_a_file_of_that_name_is_found(tmp_path):
