@@ -22,7 +22,7 @@ MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help setup runtime demo test check check-ruff check-types check-c check-shell check-man
-.PHONY: bench test-gpu install uninstall clean distclean
+.PHONY: bench tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,10 +106,14 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) runtime ## measure against cuobjdump on real libraries, a hooked call, a trace of ten million calls
+bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call, a trace of ten million calls
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
 	@$(VENV)/bin/python -m tests.bench.hook
 	@$(VENV)/bin/python -m tests.bench.analyze
+	@$(VENV)/bin/python -m tests.bench.weave
+
+tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (ARGS="-j 2 --minutes 30" for a sample)
+	@$(VENV)/bin/python -m tests.tally $(ARGS)
 
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh

@@ -75,7 +75,7 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
     assert status == 0
     assert "error" not in rows["demo"]
     assert (rows["demo"]["runs"], rows["demo"]["check"]) == (row["runs"], row["check"])
-    assert rows["demo"]["sizes"].keys() == {"element", "drop"}
+    assert rows["demo"]["sizes"].keys() == {"drop"}
     assert gzip.open(demo / "demo.mp.gz").read()
     (demo / "results.json").write_text('[{"name": "old", "same": false}]')
     status, rows = measured(demo, "demo", "--seconds", "1")

@@ -203,7 +203,9 @@ class _Compaction:
         blocks += [Block(start, end, [], 0, zeros=True) for start, end in self.gone.ranges]
         self.blocks = sorted(blocks, key=lambda block: block.start)
         worth = [block for block in self.blocks if self._cut(block, block.free)]
-        worth = sorted(worth, key=lambda block: block.free - block.end)[: MAX_SEGMENTS - len(self.tables.segments)]
+        worth = sorted(worth, key=lambda block: block.free - block.end)
+        fit = (worth[0].end - worth[0].free - self.page) // PHDR.size if worth else 0  # into the largest
+        worth = worth[: max(1, min(MAX_SEGMENTS, fit) - len(self.tables.segments))]
         room = (len(self.tables.segments) + len(worth)) * PHDR.size
         for block in sorted(worth, key=lambda block: block.start):
             table = block.free + -block.free % 8

@@ -132,7 +132,7 @@ class Bound:
 
 def bind(instruction: tree.Instruction) -> Bound:
     """What the helpers mean at an instruction."""
-    name, operands = instruction.name, instruction.operands
+    name, operands = instruction.name, tuple(map(_element, instruction.operands))
     opcode, words = instruction.opcode, [modifier[1:] for modifier in instruction.modifiers]
     family = ".".join([opcode, *words[:1]])
     first = operands[0] if operands else None
@@ -148,6 +148,11 @@ def bind(instruction: tree.Instruction) -> Bound:
     address, space = _address(instruction)
     size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
     return Bound(out, ins, widths, type_, bits, address, space, size, flops)
+
+
+def _element(operand: tree.Operand) -> tree.Operand:
+    """The one element of a vector of one, which only loads and stores take: Triton writes them so."""
+    return operand.items[0] if isinstance(operand, tree.Vector) and len(operand.items) == 1 else operand
 
 
 def _width(operand: tree.Operand, type_: str | None) -> int | None:

@@ -12,6 +12,7 @@ a modifier with `::` may stop there: `shared` is in `shared::cta`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -70,17 +71,22 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
 
 
 class Body:
-    """A function's statements, and the numbers of its instructions by opcode and then by opcode with modifiers."""
+    """A function's statements, with the numbers of its instructions by opcode and then by opcode with modifiers, and
+    of its directives.
+    """
 
     def __init__(self, module: Module, function: Item, statements: list[Statement]) -> None:
         self.module, self.function, self.statements = module, function, statements
-        heads: dict[str, list[int]] = {}
-        for number, statement in enumerate(statements):
-            if statement.kind == "instruction":
-                heads.setdefault(statement.head, []).append(number)
-        self._opcodes: dict[str, dict[str, list[int]]] = {}
+        self.directives: defaultdict[str, list[int]] = defaultdict(list)
+        heads: defaultdict[str, list[int]] = defaultdict(list)
+        for number, (kind, head, _, _, _) in enumerate(statements):
+            if kind == "instruction":
+                heads[head].append(number)
+            elif kind == "directive":
+                self.directives[head].append(number)
+        self._opcodes: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
         for head, numbers in heads.items():
-            self._opcodes.setdefault(head.partition(".")[0], {})[head] = numbers
+            self._opcodes[head.partition(".")[0]][head] = numbers
 
     def find(self, position: Position) -> list[int]:
         """The instructions that an opcode position means, in order."""

@@ -6,7 +6,7 @@ It holds the addresses of the maps' buffers, and every register that a probe in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpt.probe.code import Code
 from gpt.probe.lower import Names
@@ -16,7 +16,6 @@ from gpt.ptx.scan import Module, Statement
 
 _LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
 _COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d{1,9})\s*>)?", re.ASCII)
-_NUMBER = re.compile(r"\d{1,9}\Z")
 
 
 class Registers(dict[str, str | None]):
@@ -25,12 +24,10 @@ class Registers(dict[str, str | None]):
     None of what is no register, differs from scope to scope, or is of a type that no probe knows, as vectors.
     """
 
-    def __init__(self, module: Module, statements: list[Statement]) -> None:
+    def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:
         self._plain: dict[str, str | None] = {}
         self._counted: dict[str, list[tuple[int, str]]] = {}
-        for statement in statements:
-            if statement.head != ".reg" or statement.kind != "directive":
-                continue
+        for statement in declarations:
             found = _LIST.match(module.skeleton, statement.start, statement.end)
             if not found:
                 continue
@@ -43,9 +40,10 @@ class Registers(dict[str, str | None]):
 
     def __missing__(self, name: str) -> str | None:
         found = {self._plain[name]} if name in self._plain else set()
-        if number := _NUMBER.search(name):
-            counted = self._counted.get(name[: number.start()], ())
-            found |= {type_ for count, type_ in counted if int(number[0]) < count}
+        base = name.rstrip("0123456789")
+        if base in self._counted and 0 < len(name) - len(base) < 10:
+            number = int(name[len(base) :])
+            found |= {type_ for count, type_ in self._counted[base] if number < count}
         type_ = found.pop() if len(found) == 1 else None
         self[name] = type_ = type_ if type_ in SIZES else _OTHER.get(type_ or "")
         return type_

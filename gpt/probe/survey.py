@@ -83,7 +83,7 @@ class Survey:
         self.misfits: list[str] = []
         self._fits: dict[tuple[int, int, int], str | None] = {}
         self._counts: dict[Key, list[int]] = {}
-        self._woven: set[tuple[Key, Site]] = set()
+        self._woven: set[int] = set()  # the ids of sites
         self.functions = [
             self._function(item, code()) for item in module.functions if item.kind == "func" or item is entry
         ]
@@ -117,8 +117,8 @@ class Survey:
 
     def done(self, use: Use) -> None:
         """A snippet is woven."""
-        if (use.key, use.site) not in self._woven:
-            self._woven.add((use.key, use.site))
+        if id(use.site) not in self._woven:
+            self._woven.add(id(use.site))
             self._counts[use.key][1] += 1
 
     def zeros(self, number: int) -> set[str]:
@@ -138,7 +138,9 @@ class Survey:
     def _function(self, item: Item, code: Code) -> Function:
         statements = self.module.statements(item)
         body = Body(self.module, item, statements)
-        function = Function(item, body, Registers(self.module, statements), code)
+        function = Function(
+            item, body, Registers(self.module, map(statements.__getitem__, body.directives[".reg"])), code
+        )
         for number, file in enumerate(self.files):
             for probe in file.probes:
                 snippets = probe.snippets

@@ -176,7 +176,8 @@ class _Weaving:
         sampled = self.sampled(function)
         spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
         for use in function.uses:
-            spots.setdefault((*_offset(function, use), use.shape), []).append(use)
+            offset, order = _offset(function, use)
+            spots.setdefault((offset, order, use.shape), []).append(use)
         blocks: dict[tuple[object, ...], _Block] = {}
         for (offset, order, shape), uses in spots.items():
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
@@ -293,16 +294,16 @@ class _Weaving:
 def _offset(function: Function, use: Use) -> tuple[int, int]:
     """Where a snippet goes, and its order there."""
     site = use.site
-    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
-    match site.kind, use.when:
-        case "entry", _:
-            return function.item.body + 1, ENTRY
-        case "end", _:
-            return function.item.end - 1, exit_
-        case "exit", _:
-            return in_front(function.statements, site.first), exit_
-        case "label", _:
-            return function.statements[site.first].end, LABEL
-        case _, "before":
+    if site.kind in ("instruction", "line"):
+        if use.when == "before":
             return in_front(function.statements, site.first), BEFORE
-    return function.statements[site.last].end, AFTER
+        return function.statements[site.last].end, AFTER
+    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
+    match site.kind:
+        case "entry":
+            return function.item.body + 1, ENTRY
+        case "exit":
+            return in_front(function.statements, site.first), exit_
+        case "end":
+            return function.item.end - 1, exit_
+    return function.statements[site.first].end, LABEL

@@ -6,7 +6,9 @@ repetition) and end at most MAX_NESTING braces deep: time is in proportion to th
 
 The language, as ptxas takes it (tried, for no page says it): a string has no escapes and may go over lines; `.version`,
 `.target`, `.address_size`, `.file`, `.loc` end without a semicolon; an instruction may stand on several lines and
-several on one; a function's attributes, between `)` and `{`, may hold a `.pragma` with its semicolon.
+several on one; a function's attributes, between `)` and `{`, may hold a `.pragma` with its semicolon; `# 3 "name"` and
+`#line 3 "name"`, as a preprocessor leaves them, are blanks in any place. No blank needs to stand before a dot, and none
+may behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ MAX_NESTING = 32  # braces; compilers use a handful
 
 _NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 _MODIFIERS = r"(?:\s*+\.\w++(?:::\w++)*+)*+"
-_QUOTED = re.compile(r'"[^"]*+("?+)|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(\*/|)', re.ASCII)
+_QUOTED = re.compile(
+    r'"[^"]*+("?+)|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(\*/|)'
+    r'|#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+',
+    re.ASCII,
+)
 
 
 def _block(inner: str) -> str:
@@ -45,11 +51,11 @@ _SPECIFIER = (
 # An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
 _ITEM = re.compile(
     rf"""\s*+(?:
-      (?P<function> (?:\.(?:visible|extern|weak|common)\s++){{0,9}}+ \.(?P<kind>entry|func)\b (?:
+      (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
         \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
         (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
-    | (?P<section> \.section\b (?:\s++ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
-    | (?P<line> \.(?:version\s++[\d.]++ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
+    | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
+    | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
         | file\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+) | @@DWARF[^\n]*+)
     | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
         (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
@@ -65,7 +71,7 @@ _TORN = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
       (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS})
-        (?![\w$%.]|\s*+:(?!:)) {_TO_SEMICOLON}
+        (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
     | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
     | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
@@ -219,7 +225,7 @@ def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statemen
 
 
 def blank(text: str, name: str = "PTX") -> str:
-    """The text with spaces in place of comments and of what is in strings. Raises MalformedError."""
+    """The text with spaces in place of comments, `#line`s and what is in strings. Raises MalformedError."""
 
     def replace(found: re.Match[str]) -> str:
         whole = found[0]

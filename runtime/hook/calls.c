@@ -12,8 +12,6 @@
 #include "cuda_abi.h"
 #include "hook.h"
 
-struct slot hook_slots[SLOTS];
-
 // Layouts of rows
 
 #define FIELD(row, member, type_) {GPT_STR(#member), GPT_STR(type_), offsetof(struct row, member)}
@@ -73,8 +71,11 @@ static const struct {
 
 // Makes a `calls` record of unused rows in the thread's chunk.
 static bool new_batch(struct thread *thread, enum layout layout) {
+    if (hook_writing)
+        return false;
     int error = errno;
     hook_keep_queries(thread);
+    hook_writing = true;
     struct batch *batch = &thread->batches[layout];
     uint32_t count = batch->rows;
     unsigned char *rows = NULL;
@@ -89,29 +90,38 @@ static bool new_batch(struct thread *thread, enum layout layout) {
         size_t room = (size_t)(buffer.end - start), fit = room < 1024 ? 0 : (room - 1024) / calls.stride;
         if (fit < 16)
             continue; // in the next chunk
-        count = fit < count ? (uint32_t)fit : count;
+        count = fit <= count ? (uint32_t)fit - 1 : count;
         struct gpt_gpu_times times = {.fields = {layouts[layout].items, layouts[layout].count},
                                       .stride = calls.stride};
         if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
-            rows = hook_grow_rows(&buffer, start, count * layouts[layout].stride);
+            rows = hook_grow_rows(&buffer, start, (count + 1) * layouts[layout].stride);
     }
     if (rows && hook_close(&buffer)) {
         batch->next = rows;
-        batch->end = buffer.at;
+        atomic_signal_fence(memory_order_seq_cst);
+        batch->end = rows + count * layouts[layout].stride;
         if (batch->rows < MAX_ROWS)
             batch->rows *= 2;
     }
+    hook_writing = false;
     errno = error;
     return rows;
 }
 
-struct row_gpu *hook_new_gpu_row(struct thread *thread) {
-    struct batch *batch = &thread->batches[LAYOUT_GPU];
-    if (batch->next == batch->end && !new_batch(thread, LAYOUT_GPU))
+// A row that nobody has, or NULL.
+static inline unsigned char *take_row(struct thread *thread, enum layout layout) {
+    struct batch *batch = &thread->batches[layout];
+    unsigned char *row = hook_take(batch, layouts[layout].stride);
+    if (LIKELY(row < batch->end))
+        return row;
+    if (!new_batch(thread, layout))
         return NULL;
-    struct row_gpu *row = (struct row_gpu *)batch->next;
-    batch->next += sizeof(*row);
-    return row;
+    row = hook_take(batch, layouts[layout].stride);
+    return row < batch->end ? row : NULL;
+}
+
+struct row_gpu *hook_new_gpu_row(struct thread *thread) {
+    return (struct row_gpu *)take_row(thread, LAYOUT_GPU);
 }
 
 // Arguments
@@ -218,10 +228,11 @@ static uint64_t counted_key(const struct frame *frame) {
     return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
 }
 
-// The next row of the batch, with what the arguments tell.
-static struct row *new_row(const struct frame *frame, const struct slot *slot, struct batch *batch) {
-    struct row *row = (struct row *)batch->next;
-    batch->next += layouts[slot->layout].stride;
+// A row with what the arguments tell.
+static struct row *new_row(const struct frame *frame, const struct slot *slot) {
+    struct row *row = (struct row *)take_row(frame->thread, slot->layout);
+    if (UNLIKELY(!row))
+        return NULL;
     row->api = slot->id;
     switch (slot->layout) {
     case LAYOUT_OBJECT: {
@@ -255,9 +266,8 @@ uint64_t hook_enter(struct frame *frame) {
 
     if (slot->flags & SLOT_COUNTED && !(slot->flags & SLOT_QUERY))
         frame->counter = hook_counter(thread, counted_key(frame));
-    struct batch *batch = &thread->batches[slot->layout];
-    if (slot->flags & SLOT_RECORDED && (LIKELY(batch->next != batch->end) || new_batch(thread, slot->layout)))
-        frame->row = new_row(frame, slot, batch);
+    if (slot->flags & SLOT_RECORDED)
+        frame->row = new_row(frame, slot);
     if (UNLIKELY(slot->flags & SLOT_TIMED))
         hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
     frame->start = hook_now();
@@ -306,9 +316,10 @@ static bool is_mapped(const struct thread *thread, const struct row *row) {
 uint64_t hook_call_in_flight(const struct thread *thread) {
     uint64_t found = 0;
     for (int layout = 0; layout <= LAYOUT_LAUNCH; layout++) {
-        if (!thread->batches[layout].next)
+        const struct batch *batch = &thread->batches[layout];
+        if (!batch->next || batch->next > batch->end)
             continue;
-        const struct row *row = (void *)(thread->batches[layout].next - layouts[layout].stride);
+        const struct row *row = (void *)(batch->next - layouts[layout].stride);
         uint64_t start = atomic_load_explicit(&row->start, memory_order_relaxed);
         if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && start > found)
             found = start;
@@ -342,11 +353,13 @@ void hook_leave(struct frame *frame) {
         hook_gpu_read(thread);
     if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
                             (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION)) {
+        HOOK_UNCANCELLED;
         int error = errno;
         hook_on_failure(frame);
         errno = error;
     }
     if (done && slot->on_return) {
+        HOOK_UNCANCELLED;
         int error = errno;
         slot->on_return(frame);
         errno = error;

@@ -66,6 +66,7 @@
 
 #ifndef __ASSEMBLER__
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -185,7 +186,7 @@ static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
     return index < 6 ? frame->args[index] : frame->stack[index - 6];
 }
 
-// stub_x86_64.S, calls.c
+// stub_x86_64.S, intercept.c, calls.c
 extern struct slot hook_slots[SLOTS];
 extern const char hook_stubs[], hook_stubs_end[];
 uint64_t
@@ -214,6 +215,7 @@ struct library {
     unsigned count;
     const char *path;
     const char *replaces; // the path that the program knows, where it is another one
+    uint64_t mapping;     // a digest of the line of /proc/self/maps that it was seen in
 };
 
 struct live {
@@ -232,6 +234,7 @@ struct live {
     _Atomic uint64_t devices; // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
+    _Atomic uint32_t scanning;
     uint32_t paths_used;
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
@@ -246,10 +249,25 @@ struct live {
 };
 extern struct live *hook_live;
 
-struct batch { // rows of one layout inside the chunk
+// Rows of one layout inside the chunk. A signal handler may make calls too, between any two instructions of a
+// call: a row is taken by one instruction, and where it is not below `end` then, it is none. Who is
+// interrupted right there by a handler that begins a batch may take its row for one of that: so there is one
+// more behind `end`.
+struct batch {
     unsigned char *next, *end;
     uint32_t rows; // of the batch after it
 };
+
+static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
+#ifdef __x86_64__
+    __asm__("xaddq %0, %1" : "+r"(stride), "+m"(batch->next) : : "cc");
+    return (unsigned char *)stride;
+#else
+    unsigned char *row = batch->next;
+    batch->next += stride;
+    return row;
+#endif
+}
 
 // How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
 // record, in a chunk that stays mapped. Only the thread writes it.
@@ -283,6 +301,17 @@ _Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread,
                    offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
                "as the stub has it");
 
+// For the rest of its scope a thread is not cancelled: functions of the driver are no cancellation points,
+// and what is opened and written here must not make them such.
+static inline int hook_forbid_cancel(void) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+static inline void hook_allow_cancel(const int *before) { pthread_setcancelstate(*before, NULL); }
+#define HOOK_UNCANCELLED                                                                                     \
+    __attribute__((cleanup(hook_allow_cancel), unused)) const int cancel_state_ = hook_forbid_cancel()
+
 extern TLS struct thread *hook_thread;
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
 struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
@@ -296,10 +325,12 @@ static inline struct thread *hook_this_thread(void) {
 }
 
 void hook_trace_setup(void);
+bool hook_is_forked(void);                    // since the library was loaded
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
 void hook_say(const char *where, const char *fact, const char *consequence);
+extern TLS bool hook_writing; // a record: a signal handler that comes now writes none
 bool hook_open(struct gpt_buffer *buffer,
                bool fresh);                 // room for a record, in a fresh chunk if the last had none
 bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
@@ -314,9 +345,11 @@ void hook_set_used(unsigned char *chunk, uint32_t used);
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
         struct gpt_buffer buffer_;                                                                           \
-        bool done_ = false;                                                                                  \
-        for (int try_ = 0; try_ < 2 && !done_ && hook_open(&buffer_, try_); try_++)                          \
+        bool done_ = false, nested_ = hook_writing;                                                          \
+        hook_writing = true;                                                                                 \
+        for (int try_ = nested_ ? 2 : 0; try_ < 2 && !done_ && hook_open(&buffer_, try_); try_++)            \
             done_ = gpt_pack_##kind(&buffer_, &record_) && hook_close(&buffer_);                             \
+        hook_writing = nested_;                                                                              \
         done_;                                                                                               \
     })
 
@@ -375,6 +408,7 @@ struct slot *hook_named_slot(const char *symbol); // of a function in names.h, o
 bool hook_is_old(const char *name);               // whether the function without suffix is an older one
 
 // intercept.c
+bool hook_setup(void);
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void *hook_driver_function(const char *symbol);  // the real one, or NULL
 bool hook_driver_is_simulated(void);
@@ -398,6 +432,7 @@ const void *hook_image_of(uint64_t handle);
 
 // libs.c
 void hook_scan_libraries(void);
+bool hook_peek(const void *from, void *into, size_t size); // memory that the program may have given back
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
 
@@ -418,6 +453,7 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
 void hook_ioctl_setup(void);
 
 // replaced.c
+const char *hook_read_maps(void); // /proc/self/maps, until it is read again; one thread at a time
 void hook_begin_replaced(void);
 bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
 

@@ -31,7 +31,7 @@ void *(*hook_real_dlsym)(void *, const char *);
 static int (*real_dlclose)(void *);
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
-void hook_resolve_slot(struct slot *slot);
+uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
 void hook_resolve(void);
 
 // A sanitizer asks for symbols before it is ready for code of its own.
@@ -43,6 +43,11 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) void hook_find_re
         abort(); // there is no way to go on, and no libc like that
     real_dlclose = (int (*)(void *))hook_real_dlsym(RTLD_NEXT, "dlclose");
 }
+
+// Slots of named functions are there before any code runs.
+
+#define UNRESOLVED {.real = (void *)hook_resolve}
+struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
 
 // The driver's library
 
@@ -100,17 +105,15 @@ static size_t count_symbols(const struct link_map *map) {
     return last + 1;
 }
 
-static int find_extent(struct dl_phdr_info *info, size_t size, void *into) {
-    (void)size;
-    struct driver *driver = into;
-    if (info->dlpi_addr != driver->start)
-        return 0;
-    for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_LOAD) {
-            uintptr_t end = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz;
-            driver->end = end > driver->end ? end : driver->end;
-        }
-    return 1;
+// The end of what the library that begins at `start` occupies. dl_iterate_phdr would tell, with a lock that
+// stays taken for ever in the child of a fork that another thread's call was in.
+static uintptr_t find_end(const ElfW(Ehdr) * start, uintptr_t address) {
+    const ElfW(Phdr) *segments = (const void *)((const char *)start + start->e_phoff);
+    uintptr_t end = 0;
+    for (int i = 0; i < start->e_phnum; i++)
+        if (segments[i].p_type == PT_LOAD && address + segments[i].p_vaddr + segments[i].p_memsz > end)
+            end = address + segments[i].p_vaddr + segments[i].p_memsz;
+    return end;
 }
 
 static void *pages(size_t size) {
@@ -137,7 +140,7 @@ static struct driver *driver_of(void *address) {
         return NULL;
     struct symbol *symbols = (struct symbol *)(driver + 1);
     driver->start = map->l_addr;
-    dl_iterate_phdr(find_extent, driver);
+    driver->end = find_end(info.dli_fbase, map->l_addr);
     for (size_t i = 0; i < count; i++)
         if (ELF64_ST_TYPE(table[i].st_info) == STT_FUNC && table[i].st_shndx)
             symbols[driver->count++] =
@@ -234,7 +237,7 @@ void *hook_wrap(void *real, const char *symbol) {
     struct slot *slot = hook_named_slot(symbol);
     if (slot) {
         void *old = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
-        if (!old || old == (void *)hook_resolve || old == (void *)missing) {
+        if (old == (void *)hook_resolve || old == (void *)missing) {
             __atomic_store_n(&slot->real, real, __ATOMIC_RELEASE);
             old = real;
         }
@@ -265,8 +268,9 @@ void hook_on_get_proc_address(struct frame *frame) {
     *function = hook_wrap(*function, symbol);
 }
 
-void hook_resolve_slot(struct slot *slot) {
+uint64_t hook_resolve_slot(struct slot *slot) {
     int error = errno;
+    bool early = hook_setup();
     void *real = hook_real_dlsym(RTLD_NEXT, slot->symbol);
     if (!real) { // the driver may be in the scope of one library only
         void *handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -281,6 +285,7 @@ void hook_resolve_slot(struct slot *slot) {
     __atomic_compare_exchange_n(&slot->real, &expected, real ? real : (void *)missing, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     errno = error;
+    return early;
 }
 
 // dlsym
@@ -302,13 +307,21 @@ static void *find_default(const char *name, void *caller) {
     return found ? found : hook_real_dlsym(RTLD_NEXT, name); // for the message that dlerror gives
 }
 
+// Nothing stands between the program and this library.
+static bool is_program(void *address) {
+    Dl_info info;
+    struct link_map *map = NULL;
+    return !dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) || !map || !*map->l_name;
+}
+
 struct answer hook_dlsym(void *handle, const char *name, void *caller) {
     struct answer answer = {NULL, 0};
-    if (!hook_real_dlsym)
-        hook_find_real();
-    // Who asks for the next function is a library between the program and the driver: the call was seen
-    // before.
-    if (handle == RTLD_NEXT || (handle == RTLD_DEFAULT && !hook_named_slot(name)))
+    hook_setup();
+    // A library that asks for the next function stands between the program and the driver: the call was seen
+    // before. Next to the program itself are the stubs; it gets what is next to those.
+    if (handle == RTLD_NEXT && !is_program(caller))
+        return answer;
+    if ((handle == RTLD_NEXT || handle == RTLD_DEFAULT) && !hook_named_slot(name))
         return answer;
     answer.given = 1;
     answer.value = handle == RTLD_DEFAULT ? find_default(name, caller) : hook_real_dlsym(handle, name);
@@ -346,7 +359,13 @@ static int begin_if_linked(struct dl_phdr_info *info, size_t size, void *unused)
     return 1;
 }
 
-__attribute__((constructor)) static void setup(void) {
+// The constructors of libraries that the program is linked to run before this one, and may use the driver:
+// the first who comes sets everything up. Gives whether that was this call.
+bool hook_setup(void) {
+    static _Atomic bool begun;
+    if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
+        return false;
+    int error = errno;
     hook_clock_setup();
     hook_trace_setup();
     hook_decode_setup();
@@ -354,11 +373,10 @@ __attribute__((constructor)) static void setup(void) {
     hook_save_setup();
     if (!hook_real_dlsym)
         hook_find_real();
-    for (unsigned i = 0; i < HOOK_NAMES; i++) {
-        void *expected = NULL;
-        __atomic_compare_exchange_n(&hook_slots[i].real, &expected, (void *)hook_resolve, false,
-                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    }
     if (dl_iterate_phdr(begin_if_linked, NULL))
         hook_this_thread();
+    errno = error;
+    return true;
 }
+
+__attribute__((constructor)) static void setup(void) { hook_setup(); }

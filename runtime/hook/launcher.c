@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "../cuda_abi.h"
@@ -38,7 +39,7 @@ static const char HELP[] =
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
-    "                      (all,-query)\n"
+    "                      (all,-query; with --ioctl all)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
     "      --save-modules DIR  keep the images of modules that lie in no file\n"
@@ -178,6 +179,8 @@ static void check_command(const char *path) {
             fail(MISSING, path, "a setuid program: it cannot be watched");
         if (status.st_mode & S_ISGID && status.st_mode & S_IXGRP && status.st_gid != getegid())
             fail(MISSING, path, "a setgid program: it cannot be watched");
+        if (getuid() && fgetxattr(file, "security.capability", NULL, 0) > 0)
+            fail(MISSING, path, "a program with capabilities: it cannot be watched");
         ssize_t size = pread(file, line, sizeof(line) - 1, 0);
         if (size < 2 || memcmp(line, "#!", 2)) {
             check_elf(file, path);
@@ -375,7 +378,7 @@ static int run(int argc, char **argv) {
         {"device", required_argument, NULL, 'd'}, {"replace", required_argument, NULL, 'r'},
         {"help", no_argument, NULL, 'h'},         {0},
     };
-    const char *output = "trace.mp", *calls = "all,-query", *device = "real", *modules = NULL;
+    const char *output = "trace.mp", *calls = NULL, *device = "real", *modules = NULL;
     bool force = false, gpu_time = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
@@ -415,6 +418,8 @@ static int run(int argc, char **argv) {
         fail(USAGE, "run", "no command; see gpt-hook --help");
     if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
         fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
+    if (!calls) // queries ask the kernel too, and are to be the parents of what they ask
+        calls = ioctls ? "all" : "all,-query";
     if (!*calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
     bool simulated = !strcmp(device, "sim");

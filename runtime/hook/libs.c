@@ -1,6 +1,7 @@
 // The shared libraries of the process, in `library` records, with those that were closed before the end;
 // where in a file an address is; and the devices, in `device` records.
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,46 +9,66 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
 #include "hook.h"
 
+#define MAX_SECTIONS 4096 // a library slimmed by gpt-patch has a thousand more than others
+
 // Bytes of the file's sections of GPU code. Section headers are in the file only.
 static uint64_t gpu_bytes(int file) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
-        head.e_shentsize != sizeof(Elf64_Shdr) || !head.e_shnum || head.e_shnum > 512 ||
+        head.e_shentsize != sizeof(Elf64_Shdr) || head.e_shnum > MAX_SECTIONS ||
         head.e_shstrndx >= head.e_shnum)
         return 0;
-    Elf64_Shdr sections[512];
-    char names[16 << 10];
-    size_t size = head.e_shnum * sizeof(*sections);
-    if (pread(file, sections, size, (off_t)head.e_shoff) != (ssize_t)size)
+    static Elf64_Shdr sections[64], strings; // one thread at a time, whose stack may be small
+    static char names[16 << 10];
+    off_t table = (off_t)head.e_shoff;
+    if (pread(file, &strings, sizeof(strings), table + head.e_shstrndx * (off_t)sizeof(strings)) !=
+        sizeof(strings))
         return 0;
-    const Elf64_Shdr *strings = &sections[head.e_shstrndx];
-    size = strings->sh_size < sizeof(names) - 1 ? strings->sh_size : sizeof(names) - 1;
-    if (pread(file, names, size, (off_t)strings->sh_offset) != (ssize_t)size)
+    size_t size = strings.sh_size < sizeof(names) - 1 ? strings.sh_size : sizeof(names) - 1;
+    if (pread(file, names, size, (off_t)strings.sh_offset) != (ssize_t)size)
         return 0;
     names[size] = '\0';
     uint64_t bytes = 0;
-    for (int i = 0; i < head.e_shnum; i++)
-        if (sections[i].sh_name < size && (!strcmp(names + sections[i].sh_name, ".nv_fatbin") ||
-                                           !strcmp(names + sections[i].sh_name, "__nv_relfatbin")))
-            bytes += sections[i].sh_size;
+    for (int first = 0; first < head.e_shnum; first += 64) {
+        int count = head.e_shnum - first < 64 ? head.e_shnum - first : 64;
+        ssize_t part = count * (ssize_t)sizeof(*sections);
+        if (pread(file, sections, (size_t)part, table + first * (off_t)sizeof(*sections)) != part)
+            return 0;
+        for (const Elf64_Shdr *section = sections; section < sections + count; section++)
+            if (section->sh_name < size && (!strcmp(names + section->sh_name, ".nv_fatbin") ||
+                                            !strcmp(names + section->sh_name, "__nv_relfatbin")))
+                bytes += section->sh_size;
+    }
     return bytes;
 }
 
+bool hook_peek(const void *from, void *into, size_t size) {
+    struct iovec here = {into, size}, there = {(void *)from, size};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
+}
+
 static void find_build_id(const struct dl_phdr_info *info, char hex[129]) {
+    static char notes[4096];
     *hex = '\0';
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-        const char *at = (const char *)info->dlpi_addr + segment->p_vaddr, *end = at + segment->p_memsz;
-        while (segment->p_type == PT_NOTE && end - at >= (ptrdiff_t)sizeof(ElfW(Nhdr))) {
+        size_t size = segment->p_memsz < sizeof(notes) ? segment->p_memsz : sizeof(notes);
+        if (segment->p_type != PT_NOTE ||
+            !hook_peek((void *)(info->dlpi_addr + segment->p_vaddr), notes, size))
+            continue;
+        const char *at = notes, *end = notes + size;
+        while (end - at >= (ptrdiff_t)sizeof(ElfW(Nhdr))) {
             const ElfW(Nhdr) *note = (const void *)at;
             const unsigned char *value =
                 (const unsigned char *)at + sizeof(*note) + ((note->n_namesz + 3) & ~3u);
-            if (note->n_type == NT_GNU_BUILD_ID && note->n_namesz == 4 && note->n_descsz <= 64) {
+            if (note->n_type == NT_GNU_BUILD_ID && note->n_namesz == 4 && note->n_descsz <= 64 &&
+                (const char *)value + note->n_descsz <= end) {
                 for (unsigned j = 0; j < note->n_descsz; j++)
                     sprintf(hex + 2 * j, "%02x", value[j]);
                 return;
@@ -96,18 +117,11 @@ static const char *keep_path(const char *path) {
     return kept;
 }
 
-// The loader calls this for each library, one thread at a time.
-static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
+// Takes in a library, one thread at a time.
+static int add_library(const struct dl_phdr_info *info, uint64_t mapping) {
     struct live *live = hook_live;
-    bool *first = at;
-    if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof(info->dlpi_subs) && *first) {
-        *first = false;
-        if (live->libraries_added == info->dlpi_adds)
-            return 1; // nothing was loaded since
-        live->libraries_added = info->dlpi_adds;
-        hook_begin_replaced();
-    }
-    char program[4096], *path = (char *)info->dlpi_name;
+    static char program[4096], other[4096];
+    char *path = (char *)info->dlpi_name;
     if (!path || !*path) {
         ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
         if (length <= 0)
@@ -124,27 +138,90 @@ static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
         if (!strcmp(live->library[i].path, path) ||
             (live->library[i].replaces && !strcmp(live->library[i].replaces, path))) {
             set_segments(&live->library[i], info); // it may have come back elsewhere
+            live->library[i].mapping = mapping;
             return 0;
         }
     if (count == MAX_LIBRARIES)
         return 0;
     struct library *library = &live->library[count];
     set_segments(library, info);
-    char other[4096];
     bool replaced = hook_find_replaced((void *)library->segments[0].start, path, other, sizeof(other));
     const char *kept = keep_path(replaced ? other : path), *replaces = replaced ? keep_path(path) : NULL;
     if (!kept)
         return 0;
     library->path = kept;
     library->replaces = replaces;
+    library->mapping = mapping;
     atomic_store(&live->libraries, count + 1);
     record_library(info, library->path, library->replaces);
     return 0;
 }
 
+static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
+    bool *first = at;
+    if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof(info->dlpi_subs) && *first) {
+        *first = false;
+        if (hook_live->libraries_added == info->dlpi_adds)
+            return 1; // nothing was loaded since
+        hook_live->libraries_added = info->dlpi_adds;
+        hook_begin_replaced();
+    }
+    return add_library(info, 0);
+}
+
+static bool is_known(uint64_t mapping) {
+    for (uint32_t i = 0; i < atomic_load(&hook_live->libraries); i++)
+        if (hook_live->library[i].mapping == mapping)
+            return true;
+    return false;
+}
+
+// A library, if the dynamic linker knows what is mapped there.
+static void see_mapping(const char *start, uint64_t mapping) {
+    static ElfW(Phdr) segments[64];
+    ElfW(Ehdr) head;
+    Dl_info found;
+    struct link_map *map = NULL;
+    if (is_known(mapping) || !hook_peek(start, &head, sizeof(head)) ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG) || !head.e_phnum || head.e_phnum > 64 ||
+        !hook_peek(start + head.e_phoff, segments, head.e_phnum * sizeof(*segments)) ||
+        !dladdr1(start, &found, (void **)&map, RTLD_DL_LINKMAP) || !map)
+        return;
+    add_library(&(struct dl_phdr_info){.dlpi_addr = map->l_addr,
+                                       .dlpi_name = map->l_name,
+                                       .dlpi_phdr = segments,
+                                       .dlpi_phnum = head.e_phnum},
+                mapping);
+}
+
+// What the kernel says. In a forked child dl_iterate_phdr may wait for a thread that is not there.
+static void scan_mappings(void) {
+    if (atomic_exchange(&hook_live->scanning, 1))
+        return;
+    for (const char *line = hook_read_maps(), *next; *line; line = next) {
+        next = line + strcspn(line, "\n");
+        uint64_t digest = 14695981039346656037u;
+        for (const char *c = line; c < next; c++)
+            digest = (digest ^ (unsigned char)*c) * 1099511628211u;
+        char *after;
+        uintptr_t start = strtoul(line, &after, 16);
+        strtoul(after + 1, &after, 16);
+        bool first = !strtoul(after + strlen(" r-xp "), NULL, 16); // at the file's beginning
+        if (first && memchr(line, '/', (size_t)(next - line)))
+            see_mapping((const char *)start, digest | 1);
+        next += *next == '\n';
+    }
+    atomic_store(&hook_live->scanning, 0);
+}
+
 void hook_scan_libraries(void) {
+    HOOK_UNCANCELLED;
     bool first = true;
-    if (hook_this_thread())
+    if (!hook_this_thread())
+        return;
+    if (hook_is_forked())
+        scan_mappings();
+    else
         dl_iterate_phdr(see_library, &first);
 }
 

@@ -6,7 +6,6 @@
 // said of an image unless it was cut, or the failure is one that no intact library leads to.
 
 #include <stdio.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
@@ -35,20 +34,14 @@ const void *hook_image_of(uint64_t handle) {
     return value ? (const void *)atomic_load(value) : NULL;
 }
 
-// Reads memory that the program may have given back.
-static bool peek(const void *from, void *into, size_t size) {
-    struct iovec here = {into, size}, there = {(void *)from, size};
-    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
-}
-
 // Whether a region lost elements: one of them is dead, or all are gone.
 static bool has_gaps(const char *start) {
     struct fatbin_region region;
     struct fatbin_element element;
-    if (!peek(start, &region, sizeof(region)) || region.magic != FATBIN_MAGIC)
+    if (!hook_peek(start, &region, sizeof(region)) || region.magic != FATBIN_MAGIC)
         return false;
     for (uint64_t at = 0; at < region.size; at += element.header_size + element.payload_size) {
-        if (!peek(start + region.header_size + at, &element, sizeof(element)) ||
+        if (!hook_peek(start + region.header_size + at, &element, sizeof(element)) ||
             element.header_size < sizeof(element) || element.payload_size > region.size)
             return false;
         if (element.kind == FATBIN_DEAD)
@@ -72,7 +65,7 @@ static void find_place(const void *start, struct place *place) {
     *place = (struct place){.start = start};
     if (!start)
         return;
-    if (peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
+    if (hook_peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
         place->start = wrapper.data;
     hook_scan_libraries();
     place->path = hook_find_file(place->start, &place->offset, place->buffer, sizeof(place->buffer));

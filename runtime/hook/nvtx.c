@@ -265,6 +265,7 @@ static bool exchange(const NvtxExportTableCallbacks *callbacks, int module, nvtx
 
 // Gives 1 where the program's ranges shall be recorded.
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
+    hook_setup();
     const char *output = getenv("GPT_HOOK_OUTPUT");
     const NvtxExportTableCallbacks *callbacks = get_table ? get_table(NVTX_ETID_CALLBACKS) : NULL;
     if (!output || !*output || !callbacks || callbacks->struct_size < sizeof(*callbacks))

@@ -10,17 +10,13 @@
 
 #include "hook.h"
 
-static char *text; // of /proc/self/maps, as it was at hook_begin_replaced
+static char *text; // of /proc/self/maps, as it was read last
 static size_t size, room;
 
-// Before the libraries of a scan, one thread at a time.
-void hook_begin_replaced(void) {
+const char *hook_read_maps(void) {
+    int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     size = 0;
-    const char *folder = getenv("GPT_HOOK_REPLACE");
-    int file = folder && *folder ? open("/proc/self/maps", O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0)
-        return;
-    for (ssize_t got = 1; got > 0; size += got > 0 ? (size_t)got : 0) {
+    for (ssize_t got = file < 0 ? 0 : 1; got > 0; size += got > 0 ? (size_t)got : 0) {
         if (room - size < 8192) { // the kernel gives whole lines, a page at most
             char *more = mmap(NULL, 2 * room + (256 << 10), PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -35,7 +31,19 @@ void hook_begin_replaced(void) {
         }
         got = read(file, text + size, room - size - 1);
     }
-    close(file);
+    if (file >= 0)
+        close(file);
+    if (text)
+        text[size] = '\0';
+    return text ? text : "";
+}
+
+// Before the libraries of a scan, one thread at a time.
+void hook_begin_replaced(void) {
+    const char *folder = getenv("GPT_HOOK_REPLACE");
+    size = 0;
+    if (folder && *folder)
+        hook_read_maps();
 }
 
 // The file that is mapped at the address, if it is another one than `path`; its name is in `buffer`.

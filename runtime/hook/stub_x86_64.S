@@ -62,6 +62,7 @@ enter:
     shlq $SLOT_SHIFT, %r11
     leaq hook_slots(%rip), %r10
     addq %r10, %r11
+look:
     testl $(SLOT_WATCHED | SLOT_COUNTED), SLOT_FLAGS(%r11)
     jnz 1f
 9:  jmp *SLOT_REAL(%r11)
@@ -179,10 +180,10 @@ lean:
     jne full
     cmpl SLOT_ANNOUNCED(%r11), %eax
     jne full
-    movq THREAD_NEXT(%r10), %rax
+    movl $ROW_SIZE, %eax            // as hook_take
+    xaddq %rax, THREAD_NEXT(%r10)
     cmpq THREAD_END(%r10), %rax
-    je full
-    addq $ROW_SIZE, THREAD_NEXT(%r10)
+    jae full
     pushq %rbp
     .cfi_def_cfa_offset 16
     .cfi_offset %rbp, -16
@@ -240,8 +241,8 @@ lean:
     .cfi_endproc
     .size lean, . - lean
 
-// What the slot of a directly linked function holds before its first call: finds the real one and goes on to it.
-// r11 is the slot.
+// What the slot of a directly linked function holds before its first call: finds the real one and goes on to it, or,
+// where nobody had set up what this call is to be recorded with, to the stub. r11 is the slot.
     .p2align 4
     .globl hook_resolve
     .hidden hook_resolve
@@ -268,6 +269,7 @@ hook_resolve:
     .endr
     movq %r11, %rdi
     call hook_resolve_slot
+    movl %eax, %r10d
     .irp i, 0, 1, 2, 3, 4, 5, 6, 7
     movaps FRAME_XMM + 16 * \i(%rsp), %xmm\i
     .endr
@@ -281,6 +283,8 @@ hook_resolve:
     movq FRAME_SLOT(%rsp), %r11
     leave
     .cfi_def_cfa %rsp, 8
+    testl %r10d, %r10d
+    jnz look
     jmp *SLOT_REAL(%r11)
     .cfi_endproc
     .size hook_resolve, . - hook_resolve
@@ -295,7 +299,9 @@ dlsym:
     endbr64
     testq %rsi, %rsi
     jz 1f
-    cmpw $0x7563, (%rsi)            // "cu"
+    cmpb $'c', (%rsi)
+    jne 1f
+    cmpb $'u', 1(%rsi)
     je 2f
 1:  movq hook_real_dlsym(%rip), %rax
     testq %rax, %rax

@@ -40,11 +40,13 @@ enum { FRESH, STARTING, ON, OFF };
 struct live *hook_live;
 TLS struct thread *hook_thread;
 TLS bool hook_in_vfork;
+TLS bool hook_writing;
 static TLS bool busy; // this thread is in code that must not call itself
 
 static const char *template; // of the file's name
 static bool live_stream;     // the file lies in the folder of a helper that follows it
 static char last_path[4096]; // of the trace that this process, or the one that forked it, began
+static pid_t first_pid;      // that loaded this library
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
@@ -135,6 +137,7 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 
 // Takes the next chunk of the file. `flag` is ENDED for the last one.
 static unsigned char *take_chunk(uint64_t flag) {
+    HOOK_UNCANCELLED;
     uint64_t number = atomic_load(&hook_live->tail->ticket);
     do
         if (number & ENDED)
@@ -177,11 +180,16 @@ static bool use_chunk(struct thread *thread, unsigned char *chunk) {
     thread->chunk = chunk;
     thread->used = 0;
     for (int i = 0; i < LAYOUTS; i++)
-        thread->batches[i].next = thread->batches[i].end = NULL;
+        thread->batches[i].end = thread->batches[i].next = NULL;
     return true;
 }
 
 // Records
+
+static void set_buffer(const struct thread *thread, struct gpt_buffer *buffer) {
+    unsigned char *chunk = thread->chunk;
+    *buffer = (struct gpt_buffer){chunk + CHUNK_HEAD + thread->used, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+}
 
 bool hook_open(struct gpt_buffer *buffer, bool fresh) {
     struct thread *thread = hook_this_thread();
@@ -190,16 +198,18 @@ bool hook_open(struct gpt_buffer *buffer, bool fresh) {
     if (fresh) {
         if (!use_chunk(thread, hook_new_chunk()))
             return false;
-        if (hook_has_tsc)
-            HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
+        set_buffer(thread, buffer);
+        if (hook_has_tsc && gpt_pack_clock(buffer, &(struct gpt_clock){hook_monotonic(), hook_now()}))
+            hook_close(buffer);
     }
-    unsigned char *data = thread->chunk + CHUNK_HEAD;
-    *buffer = (struct gpt_buffer){data + thread->used, thread->chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+    set_buffer(thread, buffer);
     return true;
 }
 
 bool hook_close(struct gpt_buffer *buffer) {
     struct thread *thread = hook_thread;
+    if (UNLIKELY(!thread)) // a child that was forked by a signal handler in between
+        return false;
     thread->used = (uint32_t)(buffer->at - thread->chunk - CHUNK_HEAD);
     hook_set_used(thread->chunk, thread->used);
     atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);
@@ -262,6 +272,7 @@ static bool start(void);
 struct thread *hook_begin_thread(void) {
     if (busy || hook_in_vfork || !hook_live)
         return NULL;
+    HOOK_UNCANCELLED;
     int error = errno;
     busy = true;
     uint32_t state = FRESH;
@@ -531,9 +542,16 @@ void hook_finish(unsigned status) {
     errno = error;
 }
 
-static void forget(void) { madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED); }
+// In the child of fork. Its calls in flight are the parent's to finish.
+static void forget(void) {
+    madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED);
+    hook_thread = NULL;
+}
+
+bool hook_is_forked(void) { return getpid() != first_pid; }
 
 void hook_trace_setup(void) {
+    first_pid = getpid();
     template = getenv("GPT_HOOK_OUTPUT");
     live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
     struct live *live =

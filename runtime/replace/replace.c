@@ -37,9 +37,9 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define MAX_DEPTH 32 // of subfolders
-#define MAX_SEGMENTS 128
-#define MAX_NOTES 4096 // bytes that are looked into
+#define MAX_DEPTH 32      // of subfolders
+#define MAX_SEGMENTS 1024 // gpt-patch makes up to 1000
+#define MAX_NOTES 4096    // bytes that are looked into
 
 struct identity {
     dev_t device;

@@ -349,6 +349,20 @@ def outside(folder: Path) -> Path:
 
 
 @sample
+def pieces(folder: Path) -> Path:
+    """Six hundred regions that a table leads to, each of whole pages, beside the usual section with a large one."""
+    code = forge.region(forge.element(forge.cubin(3) + bytes(12_000), arch=75))
+    size = len(code) + -len(code) % 4096
+    (folder / "each.fatbin").write_bytes(code.ljust(size, b"\0"))
+    assembly = '\n.section .ldata, "aw"\n.balign 4096\nstart:\n'
+    assembly += f'.rept 600\n.incbin "{folder / "each.fatbin"}"\n.endr\n'
+    assembly += '\n.section .data.rel.ro, "aw"\n.balign 8\n'
+    assembly += "".join(f".8byte start + {size * number}\n" for number in range(600))
+    large = forge.region(forge.element(forge.cubin(3) + bytes(80_000), arch=75))
+    return link(folder / "libpieces.so", [region(VARIABLES), large], assembly=assembly)
+
+
+@sample
 def arm(folder: Path) -> Path:
     """A library that says it is for aarch64: headers and relocations are rewritten, its code is not."""
     path = link(folder / "libarm.so", three_regions(), "-Wl,-z,max-page-size=0x10000")

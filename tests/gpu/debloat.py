@@ -3,14 +3,15 @@
     python3 tests/gpu/debloat.py [--seconds 560] [--results FILE] [--quick] [mlp generate resnet train compile jax ...]
 
 Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
-Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped; each set run in place of the installed
-ones (gpt-hook --replace), lazily and eagerly loaded, its output held against the original's; last gpt-debloat --check,
-which starts anew. `apply` does the same to a copy of the environment in place, and undoes it (tests/gpu/inplace.py).
+Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped, wherever they lie (--scan); each set
+run in place of the installed ones (gpt-hook --replace), lazily and eagerly loaded, its output held against the
+original's; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment in place,
+and undoes it (tests/gpu/inplace.py).
 
 What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
 other workloads stay, at first those of tests/gpu/results. So workloads can be measured one a call, and what the time
-(`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures sizes,
-and runs everything once: a row's other figures stay. The recorded traces are kept beside the results.
+(`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures the
+last set alone, running everything once: a row's other figures stay. The recorded traces are kept beside the results.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ WORKLOADS = {  # name -> command; apply is not a workload
     name: [sys.executable, f"{HERE}/workload.py", name]
     for name in ("mlp", "generate", "resnet", "train", "compile", "jax")
 }
-KINDS = {  # options of gpt-locate and gpt-patch
-    "element": ("--granularity element", ""),
-    "zero": ("--granularity kernel", "--kernels zero"),
-    "drop": ("--granularity kernel", "--kernels drop"),
+KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
+    "element": ("", "--granularity element", ""),
+    "zero": ("", "--granularity kernel", "--kernels zero"),
+    "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
 ROUNDS = {"compile": 1, "jax": 2}  # runs of which the median is taken; 3 of others, and 1 where all is loaded eagerly
 
@@ -105,9 +106,10 @@ class Bench:
 
 def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
     """The pipeline; its records in numbers: bytes before and after."""
+    extract, locate, patch = KINDS[kind]
     line = (
-        f"gpt-extract --loaded '{trace}' | gpt-locate --used '{trace}' {KINDS[kind][0]} | "
-        f"gpt-patch -o '{folder}' --json {KINDS[kind][1]}"
+        f"gpt-extract {extract} --loaded '{trace}' | gpt-locate --used '{trace}' {locate} | "
+        f"gpt-patch -o '{folder}' --json {patch}"
     )
     out, err = bench.run(["bash", "-o", "pipefail", "-c", line], what=f"slimming, {kind}")
     patched = [r for r in map(json.loads, out.splitlines()) if r["kind"] == "patched"]
@@ -139,7 +141,7 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
         kept.write(trace.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
     yield
-    for kind in ("original", "element", "drop") if bench.quick else ("original", *KINDS):
+    for kind in ("original", "drop") if bench.quick else ("original", *KINDS):
         options: list[str] = []
         if kind != "original":
             row["sizes"][kind] = slim(bench, trace, bench.folder / kind, kind)
@@ -168,11 +170,13 @@ def shown(facts: dict[str, Any]) -> list[str]:
 
 
 def merge(rows: list[dict[str, Any]], row: dict[str, Any], quick: bool = False) -> None:
-    """Puts a row where the one of its name is, or last. A quick one brings its sizes and sameness only."""
+    """Puts a row where the one of its name is, or last. A quick one brings sizes and sameness only."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
     if quick and rows[place:]:
-        row = row | {key: rows[place][key] for key in ("runs", "check") if key in rows[place]}
+        old = rows[place]
+        row = row | {key: old[key] for key in ("runs", "check") if key in old}
+        row["sizes"] = old.get("sizes", {}) | row.get("sizes", {})
     rows[place : place + 1] = [row]
 
 

@@ -26,7 +26,10 @@ def bound(text):
         ("atom.global.add.u32 _, [%rd1], 1;", None, ["[%rd1]", "1"]),
         ("bra L;", None, ["L"]),
         ("ret;", None, []),
-        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a}, {%b}, %c, %d;", "{%a}", ["{%b}", "%c", "%d"]),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a, %b}, {%c, %d}, {%e}, %f;",
+         "{%a, %b}", ["{%c, %d}", "%e", "%f"]),
+        ("@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];", "%r1", ["[%rd1+0]"]),  # as Triton has it
+        ("st.global.b32 [%rd1], {%r1};", None, ["%r1"]),
     ],
 )  # fmt: skip
 def test_results_and_operands(text, out, ins):

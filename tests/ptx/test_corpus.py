@@ -7,7 +7,7 @@ import pytest
 
 from gpt.ptx import parse, scan
 from gpt.ptx.prune import prune
-from tests.ptx.test_parse import tokens
+from tests.ptx.tokens import tokens
 from tests.stages.test_pypi import PACKAGES, fetch
 from tests.stages.tools import extract
 

@@ -1,6 +1,7 @@
 """The grammar and the tree: what is printed has the tokens of what was parsed, and ptxas makes the same code of it."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,10 @@ from gpt.errors import MalformedError
 from gpt.ptx import parse, scan, tree
 from gpt.ptx.tree import Address, Expression, Group, Guard, Instruction, Name, Number, Prefixed, Vector
 from tests import cuda
+from tests.ptx.tokens import tokens
 
 SHAPES = Path(__file__).with_name("shapes.ptx")
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
-TOKEN = re.compile(
-    r'//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[A-Za-z_$%][\w$]*|\.\w+(?:::\w+)*|\d+\.?\d*[eE][-+]\d+|\d[\w.]*|<<|>>|[<>=!]=|.)',
-    re.DOTALL | re.ASCII,
-)
-
-
-def tokens(text):
-    return [token for token in TOKEN.findall(text) if token]
 
 
 def one(text):
@@ -194,6 +188,62 @@ def test_ptxas_makes_the_same_code_of_what_is_printed(arch, options, tmp_path):
 def test_ptxas_takes_the_shapes(tmp_path):
     printed = str(parse.parse_module(SHAPES.read_bytes())).encode()
     assert code_of(printed, "sm_90a", tmp_path) == code_of(SHAPES.read_bytes(), "sm_90a", tmp_path)
+
+
+# ptxas, the scanner and the grammar take the same
+
+BODY = ".visible .entry k() {{ .reg .pred %p; .reg .b32 %r<3>; .reg .b64 %rd<3>; .reg .f32 %f<3>;\n{} ret; }}"
+TAKEN = [
+    ".visible.entry k(.param.u64 p){.reg.b64 %rd<9>;ret;}",
+    ".visible.entry k(.param.align 8 .b8 x[4]) .maxntid 128 .minnctapersm 2{ret;}",
+    ".weak.func(.param.b32 r)f(.param.b32 a){ret;} .visible.global.b32 x;",
+    ".section.debug_str{L:.b8 1,2 .b8 3}",
+    BODY.format("mov.u32%r1,1;ld.u32%r1,[%rd1];mov.b64{%r1,%r2},%rd1;@!%p bra L;L:"),
+    BODY.format("mov .u32 %r1, %tid .x; @ ! %p mov\n.u32\n%r1\n,\n1\n; L : bra L;"),
+    BODY.format("mov.f32 %f1, .5; add.f32 %f1, %f2, -.25e2;"),
+    '#line 3 "a;b{.cu"\n.global .b32 x; # 4 "a.cu" 1 2\n' + BODY.format('mov.u32\n# 5 "a.cu"\n%r1, 1;'),
+]
+REFUSED = [
+    ". global .b32 x;",
+    ".global . b32 x;",
+    ". visible .entry k() { ret; }",
+    ". section .debug_str { .b8 1 }",
+    BODY.format("mov . u32 %r1, 1;"),
+    BODY.format("mov. u32 %r1, 1;"),
+    BODY.format("mov.u32 %r1, %tid. x;"),
+    BODY.format("mov.u32 % r1, 1;"),
+    BODY.format("mov.u32 %r1, # 5\n1;"),
+    "#define X 1\n.global .b32 x;",
+    '#line "a.cu"\n.global .b32 x;',
+]
+
+
+def is_grammatical(text, folder):
+    """Whether ptxas can parse it; what it means is another matter."""
+    (folder / "in.ptx").write_text(text)
+    command = [cuda.tool("ptxas"), "-arch=sm_90", "-c", folder / "in.ptx", "-o", folder / "out.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "Parsing error" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_what_ptxas_takes_is_taken(text, tmp_path):
+    text = HEAD + text + "\n"
+    assert is_grammatical(text, tmp_path)
+    printed = str(parse.parse_module(text.encode()))
+    assert is_grammatical(printed, tmp_path)
+    module = scan.scan_module(text.encode())
+    assert [item.names for item in module.items] == [item.names for item in scan.scan_module(printed.encode()).items]
+    for function in module.functions:
+        assert all(statement.head for statement in module.statements(function))
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_ptxas_refuses_is_refused(text, tmp_path):
+    assert not is_grammatical(HEAD + text + "\n", tmp_path)
+    with pytest.raises(MalformedError):
+        parse.parse_module((HEAD + text).encode())
 
 
 # Any program

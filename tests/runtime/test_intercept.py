@@ -315,6 +315,7 @@ def test_without_a_driver_there_is_none(tmp_path):
         assert(!dlsym(RTLD_DEFAULT, "cuInit") && dlerror());
         assert(!dlsym(dlopen(0, RTLD_NOW), "cuInit") && dlerror());
         assert(!dlsym(RTLD_NEXT, "cuOfTomorrow") && dlerror());
+        assert(!dlsym(RTLD_NEXT, "cuInit") && dlerror());
         assert(dlsym(RTLD_DEFAULT, "malloc") && !dlerror());
     }
     """

@@ -103,6 +103,15 @@ def test_without_the_option_there_are_none(tmp_path, client):
     assert not Trace(tmp_path / "t.mp").of("ioctl")
 
 
+@pytest.mark.parametrize(
+    ("options", "recorded"), [((), False), (("--ioctl",), True), (("--ioctl", "--calls", "all,-query"), False)]
+)
+def test_queries_are_recorded_for_they_ask_the_kernel_too(tmp_path, options, recorded):
+    source = "int main(void) { begin(); int version; return cuDriverGetVersion(&version); }"
+    names = hooked.traced(tmp_path, source, options=options).names
+    assert names["cuInit"] == 1 and names["cuDriverGetVersion"] == recorded
+
+
 def test_other_devices_and_terminals_are_none_of_ours(tmp_path):
     source = r"""
     #include <sys/ioctl.h>

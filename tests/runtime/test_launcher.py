@@ -1,7 +1,11 @@
 """The command line of gpt-hook."""
 
 import os
+import shutil
+import struct
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +117,24 @@ def test_programs_that_cannot_be_watched(tmp_path):
         os.chown(tmp_path / "suid", 65534, 65534)
         (tmp_path / "suid").chmod(0o4755)
         assert "a setuid program" in hooked.run(tmp_path / "t.mp", tmp_path / "suid").stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives capabilities")
+def test_a_program_with_capabilities(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # where others may look
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file in ("gpt-hook", "libgpthook.so"):
+            shutil.copy(hooked.runtime() / file, folder)
+        program = shutil.copy("/bin/true", folder / "able")
+        line = [folder / "gpt-hook", "run", "-o", "/var/tmp/none.mp", program]
+        more = {"user": 65534, "group": 65534, "extra_groups": [], "capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run(line, **more)
+        assert (done.returncode, done.stderr) == (0, "")
+        os.setxattr(program, "security.capability", struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0))
+        done = subprocess.run(line, **more)
+        fact = "a program with capabilities: it cannot be watched"
+        assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {program}: {fact}\n")
 
 
 def test_runtime_is_found_by_its_variable(tmp_path):

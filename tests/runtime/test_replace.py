@@ -1,18 +1,21 @@
 """`gpt-hook run --replace`: which libraries are loaded instead, and what the program sees of it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.stages.test_pypi import PACKAGES, fetch
-from tests.stages.tools import located, patch
+from tests.stages.tools import extract, located, patch
+from tests.stages.tools import run as tool
 
 BUILD_ID = "0x0123456789abcdef"
 LIBRARY = r"""
@@ -409,6 +412,24 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
     (module,) = second.of("module")
     assert module["path"] == str(slim)
     assert slim.read_bytes()[module["offset"] :][:4] == b"\x50\xed\x55\xba"
+
+
+def test_a_library_in_many_pieces(sample, tmp_path):
+    """Of which gpt-patch has left as many as it may."""
+    library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
+    (tmp_path / "names").write_text("nothing\n")
+    found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)
+    record = patch(found.out, "-o", tmp_path / "slim")
+    assert record["mode"] == "compact"
+    assert record["size_after"] < record["size_before"] - 600 * 4096
+    with open(record["output"], "rb") as file:
+        tables = ELFFile(file)
+        assert tables.num_segments() > 600 and tables.num_sections() > 600
+    code = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); print(ctypes.CDLL(sys.argv[1]).answer())"
+    done = hooked.run(tmp_path / "t.mp", sys.executable, "-c", code, library, options=["--replace", tmp_path / "slim"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+    (loaded,) = [r for r in Trace(tmp_path / "t.mp").of("library") if r["path"] == record["output"]]
+    assert loaded["gpu"] > 0
 
 
 def test_a_library_from_pypi(tmp_path):

@@ -1,0 +1,190 @@
+"""What the tally does with a module and with a kernel, and what it writes down about it.
+
+A module is cut, each of its items goes through the grammar, is printed, and has the tokens that it had. A kernel is
+pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte. Then the
+built-in probes go in: `alone`, one at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is
+woven can be unwoven, and ptxas assembles it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpt.asm.assembler import Assembler, Code
+from gpt.asm.cache import Cache
+from gpt.asm.ptxas import Options
+from gpt.asm.targets import Target, find_target
+from gpt.errors import GptError, MalformedError
+from gpt.formats import ptxtext
+from gpt.probe import load, verify
+from gpt.probe.weave import LeftAlone, Woven, unweave, weave
+from gpt.ptx import parse
+from gpt.ptx.prune import prune
+from gpt.ptx.scan import Module, scan_module
+from tests import cuda
+from tests.ptx.tokens import tokens
+
+TIMEOUT = 600  # seconds of ptxas, as gpt-asm has it
+WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
+OLDEST = Target(7, 5, "")  # that ptxas knows
+BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # whose added registers are to be few
+NOWHERE = "no probe has a place in it"
+Result = dict[str, Any]
+
+
+@cache
+def probes() -> dict[str, Any]:
+    """The built-in probes, proved harmless."""
+    found = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
+    for file in found.values():
+        verify.verify(file)
+    return found
+
+
+@cache
+def assembler(relocatable: bool) -> Assembler:
+    """The ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
+    os.environ["GPT_PTXAS"] = str(cuda.tool("ptxas"))
+    return Assembler(None, Cache(None), Options(relocatable=relocatable), TIMEOUT)
+
+
+def device_of(text: bytes) -> Target:
+    """What a module is assembled for: its own target, or the oldest that ptxas knows."""
+    own = find_target(ptxtext.find_target(text) or "") or OLDEST
+    return max(own, OLDEST)
+
+
+def assemble(text: bytes, name: str, relocatable: bool = False) -> Code:
+    """Assembles a module for its own target. Raises GptError."""
+    return assembler(relocatable).assemble(text, name, device_of(text))
+
+
+def code_of(cubin: bytes) -> str:
+    """What nvdisasm reads from it, without the lines of the text, which ptxas appends to names."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cubin")
+        path.write_bytes(cubin)
+        return re.sub(r"__\d+\b", "", cuda.run("nvdisasm", "-c", path))
+
+
+def check_module(data: bytes, name: str) -> Result:
+    """A module: `parsed`, and `same` where ptxas got all of it; each "ok" or what is wrong."""
+    start = time.process_time()
+    found: Result = {"parsed": "ok", "same": None}
+    try:
+        module = scan_module(data, name)
+    except MalformedError as error:
+        return found | {"parsed": str(error)}
+    for item in module.items:
+        source = module.source(item)
+        try:
+            printed = str(parse.parse_item(module, item))
+        except MalformedError as error:
+            found["parsed"] = f"{error.where}: {error.fact}"
+            break
+        if tokens(printed) != tokens(source):
+            found["parsed"] = f"{module.where(item.start)}: prints other tokens"
+            break
+    if found["parsed"] == "ok" and (len(data) <= WHOLE or not module.entries):
+        found["same"] = check_same(data, name, not module.entries)[0]
+    found["cpu"] = round(time.process_time() - start, 3)
+    return found
+
+
+def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, Code | None]:
+    """Whether ptxas makes the same of a text and of what the tree prints; and what it makes, relocatable or not.
+
+    Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
+    """
+    try:
+        before = assemble(data, name, relocatable)
+    except GptError as error:
+        if "Unresolved extern" in error.fact and not relocatable:
+            return check_same(data, name, True)
+        return f"ptxas: {error.fact}", relocatable, None
+    try:
+        printed = str(parse.parse_module(data, name)).encode("latin-1")
+    except MalformedError as error:
+        return f"not parsed: {error.where}: {error.fact}", relocatable, before
+    try:
+        after = assemble(printed, name, relocatable)
+    except GptError as error:
+        return f"differs: {error.fact}", relocatable, before
+    same = after.cubin == before.cubin or code_of(after.cubin) == code_of(before.cubin)
+    return "ok" if same else "differs", relocatable, before
+
+
+def check_kernel(module: Module, kernel: str, alone: bool) -> Result:
+    """A kernel of a module: whether it is the `same` after parsing and printing, and what came of each probe."""
+    start = time.monotonic()
+    try:
+        data = prune(module, [kernel])
+    except GptError as error:
+        return {"same": f"not pruned: {error}", "probes": {}}
+    same, relocatable, before = check_same(data, module.name, False)
+    found: Result = {"size": len(data), "target": str(device_of(data)), "same": same, "probes": {}}
+    if before:
+        needs = before.kernels[kernel]
+        found |= {key: needs[key] for key in ("registers", "spills") if key in needs}
+        work = Kernel(data, kernel, module.name, relocatable, before)
+        found["probes"] = work.each(probes()) if alone else work.joint()
+    found["seconds"] = round(time.monotonic() - start, 3)
+    return found
+
+
+class Kernel:
+    """A kernel that probes go into."""
+
+    def __init__(self, data: bytes, kernel: str, name: str, relocatable: bool, before: Code) -> None:
+        self.data, self.kernel, self.name = data, kernel, name
+        self.relocatable, self.before = relocatable, before
+
+    def each(self, names: Iterable[str]) -> dict[str, Result]:
+        """What comes of these probes, each alone."""
+        return {name: self.weave([name]) for name in names}
+
+    def joint(self) -> dict[str, Result]:
+        """What comes of all probes at once; if that fails, or one of them keeps the others out, of each alone."""
+        everything = list(probes())
+        together = self.weave(everything)
+        if together["status"] != "woven":
+            return self.each(everything)
+        places = together["woven"]
+        found = {name: {"status": "woven" if name in places else "nowhere"} for name in everything}
+        return found | self.each(name for name in BOUNDED if name in places)
+
+    def weave(self, names: list[str]) -> Result:
+        """One weave. `status` is woven, nowhere (nothing to probe), left (with `why`), or failed (with `why`)."""
+        try:
+            woven = weave(self.data, self.kernel, [probes()[name] for name in names], self.name)
+        except LeftAlone as error:
+            if error.fact == NOWHERE:
+                return {"status": "nowhere"}
+            return {"status": "left", "why": error.fact}
+        except GptError as error:
+            return {"status": "failed", "why": str(error)}
+        except Exception as error:  # a bug: the tally goes on
+            return {"status": "failed", "why": f"{type(error).__name__}: {error}"}
+        if unweave(woven.data) != self.data:
+            return {"status": "failed", "why": "unweaving gives another text"}
+        try:
+            after = assemble(woven.data, self.name, self.relocatable)
+        except GptError as error:
+            return {"status": "slow" if "and was killed" in error.fact else "failed", "why": f"ptxas: {error.fact}"}
+        return {"status": "woven", **self.added(woven, after)}
+
+    def added(self, woven: Woven, after: Code) -> Result:
+        """What probes cost in registers and spilled bytes, as the records of `gpt-asm --compare` tell it."""
+        old, new = self.before.kernels[self.kernel], after.kernels[self.kernel]
+        found: Result = {key: new[key] - old[key] for key in ("registers", "spills") if key in new and key in old}
+        found["woven"] = sorted({site.probe.partition(".")[0] for site in woven.sites if site.woven})
+        if woven.misfits:
+            found["misfits"] = woven.misfits
+        return found

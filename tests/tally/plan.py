@@ -1,0 +1,65 @@
+"""The order of the work: whatever is done when the time is up is a sample of every kind of kernel.
+
+Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they stand in the
+order of their digests, which is as good as none. First comes the first piece of the first module of every stratum,
+then that of the second modules, and so on; when a stratum has no more modules, the second pieces of its modules. A
+piece is the module itself and some of its kernels, or some more of them; modules that take the grammar long are pieces
+of their own, at the end. All of it is the same each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.tally.sources import Module
+
+PIECE = 4  # kernels, and one more for each PER bytes of the module, which each piece cuts anew
+PER = 8 << 20
+LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
+ALONE = 8  # of so many kernels one gets each probe alone, in corpora with more than SMALL kernels
+SMALL = 64
+
+
+class Piece(NamedTuple):
+    """Some kernels of a module, each with whether it gets every probe alone; `whole`: and the module itself."""
+
+    module: Module
+    whole: bool
+    kernels: list[tuple[str, bool]]
+
+
+def plan(modules: Iterable[Module]) -> list[Piece]:
+    """All pieces in order."""
+    strata: dict[tuple[str, str, int], list[Module]] = defaultdict(list)
+    total: dict[str, int] = defaultdict(int)
+    for module in modules:
+        strata[module.corpus, module.target, module.size.bit_length() // 2].append(module)
+        total[module.corpus] += len(module.kernels)
+    small = {corpus for corpus, count in total.items() if count <= SMALL}
+    ranked = []
+    for key, group in sorted(strata.items()):
+        group.sort(key=lambda module: module.digest)
+        pieces = [list(_pieces(module, key[0] in small)) for module in group]
+        longest = max(map(len, pieces))
+        order = [row[turn] for turn in range(longest) for row in pieces if turn < len(row)]
+        ranked += [(rank, key, piece) for rank, piece in enumerate(order)]
+    ranked.sort(key=lambda entry: entry[:2])
+    last = [Piece(module, True, []) for key in sorted(strata) for module in strata[key] if module.size > LONG]
+    return [piece for _, _, piece in ranked] + last
+
+
+def _pieces(module: Module, small: bool) -> Iterator[Piece]:
+    kernels = sorted(module.kernels, key=_number)
+    marked = [(kernel, small or _number(kernel) % ALONE == 0) for kernel in kernels]
+    step = PIECE + module.size // PER
+    yield Piece(module, module.size <= LONG, marked[:step])
+    for at in range(step, len(marked), step):
+        yield Piece(module, False, marked[at : at + step])
+
+
+def _number(kernel: str) -> int:
+    """A number that has nothing to do with what the kernel is."""
+    return int.from_bytes(hashlib.sha256(kernel.encode("latin-1", "replace")).digest()[:8], "big")

@@ -1,0 +1,148 @@
+"""What the lines of the tally add up to: a summary to be committed, and the tables of it."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from tests.tally.check import BOUNDED
+from tests.tally.sources import Module
+
+QUOTED = re.compile(r"'[^']*'|\b[\w$.]+:\d+(?::\d+)?:? ?|\d{3,}")
+MOST = 200  # failures that the summary lists
+
+Line = dict[str, Any]
+
+
+def summarise(modules: Iterable[Module], lines: Iterable[Line]) -> dict[str, Any]:
+    """Counts of each corpus, registers and spills that were added, and what failed. The last line of a thing counts."""
+    latest = {(line["module"], line["kernel"]): line for line in lines}
+    everything = list(modules)
+    corpora: dict[str, Line] = {}
+    failures: list[str] = []
+    for corpus in dict.fromkeys(module.corpus for module in everything):
+        mine = [module for module in everything if module.corpus == corpus]
+        corpora[corpus] = _corpus(mine, latest, failures)
+    of_kernels = [line for line in latest.values() if line["kernel"]]
+    return {
+        "corpora": corpora,
+        "added": {name: _added(name, of_kernels) for name in BOUNDED},
+        "failures": sorted(failures)[:MOST],
+        "failed": len(failures),
+        "code": dict(Counter(line["code"] for line in latest.values())),
+    }
+
+
+def _corpus(modules: list[Module], latest: dict[tuple[str, str], Line], failures: list[str]) -> Line:
+    whole = [latest[m.digest, ""] for m in modules if (m.digest, "") in latest]
+    swept = [latest[m.digest, kernel] for m in modules for kernel in m.kernels if (m.digest, kernel) in latest]
+    probes: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    original: Counter[str] = Counter()
+    for line in [*whole, *swept]:
+        where = f"{line['corpus']}: {line['name']}: {line['kernel']}".rstrip(": ")
+        if line["kernel"] and not is_ours(line["same"]):
+            original[_general(line["same"])] += 1
+        elif line["same"] not in ("ok", None) and is_ours(line["same"]):
+            failures.append(f"{where}: {line['same']}")
+        if line.get("parsed", "ok") != "ok":
+            failures.append(f"{where}: not parsed: {line['parsed']}")
+        for name, result in line.get("probes", {}).items():
+            probes[result["status"]] += 1
+            if "why" in result:
+                reasons[f"{result['status']}: {_general(result['why'])}"] += 1
+            if result["status"] == "failed":
+                failures.append(f"{where}: {name}: {result['why']}")
+    judged = [line for line in swept if is_ours(line["same"])]
+    return {
+        "modules": len(modules),
+        "kernels": sum(len(m.kernels) for m in modules),
+        "bytes": sum(m.size for m in modules),
+        "targets": sorted({m.target for m in modules}),
+        "versions": sorted({m.version for m in modules}),
+        "modules_swept": len(whole),
+        "modules_parsed": sum(line["parsed"] == "ok" for line in whole),
+        "kernels_swept": len(swept),
+        "kernels_same": sum(line["same"] == "ok" for line in judged),
+        "kernels_unjudged": dict(original.most_common()),
+        "kernels_alone": sum(line["alone"] for line in swept),
+        "probes": {status: probes[status] for status in ("woven", "nowhere", "left", "slow", "failed")},
+        "reasons": dict(reasons.most_common()),
+    }
+
+
+def is_ours(same: str | None) -> bool:
+    """Whether ptxas took the original, so that what came of it is our doing."""
+    return same is None or not same.startswith("ptxas:")
+
+
+def _general(why: str) -> str:
+    """A reason without the names in it."""
+    return QUOTED.sub("..", why)[:160]
+
+
+def _added(name: str, lines: list[Line]) -> Line:
+    found = [line["probes"][name] for line in lines if "registers" in line["probes"].get(name, ())]
+    by_corpus = defaultdict(list)
+    for line in lines:
+        if "registers" in line["probes"].get(name, ()):
+            by_corpus[line["corpus"]].append(line["probes"][name]["registers"])
+    registers = sorted(result["registers"] for result in found)
+    return {
+        "kernels": len(found),
+        "median": statistics.median(registers) if registers else None,
+        "p90": registers[len(registers) * 9 // 10] if registers else None,
+        "max": registers[-1] if registers else None,
+        "spilling": sum(result.get("spills", 0) > 0 for result in found),
+        "medians": {corpus: statistics.median(values) for corpus, values in by_corpus.items()},
+    }
+
+
+def tables(summary: dict[str, Any]) -> list[Table]:
+    """The summary for a terminal, and for README: Markdown is what box.MARKDOWN draws."""
+    counts = Table(box=box.MARKDOWN)
+    for title in ("corpus", "modules", "parsed", "kernels", "swept", "same code", "woven", "left alone", "failed"):
+        counts.add_column(title, justify="left" if title == "corpus" else "right")
+    totals: Counter[str] = Counter()
+    for corpus, found in summary["corpora"].items():
+        row = _row(found)
+        totals.update(row)
+        counts.add_row(corpus, *_cells(row))
+    counts.add_row("all", *_cells(totals))
+    added = Table(box=box.MARKDOWN)
+    for title in ("probe", "kernels", "registers added: median", "nine of ten", "most", "kernels that spill more"):
+        added.add_column(title, justify="left" if title == "probe" else "right")
+    for name, found in summary["added"].items():
+        keys = ("kernels", "median", "p90", "max", "spilling")
+        added.add_row(name, *("" if found[key] is None else f"{found[key]:,g}" for key in keys))
+    return [counts, added]
+
+
+def _row(found: Line) -> dict[str, int]:
+    return {
+        **{key: found[key] for key in ("modules", "modules_swept", "modules_parsed", "kernels", "kernels_swept")},
+        "unjudged": sum(found["kernels_unjudged"].values()),
+        "same": found["kernels_same"],
+        **found["probes"],
+    }
+
+
+def _cells(row: dict[str, int]) -> Iterable[str]:
+    yield f"{row['modules']:,}"
+    yield _share(row["modules_parsed"], row["modules_swept"])
+    yield f"{row['kernels']:,}"
+    yield f"{row['kernels_swept']:,}" + (f" ({row['kernels_swept'] / row['kernels']:.0%})" if row["kernels"] else "")
+    yield _share(row["same"], row["kernels_swept"] - row["unjudged"])
+    yield f"{row['woven']:,}"
+    yield f"{row['left'] + row['slow']:,}"
+    yield f"{row['failed']:,}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"

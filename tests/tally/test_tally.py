@@ -1,0 +1,188 @@
+"""A sample of the tally (`make tally`), and that it tells what is wrong, and can be interrupted.
+
+Of tests/tally/corpus each source for one of the targets, but for the three that take nvcc longest; of libraries from
+PyPI some kernels. The wheels are those of tests/stages/test_pypi.py, from the same cache; skipped where they cannot be
+had.
+"""
+
+import json
+import re
+
+import pytest
+
+from gpt.ptx.scan import scan_module
+from gpt.ptx.tree import Instruction
+from tests import cuda
+from tests.asm.modules import HEAD, PLAIN, RICH
+from tests.stages.test_pypi import PACKAGES, fetch
+from tests.stages.tools import extract
+from tests.tally import __main__ as tally
+from tests.tally import check, report, sources
+from tests.tally.plan import plan
+
+SLOW = ("blockcub", "cub_all", "thrust_all")
+SOURCES = sorted(path for path in (sources.HERE / "corpus").glob("*.cu") if path.stem not in SLOW)
+STATUSES = {"woven", "nowhere", "left"}
+NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+
+
+def sound(found):
+    """What the tally found out about a kernel has no fault of ours; returns the probes that went into it."""
+    assert found["same"] == "ok"
+    assert not tally.is_failure(found)
+    assert {result["status"] for result in found["probes"].values()} <= STATUSES, found
+    assert list(found["probes"]) == list(check.probes())
+    return {name for name, result in found["probes"].items() if result["status"] == "woven"}
+
+
+@pytest.mark.skipif(not cuda.have_cxx(), reason="no g++")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_sources(source, tmp_path):
+    archs = [arch for arch in sources.ARCHS if sources.fits(source, arch)]
+    arch = archs[SOURCES.index(source) % len(archs)]
+    data = sources.compile_source(source, arch, tmp_path / "out.ptx")
+    assert check.check_module(data, source.stem) | {"cpu": 0} == {"parsed": "ok", "same": "ok", "cpu": 0}
+    module = scan_module(data, source.stem)
+    assert module.entries
+    for number, entry in enumerate(module.entries[:4]):
+        woven = sound(check.check_kernel(module, entry.name, alone=number == 0))
+        assert {"block_sched", "warp_sched"} <= woven
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
+def test_libraries(name):
+    records = extract("--ptx", fetch(PACKAGES[name])).kind("ptx")
+    swept = 0
+    for record in records[:: max(1, len(records) // 6)]:
+        module = scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
+        for entry in module.entries[:2]:
+            found = check.check_kernel(module, entry.name, alone=False)
+            if found["size"] < 300_000 and report.is_ours(found["same"]):
+                sound(found)
+                swept += 1
+    assert swept >= 4
+
+
+def broken(monkeypatch, where, replacement):
+    monkeypatch.setattr(where[0], where[1], replacement)
+
+
+def test_a_tree_that_prints_something_else_is_seen(monkeypatch):
+    module = scan_module(RICH.encode())
+    assert sound(check.check_kernel(module, "calls", alone=False))
+    original = Instruction.__str__
+    monkeypatch.setattr(Instruction, "__str__", lambda self: original(self).replace("frame+8", "frame+12"))
+    assert check.check_kernel(module, "calls", alone=False)["same"] == "differs"
+    assert "prints other tokens" in check.check_module(RICH.encode(), "rich")["parsed"]
+
+
+def test_a_weave_that_does_not_assemble_or_unweave_is_seen(monkeypatch):
+    module = scan_module(PLAIN.encode())
+
+    def tampered(old, new):
+        def weave(data, *rest, **more):
+            woven = original(data, *rest, **more)
+            return type(woven)(**vars(woven) | {"data": woven.data.replace(old, new)})
+
+        return weave
+
+    original = check.weave
+    for change, why in (((b"mov.u64", b"mvo.u64"), "ptxas"), ((b"ret;", b"ret ;"), "unweaving")):
+        monkeypatch.setattr(check, "weave", tampered(*change))
+        found = check.check_kernel(module, "plain", alone=False)
+        assert tally.is_failure(found)
+        assert why in found["probes"]["block_sched"]["why"]
+
+
+def test_what_ptxas_refuses_is_nobodys_fault():
+    module = scan_module(PLAIN.replace("cvta.to", "cvat.to").encode())
+    found = check.check_kernel(module, "plain", alone=True)
+    assert found["same"].startswith("ptxas: ")
+    assert found["probes"] == {}
+    assert not tally.is_failure(found)
+
+
+def test_a_module_that_cannot_be_cut_is_a_failure():
+    found = check.check_module(b".version 8.0\n.target sm_80\n) \n", "torn")
+    assert found["parsed"].startswith("torn:3:1: ")
+    assert tally.is_failure(found)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Two corpora of small modules in a cache of their own."""
+    monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(tally, "LINES", tmp_path / "cache" / "lines.jsonl")
+    monkeypatch.setattr(tally, "RESULTS", tmp_path / "results" / "tally.json")
+    monkeypatch.setattr(sources, "newest_cuda", lambda: tmp_path)
+    texts = {"rich": RICH.encode(), "again": RICH.encode(), "plain": PLAIN.encode()}
+    made = {
+        "one": lambda folder, jobs: iter(texts.items()),
+        "two": lambda folder, jobs: iter([("bare", HEAD.encode())]),
+    }
+    monkeypatch.setattr(sources, "CORPORA", made)
+    return texts
+
+
+def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
+    assert tally.main(["-j", "1"]) == 0
+    lines = tally.LINES.read_text()
+    assert len(lines.splitlines()) == 3 + 3  # modules and kernels: the same text counts once
+    (summary,) = [json.loads(tally.RESULTS.read_text())]
+    one, two = summary["corpora"]["one"], summary["corpora"]["two"]
+    assert (one["modules"], one["kernels"], one["kernels_swept"], one["kernels_same"]) == (2, 3, 3, 3)
+    assert (two["modules"], two["modules_parsed"], two["kernels"]) == (1, 1, 0)
+    assert sum(one["probes"].values()) == 3 * len(check.probes())
+    assert one["probes"]["failed"] == 0
+    added = summary["added"]["block_sched"]
+    assert added["kernels"] == 3
+    assert added["median"] <= added["max"] < 20
+    assert "3 of 3" in capsys.readouterr().out
+    assert tally.main(["-j", "1", "--stale"]) == 0  # nothing is left to do
+    assert tally.LINES.read_text() == lines
+    monkeypatch.setattr(tally, "code", lambda: "other")
+    assert tally.main(["-j", "1", "--stale"]) == 0  # all of it is
+    assert len(tally.LINES.read_text().splitlines()) == 2 * len(lines.splitlines())
+    assert tally.main(["--fresh", "--report"]) == 0
+    assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 0
+
+
+def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
+    tally.main(["-j", "1"])
+    lines = tally.LINES.read_bytes().splitlines(keepends=True)
+    failed = {**json.loads(lines[1]), "same": "differs"}
+    rest = b"".join(lines[2:-1]) + lines[-1][:20]  # the last one was torn
+    tally.LINES.write_bytes(lines[0] + json.dumps(failed).encode() + b"\n" + rest)
+    assert tally.main(["--report"]) == 1
+    assert json.loads(tally.RESULTS.read_text())["failed"] == 1
+    assert tally.main(["-j", "1"]) == 0
+    again = [(line["module"], line["kernel"]) for line in tally.read_lines()]
+    assert len(again) == len(set(again)) + 1
+    assert len(set(again)) == len(lines)
+
+
+def test_a_corpus_that_cannot_be_had_is_said(corpus, monkeypatch, capsys):
+    def fail(folder, jobs):
+        raise RuntimeError("no such wheel")
+        yield
+
+    monkeypatch.setitem(sources.CORPORA, "two", fail)
+    assert tally.main(["-j", "1"]) == 4
+    assert "tally: error: two: no such wheel" in capsys.readouterr().err
+    assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 3
+
+
+def test_every_stratum_comes_before_a_second_of_any():
+    def module(number, corpus, target, size, kernels):
+        return sources.Module(corpus, "", "", f"{number:03}", "8.0", target, size, [f"k{n}" for n in range(kernels)])
+
+    modules = [module(n, "a", "sm_90", 5000, 9) for n in range(20)] + [module(20, "a", "sm_80", 5000, 3)]
+    modules += [module(21, "a", "sm_90", 9_000_000, 30), module(22, "b", "sm_90", 5000, 2)]
+    pieces = plan(modules)
+    assert {piece.module.digest for piece in pieces[:4]} == {"000", "020", "021", "022"}
+    assert [piece.whole for piece in pieces[:4]] == [True, True, False, True]
+    assert pieces[-1].module.digest == "021"
+    done = sorted((piece.module.digest, kernel) for piece in pieces for kernel, _ in piece.kernels)
+    assert done == sorted((module.digest, kernel) for module in modules for kernel in module.kernels)
+    assert sum(piece.whole for piece in pieces) == len(modules)
+    assert plan(reversed(modules)) == pieces
