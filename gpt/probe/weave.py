@@ -46,7 +46,8 @@ from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 from gpt.records import MAX_RECORD
 
-__all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+NO_PLACE = "no probe has a place in it"
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
 _VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
@@ -143,7 +144,7 @@ class _Weaving:
             self.lower(function, state)
         if not any(site.woven for site in survey.matched):
             reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"no probe has a place in it{reason}", self.kernel)
+            raise LeftAlone(f"{NO_PLACE}{reason}", self.kernel)
         if self.entry not in kept:
             kept.append(self.entry)
         state.hold([function.shared for function in kept if function is not self.entry])

@@ -172,7 +172,14 @@ def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
         "it has more than 62 MiB with its probes",
         None,
     ]
-    assert done.kind("ptx")[0]["data"] == large
+    assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err
+
+
+def test_what_matched_and_does_not_fit_is_no_nothing(text, tmp_path):
+    path = tmp_path / "out.toml"
+    path.write_text(PROBE.replace("ADDR", "IN4"))
+    done = weave("-p", path, data=segment(text))
+    assert "an instruction has no IN4" in done.err and "matches nothing" not in done.err
 
 
 def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
