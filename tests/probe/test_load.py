@@ -329,6 +329,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (Q + "register = {'%a' = ['u64']}\nafter = 'mov.u64 %a, 1;'", 4, "writes program register '%a'", GptError),
         (P + "datamodel = 'warp:" + "1" * 5000 + "'\nafter = ''", 3, "is no LEVEL:BYTES", MalformedError),
         ("[p]\nposition = 'line:f.cu:" + "1" * 5000 + "'\nafter = ''", 2, "is no line", MalformedError),
+        ("[map.m]\nleader = 'lane0'\ndata = ['u64']\n" + Q + "after = ''", 1, "a leader where every thread", GptError),
         ("[map.m]\ndata = ['u64']\n" + Q + "after = ''", 1, "no probe saves to it", GptError),
         (
             "[map.m]\nlevel = 'warp'\ndata = ['u64']\n" + Q + "after = 'SAVE [m] {1};'",
