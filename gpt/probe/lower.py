@@ -266,12 +266,12 @@ class Lowering:
                 value = self.values[name]
                 wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
                 return self.code.make("b64", "cvt.u64.u32", value) if wide else value
-            case tree.Name(name, ()) if name in HELPERS:
-                bound = self.site.bound
-                source = bound.operand(name) if bound else None
+            case tree.Name(name, parts) if name in HELPERS:
+                bound, element = self.site.bound, "".join(parts)
+                source = bound.operand(name, element) if bound else None
                 if bound is None or source is None:
-                    raise Misfit(f"has no {name}")
-                return self._sized(source, wanted, fresh=name == "OUT", cut=bound.width(name) is not None)
+                    raise Misfit(f"has no {operand}")
+                return self._sized(source, wanted, fresh=name == "OUT", cut=bound.width(name, element) is not None)
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)

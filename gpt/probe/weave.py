@@ -44,9 +44,12 @@ from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
+from gpt.records import MAX_RECORD
 
-__all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+NO_PLACE = "no probe has a place in it"
 OLDEST = (6, 2)  # activemask
+MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
 _VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
 _TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 
@@ -141,7 +144,7 @@ class _Weaving:
             self.lower(function, state)
         if not any(site.woven for site in survey.matched):
             reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"no probe has a place in it{reason}", self.kernel)
+            raise LeftAlone(f"{NO_PLACE}{reason}", self.kernel)
         if self.entry not in kept:
             kept.append(self.entry)
         state.hold([function.shared for function in kept if function is not self.entry])
@@ -193,6 +196,8 @@ class _Weaving:
             if before:
                 self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
             self.insertions.put(offset, order, text)
+            if len(self.module.text) + self.insertions.size > MAX_TEXT:
+                raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
 
     def block(
         self,

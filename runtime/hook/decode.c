@@ -288,7 +288,8 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= SLOT_SCALAR;
     if (hook_gpu_time)
         flags |= gpu_flags(slot, name);
-    if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN &&
+    // What waits for the GPU tells what happened there: hook_leave looks at it.
+    if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;
     slot->flags = flags;

@@ -338,6 +338,16 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
     return answer;
 }
 
+// Where the driver was, another library may come to lie.
+static void forget_driver(void) {
+    struct driver *driver = atomic_load(&the_driver);
+    Dl_info info;
+    struct link_map *map = NULL;
+    if (driver && (!dladdr1((void *)driver->start, &info, (void **)&map, RTLD_DL_LINKMAP) || !map ||
+                   map->l_addr != driver->start || strncmp(soname(map), "libcuda.so", 10)))
+        atomic_compare_exchange_strong(&the_driver, &driver, NULL);
+}
+
 // A library that goes is recorded first.
 EXPORT int dlclose(void *handle) {
     if (!hook_real_dlsym)
@@ -347,7 +357,9 @@ EXPORT int dlclose(void *handle) {
         hook_scan_libraries();
         errno = error;
     }
-    return real_dlclose(handle);
+    int status = real_dlclose(handle);
+    forget_driver();
+    return status;
 }
 
 static int begin_if_linked(struct dl_phdr_info *info, size_t size, void *unused) {

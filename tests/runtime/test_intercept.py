@@ -326,6 +326,25 @@ def test_without_a_driver_there_is_none(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_library_where_the_driver_was(tmp_path, monkeypatch):
+    both = "int cuInit(unsigned flags) { return flags != 0; } int cuOther(void) { return 3; }"
+    for name in ("libcuda.so.1", "libother.so"):
+        hooked.compile_c(tmp_path / name, both, *SHARED, f"-Wl,-soname,{name}", prelude=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    source = r"""
+    int main(void) {
+        int (*init)(unsigned), (*other)(void);
+        for (int i = 0; i < 3; i++) {
+            driver = dlopen("libcuda.so.1", RTLD_NOW);
+            assert((init = dlsym(driver, "cuInit")) && !init(0) && !dlclose(driver));
+            driver = dlopen("libother.so", RTLD_NOW);
+            assert((other = dlsym(driver, "cuOther")) && other() == 3 && !dlclose(driver));
+        }
+    }
+    """
+    assert hooked.traced(tmp_path, source, device="real").names == {"cuInit": 3}
+
+
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
     # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is who calls last, so
     # no function here may end in a jump.

@@ -302,7 +302,7 @@ def run_empty(tmp_path, library, *options, nameless=0):
         assert(!load(&loaded, wrapper(), 0, 0, 0, 0, 0, 0));
         assert(!look(&kernels[0], loaded, "one") && !look(&kernels[1], loaded, "two"));
         for (int i = 0; i < 2; i++)
-            assert(!launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+            assert(!launch(kernels[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) && !synchronize());
         assert(!launch(kernels[1], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
         for (int i = 0; i < 3; i++)
             printf("%d ", synchronize());

@@ -5,7 +5,8 @@ grammar.
 
 What was done stands in XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
 it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
-failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is done: hours. The sum goes to tests/tally/results/tally.json.
+failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is
+done: hours. The sum goes to tests/tally/results/tally.json.
 
 Exit status: 0; 1 if something failed; 4 where a corpus cannot be had.
 """

@@ -1,9 +1,10 @@
 """What the tally does with a module and with a kernel, and what it writes down about it.
 
 A module is cut, each of its items goes through the grammar, is printed, and has the tokens that it had. A kernel is
-pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte. Then the
-built-in probes go in: `alone`, one at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is
-woven can be unwoven, and ptxas assembles it.
+pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte, or, where it has
+debug information, which knows the lines of the text, the same instructions. Then the built-in probes go in: `alone`, one
+at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is woven can be unwoven, and ptxas
+assembles it.
 """
 
 from __future__ import annotations

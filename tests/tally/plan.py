@@ -1,10 +1,10 @@
 """The order of the work: whatever is done when the time is up is a sample of every kind of kernel.
 
 Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they stand in the
-order of their digests, which is as good as none. First comes the first piece of the first module of every stratum,
-then that of the second modules, and so on; when a stratum has no more modules, the second pieces of its modules. A
-piece is the module itself and some of its kernels, or some more of them; modules that take the grammar long are pieces
-of their own, at the end. All of it is the same each time.
+order of their digests, which is as good as none: the first piece of each, then the second pieces. A piece is the module
+itself and some of its kernels, or some more of them. All strata get the same share of the time, which goes with the
+bytes: a piece comes when what its stratum has had before, and it, are less than that of others. Modules that take the
+grammar long are pieces of their own, at the end. All of it is the same each time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from tests.tally.sources import Module
@@ -21,6 +22,8 @@ PER = 8 << 20
 LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
 ALONE = 8  # of so many kernels one gets each probe alone, in corpora with more than SMALL kernels
 SMALL = 64
+FIXED = 3000  # bytes that would take as long as what each kernel takes whatever its size
+GRAMMAR = 16  # bytes of a module that take the grammar as long as one of a kernel takes all the rest
 
 
 class Piece(NamedTuple):
@@ -42,10 +45,10 @@ def plan(modules: Iterable[Module]) -> list[Piece]:
     ranked = []
     for key, group in sorted(strata.items()):
         group.sort(key=lambda module: module.digest)
-        pieces = [list(_pieces(module, key[0] in small)) for module in group]
-        longest = max(map(len, pieces))
-        order = [row[turn] for turn in range(longest) for row in pieces if turn < len(row)]
-        ranked += [(rank, key, piece) for rank, piece in enumerate(order)]
+        rows = [list(_pieces(module, key[0] in small)) for module in group]
+        order = [row[turn] for turn in range(max(map(len, rows))) for row in rows if turn < len(row)]
+        spent = accumulate(map(_cost, order))
+        ranked += [(sum_, key, piece) for sum_, piece in zip(spent, order, strict=True)]
     ranked.sort(key=lambda entry: entry[:2])
     last = [Piece(module, True, []) for key in sorted(strata) for module in strata[key] if module.size > LONG]
     return [piece for _, _, piece in ranked] + last
@@ -58,6 +61,11 @@ def _pieces(module: Module, small: bool) -> Iterator[Piece]:
     yield Piece(module, module.size <= LONG, marked[:step])
     for at in range(step, len(marked), step):
         yield Piece(module, False, marked[at : at + step])
+
+
+def _cost(piece: Piece) -> int:
+    sizes = dict(zip(piece.module.kernels, piece.module.sizes, strict=True))
+    return piece.whole * piece.module.size // GRAMMAR + sum(FIXED + sizes[kernel] for kernel, _ in piece.kernels)
 
 
 def _number(kernel: str) -> int:

@@ -14,7 +14,7 @@ from rich.table import Table
 from tests.tally.check import BOUNDED
 from tests.tally.sources import Module
 
-QUOTED = re.compile(r"'[^']*'|\b[\w$.]+:\d+(?::\d+)?:? ?|\d{3,}")
+QUOTED = re.compile(r"'[^']*'|\b[\w$.]+:\d+(?::\d+)?:? ?|\b\d{2,}\b")
 MOST = 200  # failures that the summary lists
 
 Line = dict[str, Any]
@@ -88,18 +88,23 @@ def _general(why: str) -> str:
 
 
 def _added(name: str, lines: list[Line]) -> Line:
-    found = [line["probes"][name] for line in lines if "registers" in line["probes"].get(name, ())]
+    found = [(line, line["probes"][name]) for line in lines if "registers" in line["probes"].get(name, ())]
     by_corpus = defaultdict(list)
-    for line in lines:
-        if "registers" in line["probes"].get(name, ()):
-            by_corpus[line["corpus"]].append(line["probes"][name]["registers"])
-    registers = sorted(result["registers"] for result in found)
+    for line, result in found:
+        by_corpus[line["corpus"]].append(result["registers"])
+    registers = sorted(result["registers"] for _, result in found)
+    spilling = [
+        f"{line['corpus']}: {line['name']}: {line['kernel']}: {line['registers']} registers, {result['spills']} bytes"
+        for line, result in found
+        if result.get("spills", 0) > 0
+    ]
     return {
         "kernels": len(found),
         "median": statistics.median(registers) if registers else None,
         "p90": registers[len(registers) * 9 // 10] if registers else None,
         "max": registers[-1] if registers else None,
-        "spilling": sum(result.get("spills", 0) > 0 for result in found),
+        "spilling": len(spilling),
+        "spill": sorted(spilling)[:MOST],
         "medians": {corpus: statistics.median(values) for corpus, values in by_corpus.items()},
     }
 

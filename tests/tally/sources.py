@@ -63,6 +63,7 @@ class Module(NamedTuple):
     target: str
     size: int
     kernels: list[str]
+    sizes: list[int]  # bytes of the kernels' own text
 
     def data(self) -> bytes:
         return (CACHE / self.path).read_bytes()
@@ -177,10 +178,11 @@ def describe(corpus: str, path: str, name: str, digest: str, data: bytes) -> Mod
     found = FIELDS.search(data)
     version, target = (found[1].decode(), found[2].decode()) if found else ("", "")
     try:
-        kernels = [item.name for item in scan_module(data, name).entries]
+        kernels = [(item.name, item.end - item.start) for item in scan_module(data, name).entries]
     except Exception:  # whatever it is, it is for the check to tell
         kernels = []
-    return Module(corpus, path, name, digest, version, target, len(data), kernels)
+    names, sizes = [kernel for kernel, _ in kernels], [size for _, size in kernels]
+    return Module(corpus, path, name, digest, version, target, len(data), names, sizes)
 
 
 def newest_cuda() -> Path:
@@ -192,5 +194,6 @@ def newest_cuda() -> Path:
 
 def provenance() -> dict[str, Any]:
     """What the corpora were made with."""
-    versions = {"ptxas": cuda.run("ptxas", "--version").split()[-2], "newest": NEWEST}
+    found = re.search(r"V[\d.]+", cuda.run("ptxas", "--version"))
+    versions = {"ptxas": found[0] if found else "", "newest": NEWEST}
     return versions | {"wheels": [*WHEELS.values(), *GENERATORS.values()]}

@@ -1,6 +1,6 @@
 """Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
 
-The kernels are those of this folder and of tests/gpu, and some of libraries from PyPI.
+The kernels are those of this folder and of tests/gpu; many more are in tests/tally.
 """
 
 import re
@@ -17,8 +17,6 @@ from gpt.probe.weave import LeftAlone, unweave, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import prune
 from tests import cuda
-from tests.stages.test_pypi import PACKAGES, fetch
-from tests.stages.tools import extract
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / "tensor.cu", HERE.parent / "gpu" / "weave.cu", HERE.parent / "gpu" / "variables.cu"]
@@ -93,7 +91,8 @@ def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
             print(
                 f"\n{arch} {name}: {len(counts)} kernels, registers added: median {statistics.median(counts)}", end=""
             )
-    assert statistics.median(added["block_sched"]) <= 8  # most of these kernels take no more than ten
+    assert statistics.median(added["block_sched"]) <= 6  # most of these kernels take no more than ten
+    assert statistics.median(added["gmem_bytes"]) <= 4
     assert set(added) >= {"", *PROBES} - {"warp_progress"}
 
 
@@ -103,21 +102,3 @@ def test_all_probes_at_once(tmp_path):
         assert unweave(found.data) == data
         assert len(found.maps) == len(found.added) >= 2
         assemble(found.data, "sm_90", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
-def test_libraries(name, tmp_path):
-    """Some kernels of a library, each with another probe; their PTX is for newer devices than most."""
-    records = extract("--ptx", fetch(PACKAGES[name])).kind("ptx")
-    jobs = []
-    for number, record in enumerate(records[:: max(1, len(records) // 12)]):
-        module = scan.scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
-        for entry in module.entries[: 1 + number % 2]:
-            data = prune(module, [entry.name])
-            if len(data) < 300_000:
-                jobs += [(entry.name, data, probe) for probe in list(PROBES)[number % 3 :: 3]]
-    assert jobs
-    texts = [found.data for kernel, data, probe in jobs if (found := woven(data, kernel, probe))]
-    assert texts
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda data: assemble(data, "sm_121", tmp_path), texts))
