@@ -34,15 +34,16 @@ KINDS = {  # options of gpt-locate and gpt-patch
 SIZES = ("size_before", "size_after", "disk_before", "disk_after", "gpu_before", "gpu_after")
 
 
-def used_by(bench: Bench, trace: Path) -> list[str]:
-    """gpt-locate's options: on the CPU no trace names a device."""
-    return ["--used", str(trace), *(["--arch", "sm_90"] if bench.device == "sim" else [])]
+def used_by(trace: Path) -> list[str]:
+    """gpt-locate's options; the trace of a program that stays on the CPU names no device."""
+    known = read_used([trace], allow_incomplete=False).devices
+    return ["--used", str(trace), *([] if known else ["--arch", "sm_90"])]
 
 
 def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
     """The pipeline on what gpt-extract said; sizes of each library and of all."""
     locate, patch = KINDS[kind]
-    used = " ".join(used_by(bench, trace))
+    used = " ".join(used_by(trace))
     line = f"gpt-locate {used} {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
     out, err = bench.run(["bash", "-o", "pipefail", "-c", line], what=f"slimming, {kind}")
     patched = [r for r in map(json.loads, out.splitlines()) if r["kind"] == "patched"]
@@ -55,7 +56,7 @@ def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> d
 def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
     """Elements outside of the fatbin sections by library, and what of the trace leads to them."""
     used = read_used([trace], allow_incomplete=False)
-    out, _ = bench.run(["gpt-locate", "--json", *used_by(bench, trace), str(listing)], what="listing")
+    out, _ = bench.run(["gpt-locate", "--json", *used_by(trace), str(listing)], what="listing")
     elements: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     images, names = set(), set()
@@ -121,13 +122,13 @@ def check(bench: Bench, row: dict[str, Any]) -> None:
             bench.say(f"{what}: {'DIFFERS' if what in row['differences'] else 'same'} " + " ".join(shown(facts)))
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Slims, compares, prints what was found."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
     options.add_argument("--results", type=Path, help="the file to write")
     options.add_argument("--device", choices=("real", "sim"), default="real", help="as in gpt-hook; sim: on the CPU")
-    args = options.parse_args()
+    args = options.parse_args(words)
     results = args.results or Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve() / "containers.json"
     results.parent.mkdir(parents=True, exist_ok=True)
     row: dict[str, Any] = {"name": "containers"}
