@@ -111,9 +111,8 @@ def test_what_is_in_containers_is_measured(demo, monkeypatch, capsys):
     row = json.loads(results.read_text())
     assert status == 0, row
     assert (row["operations"], row["unsteady"], row["errors"], row["differences"]) == (1, [], [], {})
-    assert row["runs"].keys() == {
-        f"{kind} {how}" for kind in ("original", *containers.KINDS) for how in ("lazy", "eager")
-    }
+    kinds = ("original", *containers.KINDS)
+    assert row["runs"].keys() == {f"{kind} {how}" for kind in kinds for how in ("lazy", "eager")}
     assert row["outside"]["elements"] == {} and row["outside"]["images from memory"] == 0
     assert row["sizes"]["drop"]["libraries"]["libdemo.so"]["size_after"] < row["sizes"]["drop"]["size_before"]
     assert capsys.readouterr().out.endswith("ok\n")
