@@ -34,9 +34,11 @@ from gpt.probe.insert import (
     marked,
     unweave,
 )
-from gpt.probe.lower import Lowering, Misfit, Names, Site
+from gpt.probe.lower import Lowering
 from gpt.probe.model import ProbeFile
+from gpt.probe.names import Names
 from gpt.probe.params import Param, behind, layout, limit, room
+from gpt.probe.reader import Misfit, Reader, Site
 from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
@@ -218,17 +220,6 @@ class _Weaving:
         types = {**shape.types} if shape else {}
         before, text, misfits = "", "", []
         for number, use in enumerate(uses):
-            lowering = Lowering(
-                code,
-                function.code,
-                self.names[use.file],
-                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
-                base,
-                lambda name: types[name] if name in types else function.types[name],
-                f"${self.prefix}{number}",
-                function.used.setdefault(use.file, set()),
-                function.shared.setdefault(use.file, set()),
-            )
             site = Site(
                 shape.instruction if shape else None,
                 shape.bound if shape else None,
@@ -237,10 +228,20 @@ class _Weaving:
                 use.site.position.kind == "kernel",
                 use.probe.no_pred,
             )
+            lowering = Lowering(
+                Reader(code, function.code, lambda name: types[name] if name in types else function.types[name], site),
+                self.names[use.file],
+                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
+                base,
+                f"${self.prefix}{number}",
+                function.used.setdefault(use.file, set()),
+                function.shared.setdefault(use.file, set()),
+            )
             path = self.files[use.file].path
             try:
-                kept, lines = lowering.run(use.probe, use.when, use.snippet, site)
+                kept, lines = lowering.run(use.probe, use.when, use.snippet)
             except Misfit as error:
+                function.code.take()
                 code.take()
                 code.forget()
                 misfits.append(str(error))
