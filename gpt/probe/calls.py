@@ -106,7 +106,7 @@ def _pass_on(
 
 
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Where one more argument of a call goes, an offset, and what stands before and behind it. Raises MalformedError."""
+    """Where one more argument of a call goes, and what stands before and behind it. Raises MalformedError."""
     text = module.skeleton
     behind = next(_iter_named(text, name, statement.start, statement.end)) + len(name)
     at = text.find("(", behind, statement.end)
