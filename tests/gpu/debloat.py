@@ -137,8 +137,9 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
-    with gzip.open(bench.keep / f"{trace.name}.gz", "wb", 1) as kept:
-        kept.write(trace.read_bytes())
+    for path in (trace, *bench.folder.glob(f"{trace.name}.*")):  # and those of other processes
+        with gzip.open(bench.keep / f"{path.name}.gz", "wb", 1) as kept:
+            kept.write(path.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
     yield
     for kind in ("original", "drop") if bench.quick else ("original", *KINDS):

@@ -38,7 +38,9 @@ def sizes(rows: Rows) -> Iterator[str]:
             continue
         element, drop = row["sizes"]["element"], row["sizes"]["drop"]
         files = [less(kind["size_before"], kind["size_after"]) for kind in (element, drop)]
-        code = [less(kind["gpu_before"], kind["gpu_after"], 2) for kind in (element, drop)]
+        # what a kind does not see stays
+        left = [kind["gpu_after"] + drop["gpu_before"] - kind["gpu_before"] for kind in (element, drop)]
+        code = [less(drop["gpu_before"], after, 2) for after in left]
         before = [f"{drop[key] / 1e6:,.0f} MB" for key in ("size_before", "gpu_before")]
         yield f"| {' | '.join([TITLES[row['name']], before[0], *files, before[1], *code])} |"
 
