@@ -2,8 +2,8 @@
 
 A module is cut, each of its items goes through the grammar, is printed, and has the tokens that it had. A kernel is
 pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte, or, where it has
-debug information, which knows the lines of the text, the same instructions. Then the built-in probes go in: `alone`, one
-at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is woven can be unwoven, and ptxas
+debug information, which knows the lines of the text, the same instructions. Then the built-in probes go in: `alone`,
+one at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is woven can be unwoven, and ptxas
 assembles it.
 """
 
