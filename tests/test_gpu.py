@@ -14,6 +14,7 @@ from tests.demo.build import build
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # scripts, which find each other there
 
+import containers  # noqa: E402
 import debloat  # noqa: E402
 import inplace  # noqa: E402
 import table  # noqa: E402
@@ -101,6 +102,25 @@ def test_in_place_and_back(demo, monkeypatch):
     assert list(row["steps"]) == ["loaded", "all", "killed after 0.4 s", "killed after 0.9 s"]
     assert row["steps"]["loaded"]["size_after"] < row["size_before"]
     assert row["steps"]["loaded"]["restored"] == "libraries restored: 1"
+
+
+def test_what_is_in_containers_is_measured(demo, monkeypatch, capsys):
+    monkeypatch.setattr(containers, "COMMAND", [sys.executable, str(demo / "use.py")])
+    results = demo / "containers.json"
+    status = containers.main(["--device", "sim", "--results", str(results)])
+    row = json.loads(results.read_text())
+    assert status == 0, row
+    assert (row["operations"], row["unsteady"], row["errors"], row["differences"]) == (1, [], [], {})
+    kinds = ("original", *containers.KINDS)
+    assert row["runs"].keys() == {f"{kind} {how}" for kind in kinds for how in ("lazy", "eager")}
+    assert row["outside"]["elements"] == {} and row["outside"]["images from memory"] == 0
+    assert row["sizes"]["drop"]["libraries"]["libdemo.so"]["size_after"] < row["sizes"]["drop"]["size_before"]
+    assert capsys.readouterr().out.endswith("ok\n")
+    with open(demo / "use.py", "a") as file:
+        file.write("print(os.path.getsize(os.path.realpath(next(line.split()[-1] for line in open('/proc/self/maps')"
+                   " if 'libdemo.so' in line))))\n")  # fmt: skip
+    assert containers.main(["--device", "sim", "--results", str(results)]) == 1
+    assert len(json.loads(results.read_text())["differences"]["drop lazy"]) == 1
 
 
 def test_a_tree_shows_every_difference(tmp_path):

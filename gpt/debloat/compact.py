@@ -36,27 +36,20 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
 from operator import attrgetter, itemgetter
 
-from gpt.debloat.outside import Gone, find_gone
+from gpt.debloat.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_headers
+from gpt.debloat.outside import find_gone
 from gpt.debloat.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
 from gpt.debloat.pointers import NotUnderstood, Pointer, address_of, find_pointers
 from gpt.formats import elf, fatbin
-from gpt.formats.elf import Elf, Section, Segment
+from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment
 from gpt.formats.image import Image, iter_sections
 from gpt.formats.source import Source
 
 PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
 PHDR = struct.Struct("<IIQQQQQQ")
-SHDR_SIZE = 64
 EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
-SHN_LORESERVE = 0xFF00
-MAX_SEGMENTS = 1000  # 13 are usual, and every relocation is looked up in them
-
-
-class CannotCompact(Exception):
-    """Why a library is left with holes instead."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +60,6 @@ class Packed:
     pieces: list[Piece]
     size: int
     moved: dict[int, int]  # old address of a region -> new address
-
-
-@dataclass(frozen=True)
-class Cut:
-    """File range of the original that goes, on page boundaries; `zeros` are mapped in its place, or nothing is."""
-
-    start: int
-    end: int
-    zeros: bool
-
-
-@dataclass(frozen=True)
-class Block:
-    """File range of the original of which some `pieces`, `size` bytes, stay at its start, and the rest is free."""
-
-    start: int
-    end: int
-    pieces: list[Piece]
-    size: int
-    zeros: bool
-
-    @property
-    def free(self) -> int:
-        """Where its free part begins."""
-        return self.start + self.size
 
 
 def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
@@ -160,16 +128,12 @@ class _Compaction:
         self.byte = byte
         self.page = PAGE[tables.machine]
         self.packed = [_pack(self.source, s, doomed, byte) for s in iter_sections(tables)]
-        self.gone = Gone([], [])
-        self.blocks: list[Block] = []
-        self.cuts: dict[int, Cut] = {}  # by the start of their block, in file order
-        self.table_block: Block | None = None  # where the new program header table goes
-        self.table_offset = 0  # of that table, in the original's offsets
+        self._check_apart()
+        self.gone = find_gone(self.source, self.tables, doomed)
+        self.cuts = self._choose_cuts()
 
     def plan(self) -> Plan:
-        self._check_apart()
-        self.gone = find_gone(self.source, self.tables, self.doomed)
-        self._choose_cuts()
+        """See plan_compact."""
         segments = self._split_segments()
         headers, last = self._headers(segments)
         edits = [*headers, *self._pointers(), *self.gone.emptied]
@@ -197,46 +161,17 @@ class _Compaction:
                 if start < section.end and section.offset < end and (start, name) != (section.offset, section.name):
                     raise CannotCompact(f"'{name}' overlaps '{section.name}'")
 
-    def _choose_cuts(self) -> None:
-        """A cut in each block where whole pages are free, the largest if there are many; one has room for the table."""
+    def _choose_cuts(self) -> Cuts:
         blocks = [Block(p.section.offset, p.section.end, p.pieces, p.size, zeros=False) for p in self.packed]
         blocks += [Block(start, end, [], 0, zeros=True) for start, end in self.gone.ranges]
-        self.blocks = sorted(blocks, key=lambda block: block.start)
-        worth = [block for block in self.blocks if self._cut(block, block.free)]
-        worth = sorted(worth, key=lambda block: block.free - block.end)
-        fit = (worth[0].end - worth[0].free - self.page) // PHDR.size if worth else 0  # into the largest
-        worth = worth[: max(1, min(MAX_SEGMENTS, fit) - len(self.tables.segments))]
-        room = (len(self.tables.segments) + len(worth)) * PHDR.size
-        for block in sorted(worth, key=lambda block: block.start):
-            table = block.free + -block.free % 8
-            if cut := self._cut(block, block.free if self.table_block else table + room):
-                self.cuts[block.start] = cut
-                if not self.table_block:
-                    self.table_block, self.table_offset = block, table
-        if not self.cuts:
-            raise CannotCompact("less than a page would go")
-        self.ends = [cut.end for cut in self.cuts.values()]
-        self.removed = [0, *accumulate(cut.end - cut.start for cut in self.cuts.values())]
-
-    def _cut(self, block: Block, start: int) -> Cut | None:
-        """The whole pages of a block from `start` on."""
-        cut = Cut(start + -start % self.page, block.end - block.end % self.page, block.zeros)
-        return cut if cut.start < cut.end else None
-
-    def _new_offset(self, offset: int) -> int:
-        """Where a byte of the original lies in the output."""
-        index = bisect_right(self.ends, offset)
-        following = next(islice(self.cuts.values(), index, None), None)
-        if following and following.start < offset:
-            raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
-        return offset - self.removed[index]
+        return Cuts(blocks, len(self.tables.segments), self.page)
 
     def _split_segments(self) -> list[Segment]:
         """The program headers of the output, offsets already new."""
         segments: list[Segment] = []
         for segment in self.tables.segments:
             rest = segment
-            for cut in self.cuts.values():
+            for cut in self.cuts:
                 end = rest.offset + rest.filesz
                 if cut.end <= rest.offset or end <= cut.start or rest.filesz == 0:
                     continue
@@ -264,46 +199,20 @@ class _Compaction:
         if segment.type == elf.PT_PHDR:
             address, size = self._table_address(), count * PHDR.size
             return replace(
-                segment, offset=self._new_offset(self.table_offset), vaddr=address, paddr=address,
+                segment, offset=self.cuts.new_offset(self.cuts.table_offset), vaddr=address, paddr=address,
                 filesz=size, memsz=size,
             )  # fmt: skip
-        offset = self._new_offset(segment.offset)
+        offset = self.cuts.new_offset(segment.offset)
         align = segment.align
         if segment.type == elf.PT_LOAD and align > self.page and (offset - segment.vaddr) % align:
             align = self.page
         return replace(segment, offset=offset, align=align)
 
     def _table_address(self) -> int:
-        found = address_of(self.tables, self.table_offset)
+        found = address_of(self.tables, self.cuts.table_offset)
         if found is None:
             raise CannotCompact("no memory holds the program headers")
         return found
-
-    def _section_headers(self) -> tuple[bytes, int]:
-        """The section headers of the output and their number. What follows a cut in a section has one of its own."""
-        first, rest = bytearray(), bytearray()
-        sizes = {p.section.index: p.size for p in self.packed}
-        cuts = [cut for cut in self.cuts.values() if cut.zeros]
-        raw = self.source.pread(self.tables.shoff, SHDR_SIZE * len(self.tables.sections))
-        for section in self.tables.sections:
-            start, headers = section.offset, first
-            head = bytearray(raw[section.index * SHDR_SIZE :][:SHDR_SIZE])
-            inside = bisect_right(cuts, start - 1, key=attrgetter("start")) if section.in_file else len(cuts)
-            while section.index not in sizes and inside < len(cuts) and cuts[inside].end <= section.end:
-                headers += self._section_header(head, section, start, cuts[inside].start - start)
-                start, headers = cuts[inside].end, rest
-                inside += 1
-            size = sizes.get(section.index, section.offset + section.size - start)
-            headers += self._section_header(head, section, start, size) if section.index else head
-        count = (len(first) + len(rest)) // SHDR_SIZE
-        if rest and count >= SHN_LORESERVE:
-            raise CannotCompact(f"{count} sections")
-        return bytes(first + rest), count
-
-    def _section_header(self, head: bytearray, section: Section, start: int, size: int) -> bytes:
-        """The header of a part of a section, which begins at `start` in the original."""
-        address = section.addr + start - section.offset
-        return bytes(head[:16]) + struct.pack("<QQQ", address, self._new_offset(start), size) + bytes(head[40:])
 
     def _headers(self, segments: list[Segment]) -> tuple[list[tuple[int, bytes]], list[Piece]]:
         """Edits of the ELF header and the section headers, and what comes at the end of the file.
@@ -313,18 +222,19 @@ class _Compaction:
         tables = self.tables
         if any(s.type == elf.PT_INTERP for s in segments):
             first = next(s for s in segments if s.type == elf.PT_LOAD)
-            if self._table_address() - self._new_offset(self.table_offset) != first.vaddr - first.offset:
+            if self._table_address() - self.cuts.new_offset(self.cuts.table_offset) != first.vaddr - first.offset:
                 raise CannotCompact("no room where an older kernel would look for the program headers")
-        headers, count = self._section_headers()
-        shoff, last = self._new_offset(tables.shoff), list[Piece]()
+        headers = section_headers(self.source, tables, {p.section.index: p.size for p in self.packed}, self.cuts)
+        count = len(headers) // SHDR_SIZE
+        shoff, last = self.cuts.new_offset(tables.shoff), list[Piece]()
         edits = [(EHDR_PHNUM, struct.pack("<H", len(segments)))]
         if count > len(tables.sections):
-            end = self.source.size - self.removed[-1]
+            end = self.source.size - self.cuts.size
             shoff, last = end + -end % 8, [Fill(-end % 8), Data(headers)]
             edits.append((EHDR_SHNUM, struct.pack("<H", count)))
             headers = bytes(SHDR_SIZE * len(tables.sections))
         edits += [
-            (EHDR_PHOFF, struct.pack("<Q", self._new_offset(self.table_offset))),
+            (EHDR_PHOFF, struct.pack("<Q", self.cuts.new_offset(self.cuts.table_offset))),
             (EHDR_SHOFF, struct.pack("<Q", shoff)),
             (tables.phoff, bytes(PHDR.size * len(tables.segments))),
             (tables.shoff, headers),
@@ -340,22 +250,22 @@ class _Compaction:
 
     def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
         """The output: the original with blocks replaced, cuts left out, edits laid over."""
-        laid = [(block.start, block.end, self._content(block, segments)) for block in self.blocks]
+        laid = [(block.start, block.end, self._content(block, segments)) for block in self.cuts.blocks]
         laid += [(offset, offset + len(data), [Data(data)]) for offset, data in edits]
         for new in replacements(self.source, self.doomed, True, self.byte):
-            before = bisect_right(self.blocks, new[0], key=attrgetter("start")) - 1
-            if before < 0 or self.blocks[before].end <= new[0]:
+            before = bisect_right(self.cuts.blocks, new[0], key=attrgetter("start")) - 1
+            if before < 0 or self.cuts.blocks[before].end <= new[0]:
                 laid.append(new)
         return splice(Copy(0, self.source.size), sorted(laid, key=itemgetter(0, 1)))
 
     def _content(self, block: Block, segments: list[Segment]) -> list[Piece]:
         """What takes the place of a block."""
         content, free = [*block.pieces], block.free
-        if block is self.table_block:
+        if block is self.cuts.table_block:
             table = b"".join(_pack_segment(s) for s in segments)
-            content += [Fill(self.table_offset - free), Data(table)]
-            free = self.table_offset + len(table)
-        if cut := self.cuts.get(block.start):
+            content += [Fill(self.cuts.table_offset - free), Data(table)]
+            free = self.cuts.table_offset + len(table)
+        if cut := self.cuts.of(block):
             content += [Fill(cut.start - free, 0, block.zeros), Fill(block.end - cut.end, 0, block.zeros)]
         else:
             content.append(Fill(block.end - free, 0, block.zeros))

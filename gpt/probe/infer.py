@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TypeGuard
 
 from gpt.errors import GptError
 from gpt.probe.model import SIZES, Probe, Register, Save
@@ -14,28 +15,38 @@ _SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler names registers so
 
 
 def infer_types(probes: list[Probe], declared: list[Register], path: str) -> list[Register]:
-    """The declared registers and those that need no declaration. Raises GptError where uses disagree."""
-    known = {register.name: register for register in declared}
+    """The declared registers and those that need no declaration. Raises GptError where uses disagree.
+
+    What an instruction says counts, and only where none does, the field that a register is saved in.
+    """
+    known = {register.name for register in declared}
     found: dict[str, Register] = {}
-    for probe in probes:
-        for _, snippet in probe.snippets:
-            for line in snippet.lines:
-                if isinstance(line.node, tree.Instruction):
-                    uses = list(zip(line.node.operands, types_of(line.node), strict=True))
-                    if line.node.guard:
-                        uses.append((tree.Name(line.node.guard.register), "pred"))
-                elif isinstance(line.node, Save):
-                    uses = list(zip(line.node.values, line.node.types, strict=False))
-                else:
-                    continue
-                for operand, type_ in uses:
-                    if not isinstance(operand, tree.Name) or operand.name in known or type_ is None:
-                        continue
-                    if _SHARED.fullmatch(operand.name):
-                        first = found.setdefault(operand.name, Register(operand.name, type_, None, line.line))
-                        if SIZES[first.type] != SIZES[type_]:
-                            fact = f"'{operand.name}' is .{type_} here and .{first.type} in line {first.line}"
-                            raise GptError(f"probe '{probe.name}': {fact}", f"{path}:{line.line}")
-                        if not fits("mov", first.type, type_):  # a float in one place: plain bits hold either
-                            found[operand.name] = replace(first, type=f"b{SIZES[type_] * 8}")
+    lines = [(probe, line) for probe in probes for _, snippet in probe.snippets for line in snippet.lines]
+    for probe, line in lines:
+        for operand, type_ in _uses(line.node):
+            if type_ is None or not _is_shared(operand) or operand.name in known:
+                continue
+            first = found.setdefault(operand.name, Register(operand.name, type_, None, line.line))
+            if SIZES[first.type] != SIZES[type_]:
+                fact = f"'{operand.name}' is .{type_} here and .{first.type} in line {first.line}"
+                raise GptError(f"probe '{probe.name}': {fact}", f"{path}:{line.line}")
+            if not fits("mov", first.type, type_):  # a float in one place: plain bits hold either
+                found[operand.name] = replace(first, type=f"b{SIZES[type_] * 8}")
+    for _, line in lines:
+        if isinstance(line.node, Save):
+            for value, type_ in zip(line.node.values, line.node.types, strict=False):
+                if _is_shared(value) and value.name not in known:
+                    found.setdefault(value.name, Register(value.name, type_, None, line.line))
     return declared + list(found.values())
+
+
+def _is_shared(operand: tree.Operand) -> TypeGuard[tree.Name]:
+    return isinstance(operand, tree.Name) and _SHARED.fullmatch(operand.name) is not None
+
+
+def _uses(node: tree.Instruction | tree.Label | Save) -> list[tuple[tree.Operand, str | None]]:
+    """The operands of an instruction with their types, its guard among them."""
+    if not isinstance(node, tree.Instruction):
+        return []
+    guard: list[tuple[tree.Operand, str | None]] = [(tree.Name(node.guard.register), "pred")] if node.guard else []
+    return [*zip(node.operands, types_of(node), strict=True), *guard]

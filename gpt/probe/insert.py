@@ -35,6 +35,7 @@ class Insertions:
 
     def __init__(self) -> None:
         self._all: list[_Insertion] = []
+        self.size = 0  # characters of lines
 
     def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
         """Lines in front of the character at `offset`."""
@@ -43,6 +44,7 @@ class Insertions:
     def put(self, offset: int, order: int, text: str) -> None:
         """Lines that have their marks."""
         if text:
+            self.size += len(text)
             self._all.append(_Insertion(offset, order, len(self._all), text, offset))
 
     def replace(self, start: int, end: int, line: str) -> None:

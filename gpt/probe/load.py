@@ -16,7 +16,7 @@ MAX_SOURCE = 1 << 20  # bytes of a probe file
 def find_probe(name: str) -> Path:
     """The file that `-p` means: a path, or a built-in probe's name. Raises MissingError."""
     path = Path(name)
-    if path.is_file():
+    if path.is_file() or path.is_fifo():  # a pipe, as of a shell's <(...)
         return path
     if (built_in := BUILTIN / f"{name}.toml").is_file() and path.name == name:
         return built_in
@@ -27,7 +27,8 @@ def find_probe(name: str) -> Path:
 def load_probes(path: Path) -> ProbeFile:
     """Reads a probe file, TOML or Python. Raises MalformedError, GptError with file and line, MissingError."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MAX_SOURCE + 1)
     except FileNotFoundError:
         raise MissingError("no such probe file", str(path)) from None
     if len(data) > MAX_SOURCE:

@@ -65,6 +65,8 @@ def make_map(
         raise GptError(f"{what}: capacity {capacity} is not from 1 to {MAX_CAPACITY}", where)
     if leader not in LEADERS:
         raise GptError(f"{what}: leader '{leader}' is none of {', '.join(LEADERS)}", where)
+    if leader != "active" and (level == "thread" or type == "total"):
+        raise GptError(f"{what}: a leader where every thread saves", where)
     if budget is not None and not parse_number(budget):
         raise GptError(f"{what}: budget '{budget}' is no number of bytes", where)
     if (parse_number(budget) or 0) > MAX_BUDGET:

@@ -26,6 +26,7 @@ _NO_RESULT = {
     *("applypriority", "stmatrix", "clusterlaunchcontrol", "tensormap", "multimem", "sust", "sured", "wmma"),
 }
 _RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
+PARTS = (".x", ".y", ".z", ".w")
 _SPACES = ("global", "shared", "local", "const", "param")
 _TYPE = re.compile(
     r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4|[us]4|b1)"
@@ -96,19 +97,24 @@ class Bound:
     bytes: int | tree.Operand | Partial | None
     flops: int | Descriptor | None
 
-    def operand(self, helper: str) -> tree.Operand | None:
-        """The operand that OUT or IN1 to IN4 stands for."""
-        if helper == "OUT":
-            return self.out
-        number = int(helper[2:]) - 1
-        return self.ins[number] if number < len(self.ins) else None
+    def operand(self, helper: str, part: str = "") -> tree.Operand | None:
+        """The operand that OUT or IN1 to IN4 stands for, or of a vector the element `.x`, `.y`, `.z`, `.w`."""
+        number = int(helper[2:]) - 1 if helper != "OUT" else 0
+        found = self.out if helper == "OUT" else self.ins[number] if number < len(self.ins) else None
+        if not part:
+            return found
+        items = found.items if isinstance(found, tree.Vector) else (found,)
+        return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 
-    def width(self, helper: str) -> int | None:
-        """The bits of OUT or IN1 to IN4, of a vector all that it holds; None where the opcode does not say."""
-        if helper != "OUT":
-            number = int(helper[2:]) - 1
-            return self.widths[number] if number < len(self.widths) else None
-        return self.bits and self.bits * (len(self.out.items) if isinstance(self.out, tree.Vector) else 1)
+    def width(self, helper: str, part: str = "") -> int | None:
+        """The bits of that, of a whole vector all that it holds; None where the opcode does not say."""
+        whole = self.operand(helper)
+        count = len(whole.items) if isinstance(whole, tree.Vector) else 1
+        if helper == "OUT":
+            return self.bits and self.bits * (1 if part else count)
+        number = int(helper[2:]) - 1
+        bits = self.widths[number] if number < len(self.widths) else None
+        return bits and bits // (count if part else 1)
 
     def has(self, helper: str) -> bool:
         """Whether a helper means something here."""

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gpt.probe.code import Code
-from gpt.probe.lower import Names
 from gpt.probe.model import SIZES
+from gpt.probe.names import Names
 from gpt.probe.saves import Placed
 from gpt.ptx.scan import Module, Statement
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from gpt.errors import GptError
 from gpt.probe.loops import find_fault
 from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet
-from gpt.probe.operands import Bound
+from gpt.probe.operands import PARTS, Bound
 from gpt.probe.types import SPECIAL, VECTORS, fits, integer, type_of_name, types_of
 from gpt.ptx import tree
 
@@ -67,11 +67,15 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                 mapped = helper == "BYTES" and bound.address is not None and len(bound.address.items) > 1
                 return f"has no {helper}{', which its tensor map knows' * mapped}"
         for line in snippet.lines:
-            for helper, wanted, loose in _uses(line.node):
-                bits, room = bound.width(helper), SIZES[wanted] * 8 or 1
-                is_vector = isinstance(bound.operand(helper), tree.Vector)
+            for operand, wanted, loose in _uses(line.node):
+                helper, part = operand.name, "".join(operand.parts)
+                found = bound.operand(helper, part)
+                if found is None:
+                    return f"has no {operand}"
+                bits, room = bound.width(helper, part), SIZES[wanted] * 8 or 1
+                is_vector = isinstance(found, tree.Vector)
                 if bits and bits != room and (not loose or bits > room or bits == 1 or is_vector):
-                    return f"{helper} has {bits} bit{'s' * (bits > 1)}, and line {line.line} wants {room}"
+                    return f"{operand} has {bits} bit{'s' * (bits > 1)}, and line {line.line} wants {room}"
     return None
 
 
@@ -85,7 +89,7 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
     return [(operand, wanted)]
 
 
-def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, str, bool]]:
+def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
     """OUT and IN1 to IN4 where a type is wanted of them, and whether less than that will do: a field takes it."""
     match node:
         case tree.Instruction():
@@ -97,7 +101,7 @@ def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, str
     for pair in pairs:
         for operand, wanted in parts_of(*pair):
             if isinstance(operand, tree.Name) and wanted and HELPERS.get(operand.name, "") is None:
-                yield operand.name, wanted, isinstance(node, Save)
+                yield operand, wanted, isinstance(node, Save)
 
 
 class _Check:
@@ -179,6 +183,8 @@ class _Check:
                 return
             case tree.Name(name, parts):
                 if name in HELPERS:
+                    if parts and (HELPERS[name] or parts[0] not in PARTS or len(parts) > 1):
+                        raise self.refuse(f"'{operand}' is no helper")
                     self.helper(name)
                 elif name in SPECIAL:
                     if bool(parts) != (name in VECTORS) or (parts and parts[0] not in (".x", ".y", ".z")):

@@ -34,9 +34,11 @@ from gpt.probe.insert import (
     marked,
     unweave,
 )
-from gpt.probe.lower import Lowering, Misfit, Names, Site
+from gpt.probe.lower import Lowering
 from gpt.probe.model import ProbeFile
+from gpt.probe.names import Names
 from gpt.probe.params import Param, behind, layout, limit, room
+from gpt.probe.reader import Misfit, Reader, Site
 from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import State
@@ -44,9 +46,12 @@ from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
+from gpt.records import MAX_RECORD
 
-__all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+NO_PLACE = "no probe has a place in it"
 OLDEST = (6, 2)  # activemask
+MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
 _VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
 _TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 
@@ -141,7 +146,7 @@ class _Weaving:
             self.lower(function, state)
         if not any(site.woven for site in survey.matched):
             reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"no probe has a place in it{reason}", self.kernel)
+            raise LeftAlone(f"{NO_PLACE}{reason}", self.kernel)
         if self.entry not in kept:
             kept.append(self.entry)
         state.hold([function.shared for function in kept if function is not self.entry])
@@ -193,6 +198,8 @@ class _Weaving:
             if before:
                 self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
             self.insertions.put(offset, order, text)
+            if len(self.module.text) + self.insertions.size > MAX_TEXT:
+                raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
 
     def block(
         self,
@@ -213,17 +220,6 @@ class _Weaving:
         types = {**shape.types} if shape else {}
         before, text, misfits = "", "", []
         for number, use in enumerate(uses):
-            lowering = Lowering(
-                code,
-                function.code,
-                self.names[use.file],
-                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
-                base,
-                lambda name: types[name] if name in types else function.types[name],
-                f"${self.prefix}{number}",
-                function.used.setdefault(use.file, set()),
-                function.shared.setdefault(use.file, set()),
-            )
             site = Site(
                 shape.instruction if shape else None,
                 shape.bound if shape else None,
@@ -232,10 +228,20 @@ class _Weaving:
                 use.site.position.kind == "kernel",
                 use.probe.no_pred,
             )
+            lowering = Lowering(
+                Reader(code, function.code, lambda name: types[name] if name in types else function.types[name], site),
+                self.names[use.file],
+                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
+                base,
+                f"${self.prefix}{number}",
+                function.used.setdefault(use.file, set()),
+                function.shared.setdefault(use.file, set()),
+            )
             path = self.files[use.file].path
             try:
-                kept, lines = lowering.run(use.probe, use.when, use.snippet, site)
+                kept, lines = lowering.run(use.probe, use.when, use.snippet)
             except Misfit as error:
+                function.code.take()
                 code.take()
                 code.forget()
                 misfits.append(str(error))

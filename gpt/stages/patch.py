@@ -284,7 +284,8 @@ class Patcher:
         return target
 
     def _plan(self, image: Image, doomed: Doomed) -> Plan:
-        from gpt.debloat.compact import CannotCompact, plan_compact
+        from gpt.debloat.compact import plan_compact
+        from gpt.debloat.cuts import CannotCompact
         from gpt.debloat.plan import plan_in_place
 
         mode, reason = self._mode, None

@@ -92,6 +92,7 @@ class Weaving:
         self._count = count
         self._modules = self._maps = 0  # ids that were given
         self._seen = self._kernels = 0  # modules and kernels of the segment
+        self._refused = False  # whether one was left alone in which something may have matched
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
 
@@ -130,7 +131,7 @@ class Weaving:
 
     def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
         """A kernel with its probes; in `left`, why it has none."""
-        from gpt.probe.weave import LeftAlone, weave
+        from gpt.probe.weave import NO_PLACE, LeftAlone, weave
         from gpt.ptx.prune import pruned
 
         try:
@@ -138,6 +139,7 @@ class Weaving:
             woven = weave(original, kernel, self._files, count=self._count)
         except LeftAlone as error:
             left[kernel] = error.fact
+            self._refused |= error.fact != NO_PLACE
             return
         except GptError as error:
             left[kernel] = error.fact
@@ -215,8 +217,9 @@ class Weaving:
         for file in self._files:
             places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
             places = [place for place in places if place[1] != "kernel"]
-            if places and not any(self._matched[place] for place in places):
+            if places and not self._refused and not any(self._matched[place] for place in places):
                 where = ":".join(dict.fromkeys(position for _, position in places))
                 yield from self._tell(f"matches nothing: '{where}'", file.path)
         self._matched.clear()
         self._seen = self._kernels = 0
+        self._refused = False

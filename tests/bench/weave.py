@@ -206,7 +206,7 @@ def main() -> int:
 
 def report(result: dict[str, Any]) -> None:
     """Prints the figures as tables."""
-    console, rows = Console(highlight=False), result["kernels"]
+    console, rows = Console(highlight=False, width=130), result["kernels"]
     console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
     table = Table("from", "kernels", "ptxas, ms", *(f"{probe}, ms" for probe in PROBES), box=None)
     for where in dict.fromkeys(row["from"] for row in rows):

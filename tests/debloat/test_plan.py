@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import records, stream
-from gpt.debloat.compact import CannotCompact, plan_compact
+from gpt.debloat.compact import plan_compact
+from gpt.debloat.cuts import CannotCompact
 from gpt.debloat.plan import Copy, Data, Fill, find_doomed, plan_in_place
 from gpt.debloat.write import check_output, written
 from gpt.errors import GptError, MalformedError

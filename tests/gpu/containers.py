@@ -1,6 +1,6 @@
 """GPU code in containers of the libraries' own, cut out of stock PyTorch: sizes and identical results, on a real GPU.
 
-    python3 tests/gpu/containers.py [--seconds 560] [--results FILE]
+    python3 tests/gpu/containers.py [--seconds 560] [--results FILE] [--device sim]
 
 Run by hand where torch is installed. tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE, cuDNN, cuSOLVER)
 is run twice under gpt-hook; what differs between the two is not compared. Then its libraries are slimmed with --scan:
@@ -34,10 +34,17 @@ KINDS = {  # options of gpt-locate and gpt-patch
 SIZES = ("size_before", "size_after", "disk_before", "disk_after", "gpu_before", "gpu_after")
 
 
+def used_by(trace: Path) -> list[str]:
+    """gpt-locate's options; the trace of a program that stays on the CPU names no device."""
+    known = read_used([trace], allow_incomplete=False).devices
+    return ["--used", str(trace), *([] if known else ["--arch", "sm_90"])]
+
+
 def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
     """The pipeline on what gpt-extract said; sizes of each library and of all."""
     locate, patch = KINDS[kind]
-    line = f"gpt-locate --used '{trace}' {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
+    used = " ".join(used_by(trace))
+    line = f"gpt-locate {used} {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
     out, err = bench.run(["bash", "-o", "pipefail", "-c", line], what=f"slimming, {kind}")
     patched = [r for r in map(json.loads, out.splitlines()) if r["kind"] == "patched"]
     libraries = {
@@ -49,7 +56,7 @@ def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> d
 def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
     """Elements outside of the fatbin sections by library, and what of the trace leads to them."""
     used = read_used([trace], allow_incomplete=False)
-    out, _ = bench.run(["gpt-locate", "--json", "--used", str(trace), str(listing)], what="listing")
+    out, _ = bench.run(["gpt-locate", "--json", *used_by(trace), str(listing)], what="listing")
     elements: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     images, names = set(), set()
@@ -115,17 +122,20 @@ def check(bench: Bench, row: dict[str, Any]) -> None:
             bench.say(f"{what}: {'DIFFERS' if what in row['differences'] else 'same'} " + " ".join(shown(facts)))
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Slims, compares, prints what was found."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
     options.add_argument("--results", type=Path, help="the file to write")
-    args = options.parse_args()
+    options.add_argument("--device", choices=("real", "sim"), default="real", help="as in gpt-hook; sim: on the CPU")
+    args = options.parse_args(words)
     results = args.results or Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve() / "containers.json"
     results.parent.mkdir(parents=True, exist_ok=True)
     row: dict[str, Any] = {"name": "containers"}
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(Path(temporary), args.seconds, "real", False, results.parent)
+        bench = Bench(Path(temporary), args.seconds, args.device, False, results.parent)
+        if args.device == "sim":
+            COMMAND.append("cpu")
         try:
             check(bench, row)
         except (OutOfTime, RuntimeError) as error:

@@ -1,5 +1,7 @@
 """Probe files: every form becomes the same objects; what contradicts itself is refused with its line."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,26 @@ def test_the_second_generation(tmp_path):
     assert access.level == "thread"
 
 
+def test_types_of_registers_that_nobody_declares(tmp_path):
+    text = """[map.m]
+type = "total"
+data = {n = "u64", least = "f32", now = "u64"}
+[probe.end]
+pos = "kernel"
+after = "SAVE [m] {%NR0, %NR1, %NR2};"
+[probe.p]
+pos = "ld.global"
+before = "add.u32 %NR0, %NR0, 1; min.f32 %NR1, %NR1, 0f00000000; and.b32 %NR3, %NR1, 3; add.f32 %NR3, %NR1, %NR1;"
+"""
+    file = read(text, tmp_path)
+    assert {register.name: register.type for register in file.registers} == {
+        "%NR0": "u32",
+        "%NR1": "f32",
+        "%NR2": "u64",
+        "%NR3": "b32",
+    }
+
+
 @pytest.mark.parametrize(
     "fields",
     ['{a = "u64", b = "u32"}', '{a = ["u64", 0], b = ["u32", 0]}', '[["a", "u64"], ["b", "u32"]]',
@@ -307,6 +329,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (Q + "register = {'%a' = ['u64']}\nafter = 'mov.u64 %a, 1;'", 4, "writes program register '%a'", GptError),
         (P + "datamodel = 'warp:" + "1" * 5000 + "'\nafter = ''", 3, "is no LEVEL:BYTES", MalformedError),
         ("[p]\nposition = 'line:f.cu:" + "1" * 5000 + "'\nafter = ''", 2, "is no line", MalformedError),
+        ("[map.m]\nleader = 'lane0'\ndata = ['u64']\n" + Q + "after = ''", 1, "a leader where every thread", GptError),
         ("[map.m]\ndata = ['u64']\n" + Q + "after = ''", 1, "no probe saves to it", GptError),
         (
             "[map.m]\nlevel = 'warp'\ndata = ['u64']\n" + Q + "after = 'SAVE [m] {1};'",
@@ -336,6 +359,17 @@ def test_files_that_are_not_there_or_are_no_text(tmp_path):
         load_probes(tmp_path / "b.toml")
     with pytest.raises(MissingError):
         find_probe("../../etc/hostname.toml")
+    os.truncate(tmp_path / "b.toml", 1 << 40)
+    with pytest.raises(MalformedError, match="larger than 1 MiB"):
+        load_probes(tmp_path / "b.toml")
+
+
+def test_a_pipe_is_a_file(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(path.write_text, SCHEDULING)
+        assert load_probes(find_probe(str(path))).probes[0].name == "block_sched"
 
 
 def test_a_file_of_that_name_is_found(tmp_path):

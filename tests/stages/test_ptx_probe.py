@@ -161,6 +161,27 @@ def test_probes_that_cannot_be_had(options, status, fact, tmp_path):
     assert done.status == status and done.err.count("\n") == 1 and fact in done.err
 
 
+def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
+    loads = "ld.global.u32 %r1, [%rd1];\n" * 3000
+    head = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry large() {\n"
+    large = f"{head}.reg .b32 %r<2>; .reg .b64 %rd<2>;\n{loads}ret;\n}}\n".encode()
+    path = tmp_path / "long.toml"
+    path.write_text(PROBE.replace("SAVE", "mov.u64 %NR0, 1; " * 500 + "SAVE"))
+    done = weave("-p", path, data=segment(large, text))
+    assert [record.get("reason") for record in done.kind("kernel")][:2] == [
+        "it has more than 62 MiB with its probes",
+        None,
+    ]
+    assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err
+
+
+def test_what_matched_and_does_not_fit_is_no_nothing(text, tmp_path):
+    path = tmp_path / "out.toml"
+    path.write_text(PROBE.replace("ADDR", "IN4"))
+    done = weave("-p", path, data=segment(text))
+    assert "an instruction has no IN4" in done.err and "matches nothing" not in done.err
+
+
 def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
     torn = text[: text.index(b"ret;")]
     done = weave("-p", probe_file, "-k", "copy", data=segment(b".version 8.0\n.target sm_75\n}", text), status=3)

@@ -63,6 +63,15 @@ def test_messages_name_what_is_there():
     assert not any("gpt_" in fact for fact in woven.misfits) and woven.misfits
 
 
+def test_a_misfit_leaves_nothing_behind():
+    """What was to be kept for it does not come with the next instruction's."""
+    body = "ld.global.v2.b64 {%rd1, %none}, [%rd1+%none];\nld.global.b64 %rd2, [%rd2];\nret;"
+    woven = weave(kernel(body), "k", [simple("ld.global", "cvt.u32.u64 %a, ADDR;", "after")])
+    assert ["'%none', which is no register" in fact for fact in woven.misfits] == [True]
+    kept = [line for line in lines(woven) if line.startswith("mov.b64 %gpt_f_")]
+    assert kept == ["mov.b64 %gpt_f_b64_1, %rd2;"]
+
+
 def test_the_probes_of_an_exit_share_what_they_compute(tmp_path):
     files = [load_probes(find_probe(name)) for name in ("block_sched", "warp_sched", "gmem_bytes")]
     found = lines(check(kernel("@%p1 ret;\nld.global.u32 %r1, [%rd1];\nret;"), *files, tmp_path=tmp_path))

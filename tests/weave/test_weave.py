@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import GptError
-from gpt.probe.load import parse_toml
+from gpt.probe.load import find_probe, load_probes, parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
@@ -171,6 +171,22 @@ def test_vectors_are_packed(tmp_path):
     for load in ("ld.global.v4.u16 {%r1, %r2, %r3, %r4}, [%rd1];", "ld.global.v4.u16 {%r1, _, %r2, _}, [%rd1];"):
         with pytest.raises(LeftAlone, match="has '"):
             weave(kernel(f"{load}\nret;"), "k", [out])
+
+
+def test_elements_of_a_vector(tmp_path):
+    text = '[x]\nposition = "ld.global.v4"\ndatamodel = "thread:16"\nafter = "SAVE.f32 {OUT.x, OUT.y, OUT.z, OUT.w};"\n'
+    body = "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\nret;"
+    found = lines(check(kernel(body), probe(text), tmp_path=tmp_path))
+    assert [line for line in found if re.search(r"mov\.b32 %\w+, %f[1-4];", line)][3].endswith("%f4;")
+
+
+@pytest.mark.parametrize(
+    "load", ["u8 %r1", "u16 %r1", "f32 %f1", "f64 %rd1", "v2.u64 {%rd1, %rd2}", "v4.b32 {%r1, %r2, %r3, %f4}"]
+)
+def test_loads_of_all_widths_are_timed(load, tmp_path):
+    file = load_probes(find_probe("inst_latency"))
+    woven = check(kernel(f"ld.global.{load}, [%rd1];\nret;"), file, tmp_path=tmp_path)
+    assert [site.woven for site in woven.sites if site.position == "ld.global"] == [1]
 
 
 def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):

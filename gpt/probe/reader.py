@@ -1,0 +1,202 @@
+"""What a snippet reads of the program at a site: helpers and operands as registers of the types that it wants.
+
+What an instruction overwrites is copied before it, where the snippet asks behind it for what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpt.probe.code import Code, Condition
+from gpt.probe.model import OPERANDS, SIZES, Snippet, names_of
+from gpt.probe.operands import Bound, Descriptor, Partial
+from gpt.probe.types import SPECIAL
+from gpt.ptx import tree
+
+Types = Callable[[str], str | None]  # of the program's registers
+
+
+class Misfit(Exception):
+    """Why a snippet cannot be at a site, which is then left alone."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a snippet goes: the instruction there and what it means, and when the probe runs.
+
+    `overwrite` says that a record saved here takes the place of an earlier one in a map of capacity 1.
+    """
+
+    instruction: tree.Instruction | None = None
+    bound: Bound | None = None
+    guard: tree.Guard | None = None
+    sampled: Condition | None = None
+    overwrite: bool = False
+    no_pred: bool = False
+
+
+class Reader:
+    """One snippet's view of one site. `code` is of this place, `outer` of the function, for what is kept from before
+    the instruction. Its methods raise Misfit.
+    """
+
+    def __init__(self, code: Code, outer: Code, types: Types, site: Site) -> None:
+        self.code, self.outer, self.types, self.site = code, outer, types, site
+        self.condition: Condition | None = None  # where the snippet runs
+        self.copies: dict[str, str] = {}  # registers as they were before the instruction
+
+    # Before the instruction
+
+    def keep(self, snippet: Snippet, instruction: tree.Instruction) -> None:
+        """Copies what the instruction overwrites and the snippet asks for as it was before."""
+        bound = self.site.bound
+        if not bound or not instruction.operands:
+            return
+        first = instruction.operands[0]
+        written = set() if isinstance(first, tree.Address) else set(names_of(first))
+        asked: set[str] = set()
+        for helper in snippet.helpers & (OPERANDS - {"OUT"}):
+            for source in self._sources(helper, bound):
+                asked |= set(names_of(source))
+        if instruction.guard:
+            asked.add(instruction.guard.register)
+        for name in sorted(written & asked):
+            type_ = self._type(name)
+            kind = "pred" if type_ == "pred" else f"b{SIZES[type_] * 8}"
+            self.copies[name] = self.outer.make(kind, f"mov.{kind}", name)
+
+    def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
+        match helper:
+            case "ADDR":
+                return [bound.address] if bound.address else []
+            case "BYTES":
+                found = bound.bytes.read if isinstance(bound.bytes, Partial) else bound.bytes
+                return [] if found is None or isinstance(found, int) else [found]
+            case "FLOPS":
+                return [bound.flops.register] if isinstance(bound.flops, Descriptor) else []
+        operand = bound.operand(helper)
+        return [operand] if operand else []
+
+    def guard(self, guard: tree.Guard | None) -> Condition | None:
+        """The guard of the instruction as it was before."""
+        return Condition(self.copies.get(guard.register, guard.register), guard.negated) if guard else None
+
+    # Helpers
+
+    def helper(self, name: str) -> str:
+        """A register or constant with the value of a helper that has a type."""
+        code, bound = self.code, self.site.bound
+        match name:
+            case "SMID" | "LANEID":
+                return code.special(f"%{name.lower()}")
+            case "WARPID":
+                return code.warp()
+            case "BLOCK":
+                return code.block()
+            case "ACTIVE":
+                return code.make("b32", "popc.b32", code.group(self.condition)[1])
+            case "ADDR" if bound and bound.address:
+                return self._address(bound.address)
+            case "BYTES" if bound and bound.bytes is not None:
+                return self._bytes(bound.bytes)
+            case "FLOPS" if bound and bound.flops is not None:
+                return str(bound.flops) if isinstance(bound.flops, int) else self._described(bound.flops)
+        raise Misfit(f"has no {name}")
+
+    def _bytes(self, count: int | tree.Operand | Partial) -> str:
+        """A constant, or a register of 32 bits."""
+        if isinstance(count, int):
+            return str(count)
+        if not isinstance(count, Partial):
+            return self.sized(count, "u32")
+        names = list(names_of(count.read))
+        if not names or self.types(names[0]) != "pred":
+            return self.sized(count.read, "u32")
+        ignored = str(count.read).replace(names[0], self.copies.get(names[0], names[0]))
+        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), ignored)
+
+    def _described(self, flops: Descriptor) -> str:
+        """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
+        code, value = self.code, self.sized(flops.register, "u32")
+        rows = code.make("b32", "bfe.u32", value, 24, 5)
+        columns = code.make("b32", "bfe.u32", value, 17, 6)
+        return code.make("b32", "mul.lo.u32", code.make("b32", "mul.lo.u32", rows, columns), 2 * 16 * 8 * flops.k)
+
+    def _address(self, address: tree.Address) -> str:
+        """The address in brackets, 64 bits; of a tensor map's access, the map's."""
+        code, operand = self.code, next(iter(address.items), None)
+        first, rest = operand, ""
+        if isinstance(operand, tree.Expression):
+            first = operand.operands[0]
+            rest = str(replace(operand, operands=(tree.Number("0"), *operand.operands[1:])))
+        if not isinstance(first, tree.Name) or first.parts:
+            if isinstance(first, tree.Number):
+                return code.make("b64", "mov.u64", operand)
+            raise Misfit(f"has the address '{address}'")
+        type_ = self.types(first.name)
+        name = self.copies.get(first.name, first.name)
+        if type_ is None:  # a variable
+            name, type_ = code.make("b64", "mov.u64", name), "b64"
+        if SIZES[type_] == 4:
+            low = code.make("b32", "add.u32", name, rest) if rest else name
+            return code.make("b64", "cvt.u64.u32", low if rest else code.make("b32", "mov.b32", low))
+        return code.make("b64", "add.s64" if rest else "mov.b64", name, *[rest] * bool(rest))
+
+    def _type(self, name: str) -> str:
+        type_ = self.types(name)
+        if type_ is None or (SIZES[type_] == 0 and type_ != "pred"):
+            raise Misfit(f"has '{name}', which is no register of a plain type")
+        return type_
+
+    def sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, cut: bool = True) -> str:
+        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
+
+        With `cut` a longer one is cut off: the opcode uses no more of it, as `ld.u8` of 32 bits.
+        """
+        code = self.code
+        match operand:
+            case tree.Name("_"):
+                raise Misfit("has '_' where the probe reads")
+            case tree.Name(name) if name in SPECIAL:
+                type_ = SPECIAL[name]
+                value = code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
+            case tree.Name(name, ()) if name.startswith("%") or self.types(name):
+                type_ = self._type(name)
+                value = name if fresh else self.copies.get(name, name)
+                if type_ == "pred":
+                    if wanted not in (None, "pred"):
+                        raise Misfit(f"has predicate '{name}', where .{wanted} is wanted")
+                    return value
+                if wanted == "pred":
+                    raise Misfit(f"has '{name}', where a predicate is wanted")
+                bits = SIZES[type_] * 8
+                value = code.make(f"b{bits}", f"mov.b{bits}", value)
+            case tree.Address():
+                type_, value = "b64", self._address(operand)
+            case tree.Name() | tree.Expression():
+                type_, value = "b64", code.make("b64", "mov.u64", operand)
+            case tree.Vector(items) if wanted:
+                return self._packed(items, SIZES[wanted] * 8, fresh)
+            case _:
+                return str(operand)
+        bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
+        if wanted is None or to == bits:
+            return value
+        if to < bits and not cut:
+            raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
+        kind = "s" if wanted[0] == "s" else "u"
+        return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
+
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
+        """A vector as one register of so many bits."""
+        each = bits // len(items)
+        if each * len(items) != bits or each not in (16, 32):
+            raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+        parts = []
+        for item in items:
+            if isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each:
+                raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
+            part = self.sized(item, f"b{each}", fresh)
+            parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
+        return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
