@@ -168,6 +168,7 @@ KINDS: dict[str, Keys] = {
         "size": ("u64?", "bytes of the image"),
         "data": ("bin?", "the image"),
         "saved": ("str?", "the file that gpt-hook --save-modules wrote it to"),
+        "loader": ("str?", "the library whose code loaded an image that lies in no file"),
     },
     "function": {
         "id": ("u64", "number in the segment"),

@@ -14,8 +14,9 @@ devices pick hold all used kernels that it holds.
 A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
 architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
 outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
-out may have another name: all of it that fits a device is needed where anything of its library is used, or where the
-program loaded an image from memory that is in no library, which may be what came out.
+out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
+image was loaded from memory that is in no library, which may be what came out: by the library itself, by one that lies
+beside it, or by who knows whom.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
@@ -24,6 +25,7 @@ that it holds. Of unknown types everything is kept.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +88,13 @@ class Candidate:
     linkable: bool  # may be linked by the library itself
     picked: bool = False
     linked: bool = False  # picked by a device, were it not for linked code that serves
+
+
+def may_link(library: str, loader: str | None) -> bool:
+    """Whether an image that `loader` loaded may be what the linker made of a library's code. Both are paths."""
+    if loader is None or os.path.basename(loader).startswith("libcudart."):  # which loads for whoever asks
+        return True
+    return os.path.dirname(os.path.realpath(loader)) == os.path.dirname(os.path.realpath(library))
 
 
 def iter_reasons(

@@ -35,15 +35,15 @@ class Used:
     `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
     may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
-    of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory. `loaded`
-    are the files that were loaded, by path.
+    of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory, each with the
+    libraries whose code did it, None where that is not known. `loaded` are the files that were loaded, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
     devices: set[tuple[str, str]] = field(default_factory=set)
     whole: set[Place] = field(default_factory=set)
     listed: set[Place] = field(default_factory=set)
-    images: set[str] = field(default_factory=set)
+    images: dict[str, set[str | None]] = field(default_factory=dict)
     loaded: dict[str, Loaded] = field(default_factory=dict)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ class _Segment:
                 used.devices.add((record["arch"], record["runs"]))
             case "module":
                 if "path" not in record and "sha256" in record:
-                    used.images.add(record["sha256"])
+                    used.images.setdefault(record["sha256"], set()).add(record.get("loader"))
                 self._modules[record["id"]] = {key: record[key] for key in ("path", "offset") if key in record}
             case "function":
                 self._functions.append((record["name"], record.get("module", -1)))

@@ -20,4 +20,11 @@ line in the file. The weaver goes from there:
 A helper stands in a snippet as tree.Name("ADDR"), an operand like any other; model.HELPERS has its type. A register
 declared in the file keeps its name, which the weaver makes unique in the program. All of a file's registers exist in
 each thread of a probed kernel and begin as Register.initial, or undefined.
+
+    weave.weave(module, kernel, files) -> Woven
+                                               the kernel of a pruned module with the probes of some files
+
+It surveys the kernel (survey.py: which snippets go where; shape.py: instructions that are alike), lowers each snippet
+(lower.py; reader.py: what it reads of the program; saves.py: SAVE; code.py: the PTX of one place) and inserts lines
+(insert.py). calls.py and state.py reach probes in device functions, variables.py the variables of the module.
 """

@@ -106,13 +106,15 @@ def _pass_on(
 
 
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Where one more argument of a call goes: the offset, and what stands before and behind it."""
+    """Where one more argument of a call goes, and what stands before and behind it. Raises MalformedError."""
     text = module.skeleton
     behind = next(_iter_named(text, name, statement.start, statement.end)) + len(name)
     at = text.find("(", behind, statement.end)
     if at < 0:
         return behind, ", (", ")"
-    end = text.index(")", at)
+    end = text.find(")", at, statement.end)
+    if end < 0:
+        raise module.malformed(at, "no end to")
     return end, ", " if text[at + 1 : end].strip() else "", ""
 
 

@@ -149,7 +149,7 @@ class Search:
         self._by_kernel = by_kernel
         self._seen: set[str] = set()  # used names that some library holds
         self._kept: set[str] = set()  # used names that an element holds that stays
-        self._strange = set(used.images)  # images from memory that no library so far holds
+        self._strange = dict(used.images)  # images from memory that no library so far holds
         self._libraries: set[str] = set()
         self._library: dict[str, Any] = {}
         self._candidates: list[Candidate] = []
@@ -183,7 +183,7 @@ class Search:
         if self._keep:
             hits |= {name for name in names if self._keep.search(name)}
         whole = element["region"] in self._whole or element.get("sha256") in self._used.images
-        self._strange.discard(element.get("sha256", ""))
+        self._strange.pop(element.get("sha256", ""), None)
         self._candidates.append(candidate_of(element, hits, whole))
         if self._by_kernel and element["type"] == "cubin" and element["region"] not in self._listed:
             self._unused[element["offset"]] = sorted(names - hits)
@@ -204,12 +204,13 @@ class Search:
     def _decide(self) -> Records:
         """The spans of the library that is complete, and what they come to, reason by reason."""
         from gpt.debloat.negativa import write_spans
-        from gpt.debloat.unused import KEPT, KERNEL_UNUSED, iter_reasons
+        from gpt.debloat.unused import KEPT, KERNEL_UNUSED, iter_reasons, may_link
 
         library = self._library["path"]
         tallies: dict[str, Counter[str]] = {}
         spans = []
-        for candidate, reason in iter_reasons(self._candidates, self._devices, bool(self._strange)):
+        linking = any(may_link(library, loader) for loaders in self._strange.values() for loader in loaders)
+        for candidate, reason in iter_reasons(self._candidates, self._devices, linking):
             if self._keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT
             tally = tallies.setdefault(reason, Counter())

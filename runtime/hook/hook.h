@@ -186,6 +186,8 @@ static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
     return index < 6 ? frame->args[index] : frame->stack[index - 6];
 }
 
+static inline uint64_t frame_caller(const struct frame *frame) { return frame->stack[-1]; }
+
 // stub_x86_64.S, intercept.c, calls.c
 extern struct slot hook_slots[SLOTS];
 extern const char hook_stubs[], hook_stubs_end[];
@@ -433,6 +435,7 @@ const void *hook_image_of(uint64_t handle);
 // libs.c
 void hook_scan_libraries(void);
 bool hook_peek(const void *from, void *into, size_t size); // memory that the program may have given back
+const char *hook_find_library(const void *address);        // whose code or data it is in, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;
 

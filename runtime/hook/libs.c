@@ -225,9 +225,7 @@ void hook_scan_libraries(void) {
         dl_iterate_phdr(see_library, &first);
 }
 
-// The file that is mapped at an address, and the offset in it.
-const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
-    uint64_t at = (uint64_t)address;
+static const char *find_library(uint64_t at, uint64_t *offset) {
     for (uint32_t i = atomic_load(&hook_live->libraries); i-- > 0;) {
         const struct library *library = &hook_live->library[i];
         for (unsigned j = 0; j < library->count; j++)
@@ -236,6 +234,20 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
                 return library->path;
             }
     }
+    return NULL;
+}
+
+const char *hook_find_library(const void *address) {
+    uint64_t offset;
+    return find_library((uint64_t)address, &offset);
+}
+
+// The file that is mapped at an address, and the offset in it.
+const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
+    uint64_t at = (uint64_t)address;
+    const char *path = find_library(at, offset);
+    if (path)
+        return path;
     FILE *maps = fopen("/proc/self/maps", "re"); // a file that the program mapped itself
     const char *found = NULL;
     while (maps && !found && fgets(buffer, (int)size, maps)) {

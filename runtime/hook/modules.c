@@ -102,6 +102,7 @@ void hook_on_module_image(struct frame *frame) {
     char buffer[4096], digest[65];
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;
+    const char *loader = path ? NULL : hook_find_library((const void *)frame_caller(frame));
     bool digested = !path || may_digest(image.size);
     if (digested)
         hook_sha256(image.start, image.size, digest);
@@ -109,7 +110,7 @@ void hook_on_module_image(struct frame *frame) {
         saved = hook_save_image(image.start, image.size, digest, image.type, buffer);
     HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(digested ? digest : NULL),
                .path = hook_str(path), .offset = {path != NULL, offset}, .size = GPT_U64(image.size),
-               .saved = hook_str(saved));
+               .saved = hook_str(saved), .loader = hook_str(loader));
 }
 
 static bool digest_file(int file, size_t size, char digest[65]) {

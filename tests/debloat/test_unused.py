@@ -310,6 +310,22 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
     assert locate(library, used=trace(known, records.make("function", id=1, module=1, name="k")))[0] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "loader, may",
+    [
+        ("lib.so", True),
+        ("libbeside.so", True),
+        ("other/lib.so", False),
+        ("other/libcudart.so.13", True),
+        (None, True),
+    ],
+)
+def test_who_loaded_an_image_tells_what_it_may_be_linked_of(locate, tmp_path, loader, may):
+    strange = records.make("module", id=1, type="cubin", sha256="0" * 64, loader=loader and str(tmp_path / loader))
+    used = trace(strange, records.make("function", id=1, module=1, name="k"))
+    assert locate(["s2 ptx sm_75 p"], used=used, path=str(tmp_path / "lib.so"))[0] == [0] * may
+
+
 def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
     """Also those of which no kernel was looked up, so that the library can load them again."""
     modules = [

@@ -69,7 +69,7 @@ def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
             key = f"{Path(record['library']).name} {record.get('section')} {record['type']} {record['arch']}"
             elements[key] += 1
             sizes[key] += record["header_size"] + record["payload_size"]
-            images |= {record["sha256"]} & used.images if "sha256" in record else set()
+            images |= {record["sha256"]} & used.images.keys() if "sha256" in record else set()
     made = sorted(name for name, origin in used.names.items() if origin == IN_MEMORY and name not in names)
     return {
         "elements": {key: [elements[key], sizes[key]] for key in sorted(elements)},

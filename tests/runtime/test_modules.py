@@ -272,6 +272,35 @@ def test_images_are_saved_once(tmp_path, monkeypatch):
     assert len(elements) == 8 and [k["name"] for k in elements[0]["kernels"]] == ["foo", "bar"]
 
 
+def test_who_loaded_an_image_that_lies_in_no_file(tmp_path):
+    library = """
+    #include <stdlib.h>
+    #include <string.h>
+    int cuModuleLoadData(void **, const void *);
+    int load(const char *image) {
+        void *module;
+        return cuModuleLoadData(&module, strcpy(malloc(strlen(image) + 1), image));
+    }
+    """
+    source = r"""
+    int main(void) {
+        void *module;
+        begin();
+        int (*load)(const char *) = dlsym(dlopen("libload.so", RTLD_NOW), "load");
+        assert(!load(PTX));
+        OK(cuModuleLoadData(&module, strcpy(malloc(sizeof(PTX)), PTX)));
+        OK(cuModuleLoadData(&module, PTX));
+    }
+    """
+    flags = ["-shared", "-fPIC"]
+    hooked.compile_c(tmp_path / "libload.so", library, *flags, prelude=False)
+    trace = hooked.traced(tmp_path, source, f"-Wl,-rpath,{tmp_path}")
+    mine, own, in_a_file = trace.of("module")
+    assert mine["loader"] == str(tmp_path / "libload.so")
+    assert own["loader"] == str(tmp_path / "client")
+    assert "loader" not in in_a_file and in_a_file["path"] == str(tmp_path / "client")
+
+
 def test_an_image_that_cannot_be_saved_whole_is_not_there(tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()

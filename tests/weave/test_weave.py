@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError
+from gpt.errors import GptError, MalformedError
 from gpt.probe.load import find_probe, load_probes, parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune
@@ -481,6 +481,13 @@ def test_mutated_programs_are_woven_or_refused(data):
     except GptError as error:
         assert error.where.startswith("m") or isinstance(error, LeftAlone)
         assert "\n" not in error.fact
+
+
+def test_a_call_without_end_is_malformed():
+    torn = PROGRAM.replace("call f, (%r1);", "call f, (%r1;").encode()
+    with pytest.raises(MalformedError, match="no end to") as caught:
+        weave(torn, "k", [simple("func:f", "mov.u32 %a, ACTIVE;")], "m")
+    assert caught.value.where == f"m:{torn[: torn.index(b'(%r1')].count(10) + 1}:9"
 
 
 @given(st.binary(max_size=200))
