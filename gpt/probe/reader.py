@@ -138,6 +138,8 @@ class Reader:
         name = self.copies.get(first.name, first.name)
         if type_ is None:  # a variable
             name, type_ = code.make("b64", "mov.u64", name), "b64"
+        elif not type_:
+            raise Misfit(f"has the address '{address}'")
         if SIZES[type_] == 4:
             low = code.make("b32", "add.u32", name, rest) if rest else name
             return code.make("b64", "cvt.u64.u32", low if rest else code.make("b32", "mov.b32", low))
@@ -145,7 +147,7 @@ class Reader:
 
     def _type(self, name: str) -> str:
         type_ = self.types(name)
-        if type_ is None or (SIZES[type_] == 0 and type_ != "pred"):
+        if not type_:
             raise Misfit(f"has '{name}', which is no register of a plain type")
         return type_
 
@@ -161,8 +163,8 @@ class Reader:
             case tree.Name(name) if name in SPECIAL:
                 type_ = SPECIAL[name]
                 value = code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
-            case tree.Name(name, ()) if name.startswith("%") or self.types(name):
-                type_ = self._type(name)
+            case tree.Name(name, parts) if name.startswith("%") or self.types(name) is not None:
+                type_ = self._type(str(operand) if parts else name)
                 value = name if fresh else self.copies.get(name, name)
                 if type_ == "pred":
                     if wanted not in (None, "pred"):

@@ -21,22 +21,24 @@ _COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d{1,9})\s*>)?", re.ASCII)
 class Registers(dict[str, str | None]):
     """The types of a function's registers by name, as `b32`.
 
-    None of what is no register, differs from scope to scope, or is of a type that no probe knows, as vectors.
+    None of what is no register; empty where it is one size here and another there, as scopes have it, or of a type that
+    no probe knows, as vectors. Of one size and several types it is bits.
     """
 
     def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:
-        self._plain: dict[str, str | None] = {}
+        self._plain: dict[str, str] = {}
         self._counted: dict[str, list[tuple[int, str]]] = {}
         for statement in declarations:
             found = _LIST.match(module.skeleton, statement.start, statement.end)
             if not found:
                 continue
-            type_ = found[1].split(".")[-1].strip()
+            *vector, type_ = found[1].replace(".", " ").split()
+            type_ = "" if vector else type_
             for name, count in _COUNTED.findall(found[2]):
                 if count:
                     self._counted.setdefault(name, []).append((int(count), type_))
                 else:
-                    self._plain[name] = type_ if self._plain.get(name, type_) == type_ else None
+                    self._plain[name] = _common({type_, self._plain.get(name, type_)})
 
     def __missing__(self, name: str) -> str | None:
         found = {self._plain[name]} if name in self._plain else set()
@@ -44,12 +46,20 @@ class Registers(dict[str, str | None]):
         if base in self._counted and 0 < len(name) - len(base) < 10:
             number = int(name[len(base) :])
             found |= {type_ for count, type_ in self._counted[base] if number < count}
-        type_ = found.pop() if len(found) == 1 else None
-        self[name] = type_ = type_ if type_ in SIZES else _OTHER.get(type_ or "")
+        self[name] = type_ = _common(found) if found else None
         return type_
 
 
-_OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "f16": "b16"}
+def _common(types: set[str]) -> str:
+    """What registers of these types have in common: a type, or their size; empty where that is nothing."""
+    known = {_OTHER.get(type_, type_) for type_ in types}
+    if len(known) > 1:
+        known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}
+    type_ = known.pop()
+    return type_ if not known and type_ in SIZES else ""
+
+
+_OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16"}
 
 
 class State:

