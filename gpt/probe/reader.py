@@ -63,8 +63,8 @@ class Reader:
             asked.add(instruction.guard.register)
         for name in sorted(written & asked):
             type_ = self._type(name)
-            kind = "pred" if type_ == "pred" else f"b{SIZES[type_] * 8}"
-            self.copies[name] = self.outer.make(kind, f"mov.{kind}", name)
+            kind = "pred" if type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
+            self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
 
     def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
         match helper:
@@ -172,8 +172,12 @@ class Reader:
                     return value
                 if wanted == "pred":
                     raise Misfit(f"has '{name}', where a predicate is wanted")
-                bits = SIZES[type_] * 8
-                value = code.make(f"b{bits}", f"mov.b{bits}", value)
+                if SIZES[type_] == 1:  # there is no mov of a byte
+                    sign, type_ = "s" if wanted and wanted[0] == "s" else "u", "b16"
+                    value = code.make(type_, f"cvt.{sign}16.{sign}8", value)
+                else:
+                    bits = SIZES[type_] * 8
+                    value = code.make(f"b{bits}", f"mov.b{bits}", value)
             case tree.Address():
                 type_, value = "b64", self._address(operand)
             case tree.Name() | tree.Expression():

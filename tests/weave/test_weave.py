@@ -207,6 +207,17 @@ def test_loads_of_all_widths_are_timed(load, tmp_path):
     assert [site.woven for site in woven.sites if site.position == "ld.global"] == [1]
 
 
+@pytest.mark.parametrize("type_", ["u8", "s8", "b8"])
+def test_registers_of_a_byte_are_read_by_cvt(type_, tmp_path):
+    """As CUB's inline assembly has them; of all opcodes only ld, st and cvt take one."""
+    body = f"{{ .reg .{type_} d; ld.global.{type_} d, [%rd1]; cvt.u8.u8 d, d; st.global.{type_} [%rd1], d; }} ret;"
+    check(kernel(body), load_probes(find_probe("inst_latency")), tmp_path=tmp_path)
+    for wanted, when in (("u32", "after"), ("s32", "after")):
+        snippet = f"cvt.{wanted}.{wanted[0]}16 %a, OUT;"
+        assert not check(kernel(body), simple("ld.global", snippet, when), tmp_path=tmp_path).misfits
+    assert not check(kernel(body), simple("cvt", "cvt.u32.u16 %a, IN1;", "after"), tmp_path=tmp_path).misfits
+
+
 def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
     file = simple("cp.async.ca:cp.async.cg", "mov.u32 %a, BYTES;")
     for operands, expected in {
