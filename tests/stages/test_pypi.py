@@ -142,7 +142,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
 
 @pytest.mark.parametrize("name", [*PACKAGES, *LARGE])
 def test_slimmed_inside_of_elements(name, tmp_path):
-    """Of the cubins that stay all sections are as they were, but for the code of kernels that are not used: zeros."""
+    """Code of kernels that are not used is zeros, or gone; the code of the others is what it was."""
     if name in LARGE and not os.environ.get("GPT_TEST_LARGE"):
         pytest.skip("large: set GPT_TEST_LARGE=1")
     package = {**PACKAGES, **LARGE}[name]
@@ -150,38 +150,56 @@ def test_slimmed_inside_of_elements(name, tmp_path):
     elements = extract(library).kind("element")
     of_arch = [e for e in elements if e["arch"] == package.arch and e["type"] == "cubin" and e["kernels"]]
     used = {of_arch[n]["kernels"][0]["name"] for n in (0, len(of_arch) // 2, -1)}
-    sizes = {}
-    for granularity in ("element", "kernel"):
+    sizes, cut = {}, {}
+    for way, granularity, kernels in (
+        ("element", "element", "drop"),
+        ("zero", "kernel", "zero"),
+        ("drop", "kernel", "drop"),
+    ):
         made = located(library, "\n".join(used), "--granularity", granularity, arch=package.arch)
-        done = run("gpt-patch", "-o", tmp_path / granularity, data=made, timeout=300)
+        done = run("gpt-patch", "--kernels", kernels, "-o", tmp_path / way, data=made, timeout=300)
         assert done.status == 0, done.err
         (record,) = done.kind("patched")
+        trimmed = done.kind("trimmed")
         if name == "nccl" and granularity == "kernel":  # its kernels call through a table of all their functions
-            assert {t.get("reason") for t in done.kind("trimmed")} == {"variables hold addresses of functions"}
+            assert {t.get("reason") for t in trimmed} == {"variables hold addresses of functions"}
             return
-        sizes[granularity] = record["gpu_after"] + record["disk_after"]  # what is not packed gets holes
-    assert sizes["kernel"] < sizes["element"]
-    before, after = tmp_path / "element" / library.name, tmp_path / "kernel" / library.name
-    assert oracle.warnings(after) <= oracle.warnings(library)
-    checks.check_host(library, after)
-    assert loaded(after, package) == loaded(library, package)
+        sizes[way] = record["gpu_after"] + record["disk_after"]  # what is not packed gets holes
+        cut[way] = sum(t["kernels"] + t["functions"] for t in trimmed)
+        assert oracle.warnings(tmp_path / way / library.name) <= oracle.warnings(library)
+        checks.check_host(library, tmp_path / way / library.name)
+        assert loaded(tmp_path / way / library.name, package) == loaded(library, package)
+    assert sizes["drop"] < sizes["zero"] < sizes["element"]
+    assert cut["drop"] == cut["zero"] > 0
+    code = {f".text.{kernel}" for kernel in used}
 
-    assert oracle.listed(before) == oracle.listed(after)
-    left, right = oracle.extracted(before, tmp_path / "a"), oracle.extracted(after, tmp_path / "b")
+    before = sections_of(tmp_path / "element" / library.name, tmp_path / "a")
+    zeroed = sections_of(tmp_path / "zero" / library.name, tmp_path / "b")
+    dropped = sections_of(tmp_path / "drop" / library.name, tmp_path / "c")
+    assert before.keys() == zeroed.keys() == dropped.keys()
     gone, stayed = set(), set()
-    for file in [name for name in left if name.endswith(".cubin")]:
-        old, new = (list(ELFFile(io.BytesIO(side[file])).iter_sections()) for side in (left, right))
-        for a, b in zip(old, new, strict=True):
+    for cubin, old in before.items():
+        for a, b in zip(old, zeroed[cubin], strict=True):
             assert (a.name, dict(a.header)) == (b.name, dict(b.header))
             if a.data() != b.data():
                 assert not any(b.data())
                 gone.add(a.name)
             elif a.name.startswith(".text."):
                 stayed.add(a.name)
-    assert {f".text.{kernel}" for kernel in used} <= stayed - gone
-    cut = sum(t["kernels"] + t["functions"] for t in done.kind("trimmed"))
-    assert cut
-    assert len(gone) <= cut
+        left = {section.name: section.data() for section in dropped[cubin]}
+        kept = {section.name: section.data() for section in old if section.name in code}
+        assert kept.items() <= left.items()
+        assert not any(section.name in left for section in old if section.name in gone)
+    assert code <= stayed - gone
+    assert len(gone) <= cut["zero"]
+
+
+def sections_of(library, folder):
+    """The sections of each cubin that cuobjdump finds, by its file's name."""
+    found = oracle.extracted(library, folder)
+    return {
+        name: list(ELFFile(io.BytesIO(data)).iter_sections()) for name, data in found.items() if name.endswith(".cubin")
+    }
 
 
 def spans_of(data):
