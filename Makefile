@@ -12,7 +12,7 @@ LIBDIR = $(PREFIX)/lib/gpt
 RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
-HOOK_SOURCES = $(filter-out runtime/hook/launcher.c,$(wildcard runtime/hook/*.c))
+HOOK_SOURCES = $(wildcard runtime/hook/*.c)
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
@@ -46,7 +46,7 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: runtime/hook/launcher.c $(wildcard runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/template.h \
+$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/template.h \
     runtime/cuda_abi.h runtime/msgpack.h runtime/records.h gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)

@@ -55,6 +55,48 @@ hook_stubs:
     .hidden hook_stubs_end
 hook_stubs_end:
 
+// A frame (hook.h) with what may hold an argument; the vector registers apart, for most functions have none there.
+
+    .macro open_frame
+    pushq %rbp
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbp, -16
+    movq %rsp, %rbp
+    .cfi_def_cfa_register %rbp
+    subq $FRAME_SIZE, %rsp
+    movq %rdi, FRAME_ARGS(%rsp)
+    movq %rsi, FRAME_ARGS + 8(%rsp)
+    movq %rdx, FRAME_ARGS + 16(%rsp)
+    movq %rcx, FRAME_ARGS + 24(%rsp)
+    movq %r8, FRAME_ARGS + 32(%rsp)
+    movq %r9, FRAME_ARGS + 40(%rsp)
+    movq %rax, FRAME_RAX(%rsp)
+    movq %r11, FRAME_SLOT(%rsp)
+    .endm
+
+    .macro keep_vectors
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
+    .endr
+    .endm
+
+    .macro load_arguments frame
+    movq FRAME_ARGS(\frame), %rdi
+    movq FRAME_ARGS + 8(\frame), %rsi
+    movq FRAME_ARGS + 16(\frame), %rdx
+    movq FRAME_ARGS + 24(\frame), %rcx
+    movq FRAME_ARGS + 32(\frame), %r8
+    movq FRAME_ARGS + 40(\frame), %r9
+    movq FRAME_RAX(\frame), %rax
+    movq FRAME_SLOT(\frame), %r11
+    .endm
+
+    .macro load_vectors frame
+    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps FRAME_XMM + 16 * \i(\frame), %xmm\i
+    .endr
+    .endm
+
     .p2align 5
     .type enter, @function
 enter:
@@ -91,27 +133,12 @@ look:
 
 1:
 full:
-    pushq %rbp
-    .cfi_def_cfa_offset 16
-    .cfi_offset %rbp, -16
-    movq %rsp, %rbp
-    .cfi_def_cfa_register %rbp
-    subq $FRAME_SIZE, %rsp
-    movq %rdi, FRAME_ARGS(%rsp)
-    movq %rsi, FRAME_ARGS + 8(%rsp)
-    movq %rdx, FRAME_ARGS + 16(%rsp)
-    movq %rcx, FRAME_ARGS + 24(%rsp)
-    movq %r8, FRAME_ARGS + 32(%rsp)
-    movq %r9, FRAME_ARGS + 40(%rsp)
-    movq %rax, FRAME_RAX(%rsp)
-    movq %r11, FRAME_SLOT(%rsp)
+    open_frame
     leaq 16(%rbp), %rcx
     movq %rcx, FRAME_STACK(%rsp)
     testl $SLOT_SCALAR, SLOT_FLAGS(%r11)
     jnz 6f
-    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
-    movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
-    .endr
+    keep_vectors
 6:  movq %rsp, %rdi
     call hook_enter
     movq %rsp, %r10                 // the frame
@@ -119,19 +146,10 @@ full:
     // The stack arguments; rax is an even number of words.
     testq %rax, %rax
     jnz 4f
-2:  movq FRAME_ARGS(%r10), %rdi
-    movq FRAME_ARGS + 8(%r10), %rsi
-    movq FRAME_ARGS + 16(%r10), %rdx
-    movq FRAME_ARGS + 24(%r10), %rcx
-    movq FRAME_ARGS + 32(%r10), %r8
-    movq FRAME_ARGS + 40(%r10), %r9
-    movq FRAME_RAX(%r10), %rax
-    movq FRAME_SLOT(%r10), %r11
+2:  load_arguments %r10
     testl $SLOT_SCALAR, SLOT_FLAGS(%r11)
     jnz 7f
-    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
-    movaps FRAME_XMM + 16 * \i(%r10), %xmm\i
-    .endr
+    load_vectors %r10
     call *SLOT_REAL(%r11)
     leaq -FRAME_SIZE(%rbp), %rsp
     movaps %xmm0, FRAME_XMM(%rsp)
@@ -250,37 +268,13 @@ lean:
 hook_resolve:
     .cfi_startproc
     endbr64
-    pushq %rbp
-    .cfi_def_cfa_offset 16
-    .cfi_offset %rbp, -16
-    movq %rsp, %rbp
-    .cfi_def_cfa_register %rbp
-    subq $FRAME_SIZE, %rsp
-    movq %rdi, FRAME_ARGS(%rsp)
-    movq %rsi, FRAME_ARGS + 8(%rsp)
-    movq %rdx, FRAME_ARGS + 16(%rsp)
-    movq %rcx, FRAME_ARGS + 24(%rsp)
-    movq %r8, FRAME_ARGS + 32(%rsp)
-    movq %r9, FRAME_ARGS + 40(%rsp)
-    movq %rax, FRAME_RAX(%rsp)
-    movq %r11, FRAME_SLOT(%rsp)
-    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
-    movaps %xmm\i, FRAME_XMM + 16 * \i(%rsp)
-    .endr
+    open_frame
+    keep_vectors
     movq %r11, %rdi
     call hook_resolve_slot
     movl %eax, %r10d
-    .irp i, 0, 1, 2, 3, 4, 5, 6, 7
-    movaps FRAME_XMM + 16 * \i(%rsp), %xmm\i
-    .endr
-    movq FRAME_ARGS(%rsp), %rdi
-    movq FRAME_ARGS + 8(%rsp), %rsi
-    movq FRAME_ARGS + 16(%rsp), %rdx
-    movq FRAME_ARGS + 24(%rsp), %rcx
-    movq FRAME_ARGS + 32(%rsp), %r8
-    movq FRAME_ARGS + 40(%rsp), %r9
-    movq FRAME_RAX(%rsp), %rax
-    movq FRAME_SLOT(%rsp), %r11
+    load_vectors %rsp
+    load_arguments %rsp
     leave
     .cfi_def_cfa %rsp, 8
     testl %r10d, %r10d

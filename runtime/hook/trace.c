@@ -139,10 +139,14 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 static unsigned char *take_chunk(uint64_t flag) {
     HOOK_UNCANCELLED;
     uint64_t number = atomic_load(&hook_live->tail->ticket);
-    do
+    do {
         if (number & ENDED)
             return NULL;
-    while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &number, (number + 1) | flag));
+        if (!number) { // a chunk that was being added made the file long again, so no signal came (bus.c)
+            hook_turn_off(hook_live->path, "was truncated");
+            return NULL;
+        }
+    } while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &number, (number + 1) | flag));
 
     int file = open_trace(hook_live->path, 0);
     unsigned char *chunk = NULL;

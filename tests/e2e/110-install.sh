@@ -55,7 +55,7 @@ works() { # PROGRAM: gpt-hook as it was installed, by itself and through symboli
 (cd tree && ../builder/bin/python -c 'import setuptools.build_meta as b; b.build_sdist("../dist")' >/dev/null 2>&1)
 mkdir sdist
 tar -xzf dist/*.tar.gz -C sdist --strip-components 1
-test -f sdist/runtime/hook/launcher.c -a -f sdist/runtime/replace/replace.c -a -f sdist/man/man1/gpt-hook.1
+test -f sdist/runtime/launcher/main.c -a -f sdist/runtime/replace/replace.c -a -f sdist/man/man1/gpt-hook.1
 test ! -e sdist/gpt/_runtime -a ! -e sdist/runtime/records.h
 builder/bin/pip wheel --no-build-isolation -w dist dist/*.tar.gz
 ls dist/*-py3-none-linux_x86_64.whl >/dev/null

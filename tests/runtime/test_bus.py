@@ -32,6 +32,16 @@ def test_truncating_under_load(tmp_path):
     assert done.stderr.count("was truncated") == 1
 
 
+def test_a_truncated_trace_that_became_long_again(tmp_path):
+    """As when another thread adds a chunk right then: what was mapped is zeros, and no signal comes."""
+    source = LOOP.replace("begin();", f'begin(); assert(!truncate("{tmp_path}/t.mp", 0) && '
+        f'!truncate("{tmp_path}/t.mp", 1 << 20));')  # fmt: skip
+    program = hooked.compile_c(tmp_path / "client", source.replace("launch(f); }", "launch(f); return 7; }"))
+    done = hooked.run(tmp_path / "t.mp", program, "100000")
+    assert done.returncode == 7
+    assert done.stderr == f"gpt-hook: error: {tmp_path}/t.mp: was truncated; nothing more is recorded\n"
+
+
 OWN = r"""
 #include <fcntl.h>
 #include <setjmp.h>

@@ -330,7 +330,7 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     source = hooked.ROOT / "runtime"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"']
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    files = [source / "hook" / "launcher.c", *(source / "follow").glob("*.c")]
+    files = [*(source / "launcher").glob("*.c"), *(source / "follow").glob("*.c")]
     built = subprocess.run(["gcc", *flags, *files, "-o", folder / "gpt-hook"], capture_output=True)
     if built.returncode:
         pytest.skip("no sanitizer")

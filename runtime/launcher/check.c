@@ -1,0 +1,133 @@
+// gpt-hook check: what is here, and what will not work.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../cuda_abi.h"
+#include "launcher.h"
+
+static void row(const char *what, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("%-12s ", what);
+    vprintf(format, args);
+    putchar('\n');
+    va_end(args);
+}
+
+static bool check_driver(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        row("driver", "none: libcuda.so.1 is not found; --device sim works without");
+        return false;
+    }
+    CUresult (*init)(unsigned) = dlsym(driver, "cuInit");
+    CUresult (*get_version)(int *) = dlsym(driver, "cuDriverGetVersion");
+    CUresult (*get_count)(int *) = dlsym(driver, "cuDeviceGetCount");
+    CUresult (*get_name)(char *, int, CUdevice) = dlsym(driver, "cuDeviceGetName");
+    CUresult (*attribute)(int *, int, CUdevice) = dlsym(driver, "cuDeviceGetAttribute");
+    int version = 0, count = 0;
+    if (!init || !get_version || !get_count || !get_name || !attribute) {
+        row("driver", "libcuda.so.1 is no CUDA driver");
+        return false;
+    }
+    get_version(&version);
+    CUresult status = init(0);
+    if (status || get_count(&count)) {
+        row("driver", "CUDA %d.%d, but cuInit gives %d", version / 1000, version % 1000 / 10, status);
+        return false;
+    }
+    row("driver", "CUDA %d.%d", version / 1000, version % 1000 / 10);
+    for (int i = 0; i < count; i++) {
+        char name[256] = "";
+        int major = 0, minor = 0;
+        get_name(name, sizeof(name) - 1, i);
+        attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, i);
+        attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, i);
+        row("device", "%d: %s, sm_%d%d", i, name, major, minor);
+    }
+    if (!count)
+        row("device", "none");
+    return count;
+}
+
+// Runs this program once more, so that the dynamic linker may ask libgptreplace.so for it.
+static void check_replace(void) {
+    char library[PATH_MAX], answer[256] = "";
+    int ends[2];
+    if (!find_runtime("libgptreplace.so", library)) {
+        row("replace", "%s: not found", library);
+        return;
+    }
+    fflush(stdout);
+    pid_t child = pipe2(ends, O_CLOEXEC) ? -1 : fork();
+    if (!child) {
+        dup2(ends[1], STDERR_FILENO);
+        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
+        setenv("LD_AUDIT", library, 1);
+        setenv("GPT_HOOK_REPLACE", "", 1); // it says that it was asked, and does no more
+        execl("/proc/self/exe", "gpt-hook", "--version", NULL);
+        _exit(NOT_FOUND);
+    }
+    if (child > 0) {
+        close(ends[1]);
+        if (read(ends[0], answer, sizeof(answer) - 1) < 0)
+            *answer = '\0';
+        close(ends[0]);
+        waitpid(child, NULL, 0);
+    }
+    answer[strcspn(answer, "\n")] = '\0';
+    const char *(*version)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+    int major = 0, minor = 0;
+    if (version)
+        sscanf(version(), "%d.%d", &major, &minor);
+    if (strncmp(answer, "replace: ", 9))
+        row("replace", "the dynamic linker knows no LD_AUDIT%s%s", *answer ? ": " : "", answer);
+    else if (major == 2 && minor < 35)
+        row("replace", "works; calls between libraries take longer with it: glibc %s, before 2.35",
+            version());
+    else
+        row("replace", "works");
+}
+
+// Exit status 0: a program on the real device can be watched.
+int check(void) {
+    char path[PATH_MAX];
+    bool good = find_runtime("libgpthook.so", path);
+    row("runtime", "%s%s", path, good ? "" : ": not found: run 'make runtime', or set GPT_RUNTIME");
+    row("simulated", "%s%s", path, find_runtime("sim/libcuda.so.1", path) ? "" : ": not found");
+    check_replace();
+    fflush(stdout);
+    pid_t child = fork(); // a driver that crashes must not take the rest with it
+    if (!child) {
+        bool found = check_driver();
+        fflush(stdout);
+        _exit(!found);
+    }
+    int status = -1;
+    if (child < 0 || waitpid(child, &status, 0) < 0 || WIFSIGNALED(status))
+        row("driver", "crashes when it is initialized");
+    good &= !status;
+    void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool wipes = page != MAP_FAILED && !madvise(page, 4096, MADV_WIPEONFORK);
+    row("fork", "%s", wipes ? "every way is noticed" : "only fork() of libc is noticed: no MADV_WIPEONFORK");
+    char command[PATH_MAX] = "";
+    const char *at = getenv("PATH");
+    for (bool found = false; at && !found;) {
+        size_t size = strcspn(at, ":");
+        snprintf(command, sizeof(command), "%.*s/ptxas", (int)size, at);
+        found = !access(command, X_OK);
+        if (!found)
+            *command = '\0';
+        at = at[size] ? at + size + 1 : NULL;
+    }
+    row("ptxas", "%s", *command ? command : "none in PATH");
+    return good ? 0 : BAD;
+}

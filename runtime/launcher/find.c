@@ -1,0 +1,86 @@
+// Where things are: files of the runtime, and the command.
+
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launcher.h"
+
+static bool readable(const char *path) { return !access(path, R_OK); }
+
+// Finds a file of the runtime in the Python package that this program was installed with; of the packages of
+// several Pythons that of this version.
+static bool find_packaged(const char *folder, const char *name, char path[PATH_MAX]) {
+    char pattern[3 * PATH_MAX], version[2 * PATH_MAX], *at = pattern;
+    for (; *folder; *at++ = *folder++)
+        if (strchr("*?[\\", *folder))
+            *at++ = '\\';
+    snprintf(at, PATH_MAX, "/../lib*/python3*/*-packages/gpt/_runtime/%s", name);
+    glob_t found;
+    bool any = !glob(pattern, 0, NULL, &found), same = false;
+    for (size_t i = 0; any && i < found.gl_pathc && !same; i++) {
+        const char *file = found.gl_pathv[i];
+        snprintf(version, sizeof(version), "%.*s/gpu_probe_toolchain-%s.dist-info",
+                 (int)(strstr(file, "-packages/gpt/_runtime/") - file) + 9, file, GPT_PACKAGE_VERSION);
+        same = !access(version, F_OK);
+        if ((i == 0 || same) && !realpath(file, path))
+            any = false;
+    }
+    globfree(&found);
+    return any;
+}
+
+// Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
+// package that it was installed with.
+bool find_runtime(const char *name, char path[PATH_MAX]) {
+    const char *folder = getenv("GPT_RUNTIME");
+    if (folder && *folder) {
+        snprintf(path, PATH_MAX, "%s/%s", folder, name);
+        return readable(path);
+    }
+    char self[PATH_MAX];
+    ssize_t size = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (size <= 0)
+        return false;
+    self[size] = '\0';
+    *strrchr(self, '/') = '\0';
+    static const char *const places[] = {"", "../lib/gpt/"};
+    for (int i = 0; i < 2; i++) {
+        if (snprintf(path, PATH_MAX, "%s/%s%s", self, places[i], name) < PATH_MAX && readable(path))
+            return true;
+    }
+    return find_packaged(self, name, path);
+}
+
+// The file that execvp would run.
+void find_command(const char *name, char path[PATH_MAX]) {
+    if (strchr(name, '/')) {
+        snprintf(path, PATH_MAX, "%s", name);
+        if (access(path, F_OK))
+            fail(NOT_FOUND, name, "%s", strerror(errno));
+        return;
+    }
+    const char *at = getenv("PATH");
+    for (at = at ? at : "/bin:/usr/bin"; *name && at;) {
+        size_t size = strcspn(at, ":");
+        snprintf(path, PATH_MAX, "%.*s%s%s", (int)size, at, size ? "/" : "", name);
+        struct stat status;
+        if (!access(path, X_OK) && !stat(path, &status) && S_ISREG(status.st_mode))
+            return;
+        at = at[size] ? at + size + 1 : NULL;
+    }
+    fail(NOT_FOUND, name, "command not found");
+}
+
+const char *absolute(const char *path) {
+    static char whole[2 * PATH_MAX];
+    char folder[PATH_MAX] = "";
+    if (*path != '/' && !getcwd(folder, sizeof(folder)))
+        fail(BAD, path, "%s", strerror(errno));
+    snprintf(whole, sizeof(whole), "%s%s%s", folder, *folder ? "/" : "", path);
+    return whole;
+}

@@ -1,0 +1,35 @@
+// What the files of gpt-hook, the program, share:
+//
+//   main.c    the command line; the environment that brings the libraries into a command; becoming it
+//   find.c    where the runtime is, and the command
+//   refuse.c  programs that a preloaded library cannot enter
+//   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
+//   check.c   gpt-hook check
+
+#ifndef GPT_LAUNCHER_H
+#define GPT_LAUNCHER_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
+
+// Says what is wrong, and exits.
+__attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char *where, const char *format,
+                                                          ...);
+
+// find.c
+bool find_runtime(const char *name, char path[PATH_MAX]);
+void find_command(const char *name, char path[PATH_MAX]); // fails where there is none
+const char *absolute(const char *path);                   // valid until the next call
+
+// refuse.c
+void check_command(const char *path, bool replaces); // fails for a program that cannot be watched
+
+// output.c
+void begin_trace(const char *output, bool force, char **argv);
+
+// check.c
+int check(void);
+
+#endif

@@ -1,0 +1,198 @@
+// gpt-hook: sets the environment that brings libgpthook.so into a command, and becomes the command: its pid,
+// signals, terminal and exit status are the command's own.
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launcher.h"
+
+static const char *replacements; // the folder of --replace
+
+static const char HELP[] =
+    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
+    "                    [--save-modules DIR] [--device real|sim] [--replace DIR] [--]\n"
+    "                    COMMAND [ARG ...]\n"
+    "       gpt-hook check\n"
+    "       gpt-hook --help | --version\n"
+    "\n"
+    "run    run COMMAND and record what it does with the CUDA driver\n"
+    "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK; a FIFO,\n"
+    "                      '-' or '|COMMAND' get the stream while the program runs\n"
+    "  -f, --force         overwrite FILE\n"
+    "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
+    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      (all,-query; with --ioctl all)\n"
+    "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
+    "      --ioctl         record what the driver asks the kernel for\n"
+    "      --save-modules DIR  keep the images of modules that lie in no file\n"
+    "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
+    "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
+    "check  say what is here: driver, devices, runtime, kernel features\n";
+
+void fail(int status, const char *where, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "gpt-hook: error: %s%s", where ? where : "", where ? ": " : "");
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(status);
+}
+
+static void save_modules(const char *folder) {
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        fail(BAD, folder, "%s", strerror(errno));
+    if (access(folder, W_OK | X_OK))
+        fail(BAD, folder, "%s", strerror(errno));
+    setenv("GPT_HOOK_MODULES", absolute(folder), 1);
+}
+
+// Puts a value in front of a list in the environment.
+static void prepend(const char *name, const char *value, bool split_at_spaces) {
+    if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
+        fail(MISSING, value, "the dynamic linker takes no path with a colon%s: move the runtime",
+             split_at_spaces ? " or space" : "");
+    const char *old = getenv(name);
+    char *all;
+    if (asprintf(&all, "%s%s%s", value, old && *old ? ":" : "", old ? old : "") < 0 || setenv(name, all, 1))
+        fail(BAD, NULL, "%s", strerror(errno));
+    free(all);
+}
+
+// Finds the library that replaces others, and makes the folder's name absolute.
+static void prepare_replacements(char auditor[PATH_MAX]) {
+    struct stat status;
+    char *folder = realpath(replacements, NULL);
+    if (!folder || stat(folder, &status))
+        fail(MISSING, replacements, "%s", strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        fail(USAGE, replacements, "no folder");
+    if (access(folder, R_OK | X_OK))
+        fail(MISSING, replacements, "%s", strerror(errno));
+    if (!find_runtime("libgptreplace.so", auditor))
+        fail(MISSING, auditor, "not found: run 'make runtime', or set GPT_RUNTIME");
+    replacements = folder;
+}
+
+static int run(int argc, char **argv) {
+    static const struct option options[] = {
+        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},  {"gpu-time", no_argument, NULL, 'g'},
+        {"ioctl", no_argument, NULL, 'i'},        {"save-modules", required_argument, NULL, 's'},
+        {"device", required_argument, NULL, 'd'}, {"replace", required_argument, NULL, 'r'},
+        {"help", no_argument, NULL, 'h'},         {0},
+    };
+    const char *output = "trace.mp", *calls = NULL, *device = "real", *modules = NULL;
+    bool force = false, gpu_time = false, ioctls = false;
+    for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
+        switch (option) {
+        case 'o':
+            output = optarg;
+            break;
+        case 'f':
+            force = true;
+            break;
+        case 'c':
+            calls = optarg;
+            break;
+        case 'd':
+            device = optarg;
+            break;
+        case 's':
+            modules = optarg;
+            break;
+        case 'i':
+            ioctls = true;
+            break;
+        case 'r':
+            replacements = optarg;
+            break;
+        case 'g':
+            gpu_time = true;
+            break;
+        case 'h':
+            fputs(HELP, stdout);
+            return 0;
+        case ':':
+            fail(USAGE, argv[optind - 1], "needs a value");
+        default:
+            fail(USAGE, argv[optind - 1], "no such option; see gpt-hook --help");
+        }
+    if (optind == argc)
+        fail(USAGE, "run", "no command; see gpt-hook --help");
+    if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
+        fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
+    if (!calls) // queries ask the kernel too, and are to be the parents of what they ask
+        calls = ioctls ? "all" : "all,-query";
+    if (!*calls)
+        fail(USAGE, "--calls", "names nothing; 'none' records no calls");
+    bool simulated = !strcmp(device, "sim");
+    if (!simulated && strcmp(device, "real"))
+        fail(USAGE, "--device", "'%s' is neither real nor sim", device);
+
+    char library[PATH_MAX], driver[PATH_MAX], path[PATH_MAX], auditor[PATH_MAX];
+    if (!find_runtime("libgpthook.so", library))
+        fail(MISSING, library, "not found: run 'make runtime', or set GPT_RUNTIME");
+    if (simulated && !find_runtime("sim/libcuda.so.1", driver))
+        fail(MISSING, driver, "not found: run 'make runtime', or set GPT_RUNTIME");
+    if (replacements)
+        prepare_replacements(auditor);
+    find_command(argv[optind], path);
+    check_command(path, replacements);
+    begin_trace(output, force, argv + optind);
+    setenv("GPT_HOOK_CALLS", calls, 1);
+    unsetenv("GPT_HOOK_MODULES");
+    if (modules)
+        save_modules(modules);
+    unsetenv("GPT_HOOK_IOCTL");
+    if (ioctls)
+        setenv("GPT_HOOK_IOCTL", "1", 1);
+    if (gpu_time)
+        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+    else
+        unsetenv("GPT_HOOK_GPU_TIME");
+    prepend("LD_PRELOAD", library, true);
+    const char *injection = getenv("NVTX_INJECTION64_PATH");
+    if (!injection || !*injection)
+        setenv("NVTX_INJECTION64_PATH", library, 1);
+    if (replacements) {
+        prepend("LD_AUDIT", auditor, false);
+        setenv("GPT_HOOK_REPLACE", replacements, 1);
+    }
+    if (simulated) {
+        *strrchr(driver, '/') = '\0';
+        prepend("LD_LIBRARY_PATH", driver, false);
+    }
+    execv(path, argv + optind);
+    if (errno == ENOEXEC) { // as execvp does: a script without its first line
+        argv[optind] = path;
+        argv[--optind] = "sh";
+        execv("/bin/sh", argv + optind);
+    }
+    fail(errno == ENOENT ? NOT_FOUND : CANNOT_RUN, path, "%s", strerror(errno));
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    if (!strcmp(what, "run"))
+        return run(argc - 1, argv + 1);
+    if (!strcmp(what, "check") && argc == 2)
+        return check();
+    if (!strcmp(what, "--version") && argc == 2) {
+        puts("gpt-hook " GPT_PACKAGE_VERSION);
+        return 0;
+    }
+    if (!strcmp(what, "--help") || !strcmp(what, "-h")) {
+        fputs(HELP, stdout);
+        return 0;
+    }
+    if (*what)
+        fail(USAGE, what, "no such command; see gpt-hook --help");
+    fail(USAGE, "arguments", "none; see gpt-hook --help");
+}

@@ -1,0 +1,143 @@
+// Where the trace goes.
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../follow/follow.h"
+#include "../hook/template.h"
+#include "launcher.h"
+
+// The name as this process will expand it.
+static void expand(const char *from, char path[PATH_MAX]) {
+    for (const char *c = from; *c; c++)
+        if (*c == '%' && c[1] && !strchr("phr%", *++c))
+            fail(USAGE, c - 1, "only %%p, %%h, %%r and %%%% mean something in a file's name");
+    gpt_expand_name(from, path, PATH_MAX);
+}
+
+static bool is_trace(const char *path) {
+    unsigned char head[30];
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool same = file >= 0 && read(file, head, sizeof(head)) == sizeof(head) &&
+                !memcmp(head,
+                        "\x83\xd9\x04kind\xd9\x05"
+                        "chunk",
+                        14);
+    if (file >= 0)
+        close(file);
+    return same;
+}
+
+// Removes the traces that an earlier run left: FILE, and those of its other processes, FILE.PID.
+static void remove_old(const char *path) {
+    if (unlink(path) && errno != ENOENT)
+        fail(BAD, path, "%s", strerror(errno));
+    char folder[PATH_MAX], other[2 * PATH_MAX];
+    snprintf(folder, sizeof(folder), "%s", path);
+    char *name = strrchr(folder, '/');
+    *name++ = '\0';
+    size_t size = strlen(name);
+    DIR *entries = opendir(*folder ? folder : "/");
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        const char *rest = entry->d_name + size;
+        if (strncmp(entry->d_name, name, size) || *rest != '.' || !rest[1] ||
+            rest[strspn(rest, ".0123456789")])
+            continue;
+        snprintf(other, sizeof(other), "%s/%s", folder, entry->d_name);
+        if (is_trace(other))
+            unlink(other);
+    }
+    if (entries)
+        closedir(entries);
+}
+
+static void prepare_output(const char *output, bool force) {
+    char path[PATH_MAX];
+    if (strlen(output) > PATH_MAX - 512)
+        fail(USAGE, output, "the name is too long");
+    expand(output, path);
+    struct stat status;
+    if (!lstat(path, &status)) {
+        if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
+            fail(BAD, path, "no regular file");
+        if (!force)
+            fail(BAD, path, "exists; -f overwrites it");
+        remove_old(path);
+    }
+    // Better to say it now than from within the command.
+    char *slash = strrchr(path, '/'), kept = slash[1];
+    slash[1] = '\0';
+    if (access(path, W_OK | X_OK))
+        fail(BAD, path, "%s", strerror(errno));
+    slash[1] = kept;
+}
+
+// Others tell the trace of the command, if it has one, where theirs are.
+static void set_output(const char *template) {
+    char path[PATH_MAX];
+    expand(template, path);
+    setenv("GPT_HOOK_OUTPUT", template, 1);
+    setenv("GPT_HOOK_ROOT", path, 1);
+}
+
+// The traces go to a private folder, and a helper makes them one stream.
+static void begin_stream(const char *where, const char *path, char **argv) {
+    struct follow follow = {.where = where, .output = -1, .argv = argv};
+    if (*where == '|') {
+        follow.shell = where + 1;
+    } else if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
+        if (isatty(STDOUT_FILENO))
+            fail(USAGE, "-o -", "standard output is a terminal");
+        follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+        if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+            fail(BAD, "standard error", "%s", strerror(errno));
+    } else { // waits for its reader, as a shell does
+        follow.output = open(path, O_WRONLY | O_CLOEXEC);
+    }
+    if (follow.output < 0 && !follow.shell)
+        fail(BAD, where, "%s", strerror(errno));
+
+    static char folder[PATH_MAX], traces[2 * PATH_MAX];
+    const char *parent = getenv("TMPDIR");
+    snprintf(folder, PATH_MAX - 8, "%s/gpt-hook.XXXXXX", parent && *parent == '/' ? parent : "/tmp");
+    if (!mkdtemp(folder))
+        fail(BAD, folder, "%s", strerror(errno));
+    follow.folder = folder;
+    if (!follow_start(&follow))
+        fail(BAD, "helper", "%s", strerror(errno));
+    size_t at = 0;
+    for (const char *from = folder; *from; from++) {
+        if (*from == '%')
+            traces[at++] = '%';
+        traces[at++] = *from;
+    }
+    strcpy(traces + at, "/%p");
+    set_output(traces);
+    setenv("GPT_HOOK_FOLDER", folder, 1);
+}
+
+// Decides where the trace goes.
+void begin_trace(const char *output, bool force, char **argv) {
+    unsetenv("GPT_HOOK_FOLDER");
+    char path[PATH_MAX] = "";
+    struct stat status;
+    bool stream = *output == '|' || !strcmp(output, "-");
+    if (!stream) {
+        if (strlen(output) > PATH_MAX - 512)
+            fail(USAGE, output, "the name is too long");
+        expand(output, path);
+    }
+    if (stream || (!stat(path, &status) && S_ISFIFO(status.st_mode))) {
+        begin_stream(output, path, argv);
+        return;
+    }
+    output = absolute(output);
+    prepare_output(output, force);
+    set_output(output);
+}
