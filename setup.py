@@ -24,7 +24,7 @@ PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
-SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves: copied always
+SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves
 EDITABLE = """\
 #!/bin/sh
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
@@ -65,7 +65,7 @@ class BuildPackage(build_py):
 class BuildScripts(build_scripts):
     """Puts the scripts and the launcher, a program, among the executables.
 
-    In its place an editable install gets a script that runs it.
+    In their place an editable install gets scripts that run those of the sources.
     """
 
     editable_mode = False
@@ -80,6 +80,8 @@ class BuildScripts(build_scripts):
         folder.mkdir(parents=True, exist_ok=True)
         for name in SCRIPTS:
             shutil.copy(TOP / "bin" / name, folder)
+            if self.editable_mode:  # read by a shell that is named as the executable: its folder has the stages
+                (folder / name).write_text(f"#!/bin/bash\n. {shlex.quote(str(TOP / 'bin' / name))}\n")
         if not HAS_RUNTIME:
             return
         target = folder / "gpt-hook"

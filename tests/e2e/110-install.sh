@@ -85,6 +85,8 @@ grep -q "^runtime  *$PWD/many/lib/python3.3/site-packages/gpt/_runtime/libgpthoo
 # An editable package runs what is in the checkout.
 builder/bin/pip install --no-build-isolation -e tree
 works "$PWD/builder/bin/gpt-hook" "$PWD/tree/gpt/_runtime"
+sed -i 's/^  Cut the GPU code/  Cut out the GPU code/' tree/bin/gpt-debloat
+builder/bin/gpt-debloat --help | grep -q '^  Cut out the GPU code'
 rm tree/gpt/_runtime/gpt-hook
 status=0
 builder/bin/gpt-hook check 2>err.txt || status=$?
