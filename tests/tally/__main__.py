@@ -6,7 +6,8 @@ grammar.
 What was done stands in XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
 it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
 failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is
-done: hours. The sum goes to tests/tally/results/tally.json.
+done: hours. The sum goes to tests/tally/results/tally.json, and the lines beside it, so that another machine goes on
+from there.
 
 Exit status: 0; 1 if something failed; 4 where a corpus cannot be had.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import lzma
 import multiprocessing
 import os
 import subprocess
@@ -52,8 +54,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fresh", action="store_true", help="forget what was done")
     parser.add_argument("--report", action="store_true", help="only add up what was done")
     given = parser.parse_args(argv)
-    if given.fresh:
-        LINES.unlink(missing_ok=True)
+    begin(given.fresh)
     end = time.monotonic() + given.minutes * 60 if given.minutes else None
     modules, status = [], 0
     for corpus in sources.CORPORA:
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> int:
     summary = {"made with": sources.provenance(), **report.summarise(modules, read_lines())}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(summary, indent=1) + "\n")
+    kept().write_bytes(lzma.compress(LINES.read_bytes()))
     console = Console(width=160)
     for table in report.tables(summary):
         console.print(table)
@@ -79,14 +81,25 @@ def main(argv: list[str]) -> int:
     return status or int(summary["failed"] > 0)
 
 
+def kept() -> Path:
+    """The lines as they stand beside the sum: another machine goes on from them."""
+    return RESULTS.with_name(f"{LINES.name}.xz")
+
+
+def begin(fresh: bool) -> None:
+    """Makes the file of lines: none, those that are there, or those that are kept."""
+    LINES.parent.mkdir(parents=True, exist_ok=True)
+    if fresh or not LINES.exists():
+        LINES.write_bytes(lzma.decompress(kept().read_bytes()) if kept().exists() and not fresh else b"")
+
+
 def read_lines() -> Iterator[Line]:
     """What was done. A line that was torn by a crash is passed over."""
-    if LINES.exists():
-        for text in LINES.read_text().splitlines():
-            try:
-                yield json.loads(text)
-            except ValueError:
-                continue
+    for text in LINES.read_text().splitlines():
+        try:
+            yield json.loads(text)
+        except ValueError:
+            continue
 
 
 def remaining(pieces: list[Piece], stale: bool) -> Iterator[Piece]:
@@ -115,7 +128,7 @@ def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
     console = Console(stderr=True)
     waiting = iter(pieces)
     done = 0
-    if LINES.exists() and not LINES.read_bytes().endswith(b"\n"):  # a crash has torn the last one
+    if LINES.stat().st_size and not LINES.read_bytes().endswith(b"\n"):  # a crash has torn the last one
         with open(LINES, "ab") as file:
             file.write(b"\n")
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
@@ -147,7 +160,6 @@ def write(piece: Piece, kernel: str, found: Line) -> None:
     """Appends a line, in one write: several processes do."""
     module = piece.module
     line = {"corpus": module.corpus, "module": module.digest, "name": module.name, "kernel": kernel, "code": code()}
-    LINES.parent.mkdir(parents=True, exist_ok=True)
     with open(LINES, "ab", buffering=0) as file:
         file.write(json.dumps(line | found).encode() + b"\n")
 

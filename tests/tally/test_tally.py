@@ -141,6 +141,9 @@ def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
     assert "3 of 3" in capsys.readouterr().out
     assert tally.main(["-j", "1", "--stale"]) == 0  # nothing is left to do
     assert tally.LINES.read_text() == lines
+    tally.LINES.unlink()  # as on another machine
+    assert tally.main(["-j", "1", "--stale"]) == 0
+    assert tally.LINES.read_text() == lines
     monkeypatch.setattr(tally, "code", lambda: "other")
     assert tally.main(["-j", "1", "--stale"]) == 0  # all of it is
     assert len(tally.LINES.read_text().splitlines()) == 2 * len(lines.splitlines())
