@@ -168,9 +168,8 @@ def restore(path: Path) -> None:
         if _version_of(path) != _version_of(backup):
             raise GptError(f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path))
     backup.replace(path)
-    backup.unlink(
-        missing_ok=True
-    )  # two names of one file stay, as when patching ended before the new one took its name
+    # Two names of one file stay, as when patching ended before the new one took its name.
+    backup.unlink(missing_ok=True)
 
 
 def _version_of(path: Path) -> tuple[object, ...]:

@@ -59,7 +59,8 @@ class Shapes:
             try:
                 instruction = parse_instruction(key, self._name)
             except MalformedError:
-                instruction = parse_instruction(text, self._name)
+                parse_instruction(text, self._name)  # says it in the program's words
+                raise
             typed = {stand: types[part] for part, stand in stands.items() if part[0] == "%"}
             found = self._found[key] = Shape(instruction, bind(instruction), typed)
         return found, stands

@@ -15,7 +15,9 @@
 #include "cuda_abi.h"
 #include "hook.h"
 
-#define MAX_SECTIONS 4096 // a library slimmed by gpt-patch has a thousand more than others
+// A library slimmed by gpt-patch has up to a thousand segments, and as many sections more than before.
+#define MAX_SECTIONS 4096
+#define MAX_HEADERS 1024
 
 // Bytes of the file's sections of GPU code. Section headers are in the file only.
 static uint64_t gpu_bytes(int file) {
@@ -178,12 +180,12 @@ static bool is_known(uint64_t mapping) {
 
 // A library, if the dynamic linker knows what is mapped there.
 static void see_mapping(const char *start, uint64_t mapping) {
-    static ElfW(Phdr) segments[64];
+    static ElfW(Phdr) segments[MAX_HEADERS];
     ElfW(Ehdr) head;
     Dl_info found;
     struct link_map *map = NULL;
     if (is_known(mapping) || !hook_peek(start, &head, sizeof(head)) ||
-        memcmp(head.e_ident, ELFMAG, SELFMAG) || !head.e_phnum || head.e_phnum > 64 ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG) || !head.e_phnum || head.e_phnum > MAX_HEADERS ||
         !hook_peek(start + head.e_phoff, segments, head.e_phnum * sizeof(*segments)) ||
         !dladdr1(start, &found, (void **)&map, RTLD_DL_LINKMAP) || !map)
         return;
