@@ -69,14 +69,18 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
     assert list(row["sizes"]) == ["element", "zero", "drop"]
     assert row["sizes"]["element"]["size_after"] < row["sizes"]["element"]["size_before"]
     assert row["sizes"]["element"]["libraries"].keys() == {"libdemo.so"}
-    assert row["runs"]["drop eager"] == {"seconds": 1.5, "resident": 2000, "gpu": 3}
+    assert row["runs"]["drop eager"] == {"seconds": 1.5, "resident": 2000, "gpu": 3, "each": [1.5]}
+    assert row["runs"]["element lazy"]["each"] == [1.5] * 3
     assert "| demo |" in capsys.readouterr().out
-    (demo / "results.json").write_text(json.dumps([{**row, "sizes": {}, "error": "of old"}]))
-    status, rows = measured(demo, "demo", "--quick")
+    (demo / "results.json").write_text(json.dumps([{**row, "sizes": {"zero": {}}, "runs": {}, "error": "of old"}]))
+    status, rows = measured(demo, "demo", "--quick", "--rounds", "2")
     assert status == 0
     assert "error" not in rows["demo"]
-    assert (rows["demo"]["runs"], rows["demo"]["check"]) == (row["runs"], row["check"])
-    assert rows["demo"]["sizes"].keys() == {"drop"}
+    assert rows["demo"]["check"] == row["check"]
+    assert rows["demo"]["sizes"].keys() == {"zero", "drop"}
+    kinds = ("original", "drop")
+    assert rows["demo"]["runs"].keys() == {f"{kind} {how}" for kind in kinds for how in ("lazy", "eager")}
+    assert rows["demo"]["runs"]["original lazy"]["each"] == [1.5] * 2
     assert gzip.open(demo / "demo.mp.gz").read()
     (demo / "results.json").write_text('[{"name": "old", "same": false}]')
     status, rows = measured(demo, "demo", "--seconds", "1")

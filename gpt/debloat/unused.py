@@ -15,8 +15,9 @@ A bare cubin or PTX outside of any region is loaded by code that we cannot see: 
 architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
 outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
 out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
-image was loaded from memory that is in no library, which may be what came out: by the library itself, by one that lies
-beside it, or by who knows whom.
+image was loaded from memory that is in no library, which may be what came out: by the library itself, by one of its
+family in the same folder, or by who knows whom. A library of nothing else is there to be linked by others (libmathdx,
+whose user nvmath loads the result by cuda.bindings), so that it does not matter who loaded the image.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
@@ -90,11 +91,20 @@ class Candidate:
     linked: bool = False  # picked by a device, were it not for linked code that serves
 
 
-def may_link(library: str, loader: str | None) -> bool:
+def may_link(library: str, loader: str | None, candidates: list[Candidate]) -> bool:
     """Whether an image that `loader` loaded may be what the linker made of a library's code. Both are paths."""
     if loader is None or os.path.basename(loader).startswith("libcudart."):  # which loads for whoever asks
         return True
-    return os.path.dirname(os.path.realpath(loader)) == os.path.dirname(os.path.realpath(library))
+    if all(c.linkable for c in candidates):
+        return True
+    (here, name), (there, other) = (os.path.split(os.path.realpath(path)) for path in (library, loader))
+    family, others = _family(name), _family(other)
+    return here == there and (family.startswith(others) or others.startswith(family))
+
+
+def _family(name: str) -> str:
+    """`libcudnn` of `libcudnn_graph.so.9`."""
+    return re.split("[^A-Za-z]", name, maxsplit=1)[0]
 
 
 def iter_reasons(

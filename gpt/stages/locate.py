@@ -209,7 +209,8 @@ class Search:
         library = self._library["path"]
         tallies: dict[str, Counter[str]] = {}
         spans = []
-        linking = any(may_link(library, loader) for loaders in self._strange.values() for loader in loaders)
+        loaders = set().union(*self._strange.values())
+        linking = any(may_link(library, loader, self._candidates) for loader in loaders)
         for candidate, reason in iter_reasons(self._candidates, self._devices, linking):
             if self._keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT

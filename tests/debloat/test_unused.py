@@ -313,9 +313,12 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
 @pytest.mark.parametrize(
     "loader, may",
     [
-        ("lib.so", True),
-        ("libbeside.so", True),
-        ("other/lib.so", False),
+        ("libfft.so.12", True),
+        ("libfft_parts.so", True),
+        ("libfftLt.so.12", True),
+        ("libf.so", True),
+        ("libblas.so.12", False),
+        ("other/libfft.so.12", False),
         ("other/libcudart.so.13", True),
         (None, True),
     ],
@@ -323,7 +326,9 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
 def test_who_loaded_an_image_tells_what_it_may_be_linked_of(locate, tmp_path, loader, may):
     strange = records.make("module", id=1, type="cubin", sha256="0" * 64, loader=loader and str(tmp_path / loader))
     used = trace(strange, records.make("function", id=1, module=1, name="k"))
-    assert locate(["s2 ptx sm_75 p"], used=used, path=str(tmp_path / "lib.so"))[0] == [0] * may
+    path = str(tmp_path / "libfft.so.12")
+    assert locate(["s2 ptx sm_75 p", "3 cubin sm_90 other"], used=used, path=path)[0] == [0] * may
+    assert locate(["s2 ptx sm_75 p", "s3 ltoir sm_100"], used=used, path=path)[0] == [0]  # there only to be linked
 
 
 def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):

@@ -79,24 +79,21 @@ def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
     }
 
 
-def compare(row: dict[str, Any], what: str, first: str, lines: set[str], outs: set[str]) -> None:
+def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: str) -> None:
     """Adds the lines of a run that should not differ from the first, and do."""
-    for out in outs:
-        differ = [
-            new for old, new in zip(first.splitlines(), out.splitlines(), strict=False) if old in lines and old != new
-        ]
-        if len(out.splitlines()) != len(first.splitlines()):
-            differ.append(f"{len(out.splitlines())} lines")
-        if differ:
-            row["differences"][what] = differ
+    pairs = zip(first.splitlines(), out.splitlines(), strict=False)
+    differ = [new for old, new in pairs if old in lines and old != new]
+    if len(out.splitlines()) != len(first.splitlines()):
+        differ.append(f"{len(out.splitlines())} lines")
+    if differ:
+        row["differences"][what] = differ
 
 
 def check(bench: Bench, row: dict[str, Any]) -> None:
     """All of it, into the row."""
     trace, listing = bench.folder / "operations.mp", bench.folder / "listing.mp"
     first, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
-    plain = measure(bench, COMMAND, [], "LAZY", 1, "the original, lazily")
-    second = plain.pop("out").pop()
+    second, plain = measure(bench, COMMAND, [], "lazy", "the original, lazily")
     lines = set(first.splitlines()) & set(second.splitlines())
     row |= {"operations": len(first.splitlines()), "unsteady": sorted(set(first.splitlines()) - lines)}
     row |= {"errors": [line for line in first.splitlines() if "Error: " in line], "differences": {}, "sizes": {}}
@@ -114,10 +111,10 @@ def check(bench: Bench, row: dict[str, Any]) -> None:
             less = 100 * (1 - sizes["size_after"] / sizes["size_before"])
             bench.say(f"{kind}: files {sizes['size_before']} to {sizes['size_after']} bytes (-{less:.1f} %)")
             options = ["--replace", str(bench.folder / kind)]
-        for loading in ("LAZY", "EAGER"):
-            what = f"{kind} {loading.lower()}"
-            facts = measure(bench, COMMAND, options, loading, 1, what)
-            compare(row, what, first, lines, facts.pop("out"))
+        for loading in ("lazy", "eager"):
+            what = f"{kind} {loading}"
+            out, facts = measure(bench, COMMAND, options, loading, what)
+            compare(row, what, first, lines, out)
             row["runs"][what] = facts
             bench.say(f"{what}: {'DIFFERS' if what in row['differences'] else 'same'} " + " ".join(shown(facts)))
 
@@ -133,7 +130,7 @@ def main(words: list[str] | None = None) -> int:
     results.parent.mkdir(parents=True, exist_ok=True)
     row: dict[str, Any] = {"name": "containers"}
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(Path(temporary), args.seconds, args.device, False, results.parent)
+        bench = Bench(Path(temporary), args.seconds, args.device, results.parent)
         if args.device == "sim":
             COMMAND.append("cpu")
         try:

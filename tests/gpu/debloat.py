@@ -1,17 +1,17 @@
 """Stock PyTorch and JAX slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
 
-    python3 tests/gpu/debloat.py [--seconds 560] [--results FILE] [--quick] [mlp generate resnet train compile jax ...]
+    python3 tests/gpu/debloat.py [--seconds 560] [--rounds 3] [--quick] [mlp generate resnet train compile jax apply]
 
 Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
 Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped, wherever they lie (--scan); each set
-run in place of the installed ones (gpt-hook --replace), lazily and eagerly loaded, its output held against the
-original's; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment in place,
-and undoes it (tests/gpu/inplace.py).
+run in place of the installed ones (gpt-hook --replace), lazily and eagerly loaded, by turns with the original, against
+whose output it is held; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment
+in place, and undoes it (tests/gpu/inplace.py).
 
 What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
 other workloads stay, at first those of tests/gpu/results. So workloads can be measured one a call, and what the time
 (`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures the
-last set alone, running everything once: a row's other figures stay. The recorded traces are kept beside the results.
+original and the last set alone: a row's other figures stay. The recorded traces are kept beside the results.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
     "zero": ("", "--granularity kernel", "--kernels zero"),
     "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
-ROUNDS = {"compile": 1, "jax": 2}  # runs of which the median is taken; 3 of others, and 1 where all is loaded eagerly
 
 # torch.compile's results are kept between runs, of the original as of the others: what is measured is the libraries,
 # not the compiler. gpt-debloat --check compiles anew, before and after.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
+
+
+Facts = dict[str, Any]
 
 
 class OutOfTime(Exception):
@@ -63,8 +65,8 @@ class OutOfTime(Exception):
 class Bench:
     """Runs commands with this checkout's executables on PATH until the time is over."""
 
-    def __init__(self, folder: Path, seconds: float, device: str, quick: bool, keep: Path) -> None:
-        self.folder, self.device, self.quick, self.keep = folder, device, quick, keep
+    def __init__(self, folder: Path, seconds: float, device: str, keep: Path) -> None:
+        self.folder, self.device, self.keep = folder, device, keep
         self._start = time.monotonic()
         self._seconds = seconds
         path = folder / "bin"
@@ -118,22 +120,21 @@ def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
     return {key: sum(r[key] for r in patched) for key in keys} | {"libraries": libraries, "warnings": err[-2000:]}
 
 
-def measure(
-    bench: Bench, command: list[str], options: list[str], loading: str, rounds: int, what: str
-) -> dict[str, Any]:
-    """Runs a workload; its output, and the medians of what it says of itself."""
-    found = []
+def measure(bench: Bench, command: list[str], options: list[str], loading: str, what: str) -> tuple[str, Facts]:
+    """Runs a workload; its output, and what it says of itself."""
     line = [*bench.hook("measured.mp", "--calls", "none", *options), *command]
-    for _ in range(rounds):
-        out, err = bench.run(line, {"CUDA_MODULE_LOADING": loading}, what)
-        facts = next((json.loads(text) for text in err.splitlines() if text.startswith('{"seconds"')), {})
-        found.append({"out": out, **facts})
-    keys = [key for key in found[0] if key != "out"]
-    return {key: statistics.median(run[key] for run in found) for key in keys} | {"out": {run["out"] for run in found}}
+    out, err = bench.run(line, {"CUDA_MODULE_LOADING": loading.upper()}, what)
+    return out, next((json.loads(text) for text in err.splitlines() if text.startswith('{"seconds"')), {})
 
 
-def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
-    """All of one workload, step by step into its row."""
+def medians(runs: list[Facts]) -> Facts:
+    """Those of all facts, and the seconds one by one."""
+    middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    return middle | {"each": [run["seconds"] for run in runs]}
+
+
+def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: bool) -> Iterator[None]:
+    """All of one workload, step by step into its row. Where all is loaded eagerly one round must do."""
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
@@ -141,25 +142,28 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
         with gzip.open(bench.keep / f"{path.name}.gz", "wb", 1) as kept:
             kept.write(path.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
-    yield
-    for kind in ("original", "drop") if bench.quick else ("original", *KINDS):
-        options: list[str] = []
-        if kind != "original":
-            row["sizes"][kind] = slim(bench, trace, bench.folder / kind, kind)
-            yield
-            options = ["--replace", str(bench.folder / kind)]
-        for loading in ("LAZY", "EAGER"):
-            what = f"{kind} {loading.lower()}"
-            rounds = ROUNDS.get(name, 3) if loading == "LAZY" and not bench.quick else 1
-            facts = measure(bench, command, options, loading, rounds, what)
-            row["same"] &= facts.pop("out") == {out}
-            row["runs"][what] = facts
-            bench.say(f"{name}: {what}: " + " ".join(shown(facts)))
-            yield
+    sets: dict[str, list[str]] = {"original": []}
+    for kind in ("drop",) if quick else KINDS:
+        row["sizes"][kind] = slim(bench, trace, bench.folder / kind, kind)
+        sets[kind] = ["--replace", str(bench.folder / kind)]
+        bench.say(f"{name}: slimmed, {kind}")
+        yield
+    for loading, times in (("lazy", rounds), ("eager", 1)):
+        found: dict[str, list[Facts]] = {kind: [] for kind in sets}
+        for _ in range(times):
+            for kind, options in sets.items():
+                said, facts = measure(bench, command, options, loading, f"{kind} {loading}")
+                row["same"] &= said == out
+                found[kind].append(facts)
+        for kind, runs in found.items():
+            row["runs"][f"{kind} {loading}"] = facts = medians(runs)
+            bench.say(f"{name}: {kind} {loading}: " + " ".join(shown(facts)))
+        yield
+    for kind in sets:
         shutil.rmtree(bench.folder / kind, ignore_errors=True)
-    if bench.quick:
+    if quick:
         return
-    check = ["gpt-debloat", "--device", bench.device, "--check", "--granularity", "kernel"]
+    check = ["gpt-debloat", "--device", bench.device, "--check", "--granularity", "kernel", "--scan"]
     out, _ = bench.run([*check, "-o", str(bench.folder / "slim"), "--", *command], ANEW, "gpt-debloat --check")
     row["check"] = next(line for line in out.splitlines() if line.startswith("check:"))
     shutil.rmtree(bench.folder / "slim")
@@ -167,25 +171,26 @@ def workload(bench: Bench, name: str, row: dict[str, Any]) -> Iterator[None]:
 
 def shown(facts: dict[str, Any]) -> list[str]:
     """What a run says of itself, in words."""
-    return [f"{key} {value:.2f}" if key == "seconds" else f"{key} {human(int(value))}" for key, value in facts.items()]
+    words = [f"{key} {human(int(facts[key]))}" for key in ("resident", "mapped", "gpu") if key in facts]
+    return [f"seconds {facts['seconds']:.2f}", *words]
 
 
-def merge(rows: list[dict[str, Any]], row: dict[str, Any], quick: bool = False) -> None:
-    """Puts a row where the one of its name is, or last. A quick one brings sizes and sameness only."""
+def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    """Puts a row where the one of its name is, whose figures stay where the new one has none; or last."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
-    if quick and rows[place:]:
-        old = rows[place]
-        row = row | {key: old[key] for key in ("runs", "check") if key in old}
-        row["sizes"] = old.get("sizes", {}) | row.get("sizes", {})
+    for old in rows[place : place + 1]:
+        kept = {key: old[key] for key in ("check",) if key in old}
+        kept |= {key: old.get(key, {}) | row[key] for key in ("runs", "sizes") if key in row}
+        row = row | kept
     rows[place : place + 1] = [row]
 
 
-def one(bench: Bench, name: str, save: Callable[[dict[str, Any]], None]) -> bool:
+def one(bench: Bench, name: str, rounds: int, quick: bool, save: Callable[[dict[str, Any]], None]) -> bool:
     """Measures what is named; says whether all of it could be done and was right."""
     row: dict[str, Any] = {"name": name, "same": False}
     try:
-        for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row):
+        for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row, rounds, quick):
             save(row)
     except OutOfTime as error:
         row["unfinished"] = f"no time for {error}"
@@ -201,9 +206,10 @@ def main(words: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(WORKLOADS)}, apply; all but apply")
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
+    options.add_argument("--rounds", type=int, default=3, help="runs of which the median is taken")
     options.add_argument("--device", choices=("real", "sim"), default="real", help="as in gpt-hook")
     options.add_argument("--results", type=Path, help="the file to add to")
-    options.add_argument("--quick", action="store_true", help="sizes, and one run of each")
+    options.add_argument("--quick", action="store_true", help="the original and dropped kernels alone")
     args = options.parse_args(words)
     names = args.names or list(WORKLOADS)
     if unknown := [name for name in names if name not in (*WORKLOADS, "apply")]:
@@ -213,13 +219,13 @@ def main(words: list[str] | None = None) -> int:
     rows = json.loads((results if results.exists() else COMMITTED).read_text())
 
     def save(row: dict[str, Any]) -> None:
-        merge(rows, row, args.quick)
+        merge(rows, row)
         results.with_suffix(".part").write_text(json.dumps(rows, indent=1) + "\n")
         results.with_suffix(".part").replace(results)
 
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(Path(temporary), args.seconds, args.device, args.quick, results.parent)
-        good = [one(bench, name, save) for name in names]
+        bench = Bench(Path(temporary), args.seconds, args.device, results.parent)
+        good = [one(bench, name, args.rounds, args.quick, save) for name in names]
     print(*sizes(rows), sep="\n")
     return not all(good)
 

@@ -51,9 +51,7 @@ def runs(rows: Rows) -> Iterator[str]:
     yield "| --- | ---: | ---: | ---: | ---: |"
     for row in rows:
         for loading, words in (("lazy", "lazily"), ("eager", "eagerly")):
-            found = row.get("runs", {})
-            before = found.get(f"original {loading}, beside drop", found.get(f"original {loading}"))
-            after = found.get(f"drop {loading}")
+            before, after = (row.get("runs", {}).get(f"{kind} {loading}") for kind in ("original", "drop"))
             if not row["same"] or not before or not after:
                 continue
             figures = [f"{before['seconds']:.2f} to {after['seconds']:.2f}"]

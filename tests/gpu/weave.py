@@ -218,23 +218,28 @@ class Gpu:
         assert data.raw[size:] == bytes([FILL]) * STRIP, f"{what}: written out of bounds"
         return data.raw[:size]
 
-    def run(self, cubin: bytes, case: Case, sizes: list[int]) -> tuple[bytes, list[bytes]]:
-        """Runs a kernel: what y holds then, and the buffers of the maps, of these sizes."""
+    def launch(
+        self, cubin: bytes, name: str, grid: tuple[int, ...], block: tuple[int, ...], values: list[Any], shared: int = 0
+    ) -> None:
+        """Loads a module, runs one of its kernels with these arguments, and waits for it."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), cubin)
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, case.kernel.encode())
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        self.call("cuFuncSetAttribute", function, 8, shared)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.call("cuLaunchKernel", function, *grid, *block, shared, None, pointers, None)
+        self.call("cuCtxSynchronize")
+        self.call("cuModuleUnload", module)
+
+    def run(self, cubin: bytes, case: Case, sizes: list[int]) -> tuple[bytes, list[bytes]]:
+        """Runs a kernel: what y holds then, and the buffers of the maps, of these sizes."""
         x = self.put(np.arange(WORDS, dtype=np.int32).tobytes())
         y = self.put(np.arange(WORDS, dtype=np.int32)[::-1].tobytes())
         buffers = [self.put(bytes(size)) for size in sizes]
-        values = [x, y, ctypes.c_int(case.n), *buffers]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self.call("cuLaunchKernel", function, *case.grid, *case.block, 0, None, pointers, None)
-        self.call("cuCtxSynchronize")
+        self.launch(cubin, case.kernel, case.grid, case.block, [x, y, ctypes.c_int(case.n), *buffers])
         self.take(x, 4 * WORDS, "x")
         out = self.take(y, 4 * WORDS, "y")
-        maps = [self.take(*pair, "map") for pair in zip(buffers, sizes, strict=True)]
-        self.call("cuModuleUnload", module)
-        return out, maps
+        return out, [self.take(*pair, "map") for pair in zip(buffers, sizes, strict=True)]
 
 
 def buffer_size(woven: Woven, number: int, case: Case) -> int:
