@@ -116,9 +116,10 @@ class Compiler(Values):
             raise self.fault(self.node, f"saves to '{name}', which is no map of this file")
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
-        operands = tuple(
-            self._operand(self._convert(self._value(value), TYPES[field.type]))
-            for value, field in zip(values, map_.fields, strict=True)
+        found = [self._value(value) for value in values]
+        operands = tuple(  # an operand of the program is saved as what it is
+            self._operand(value if value.operand and not value.type else self._convert(value, TYPES[field.type]))
+            for value, field in zip(found, map_.fields, strict=True)
         )
         types = tuple(field.type for field in map_.fields)
         self._append(Save(name, operands, types, guard=guard))

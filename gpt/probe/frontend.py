@@ -39,6 +39,7 @@ from gpt.probe.compile import Compiler
 from gpt.probe.maps import make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
+from gpt.probe.types import SPECIAL
 from gpt.probe.values import TYPES, number
 
 _MAP = {"level", "type", "size", "cap", "leader", "budget"}
@@ -123,7 +124,8 @@ class _File:
             text = TYPES[type_].constant(initial)
         except ValueError as error:
             raise self.fault(node, f"register '{name}': {error}") from None
-        self.shared[name] = Register(f"%{name}", type_, text, node.lineno)
+        taken = f"%{name}" in SPECIAL  # `clock` is a good name
+        self.shared[name] = Register(f"%{'$' * taken}{name}", type_, text, node.lineno)
 
     def type(self, node: ast.expr) -> str:
         match node:

@@ -56,6 +56,8 @@ def _find_loop(lines: list[Node], begin: int, end: int) -> tuple[int, int, str, 
     tests = [line for line in plain if node.guard.register in _written(line)]
     if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].modifiers) != 2:
         return None
+    if tests[0].operands[0] != tree.Name(node.guard.register):  # of two results one is the opposite
+        return None
     compare, type_ = (modifier[1:] for modifier in tests[0].modifiers)
     _, counter, limit = tests[0].operands[:3]
     bound = _constant(limit)
@@ -72,7 +74,8 @@ def _find_loop(lines: list[Node], begin: int, end: int) -> tuple[int, int, str, 
         if isinstance(line, tree.Label) or (isinstance(line, tree.Instruction) and line.opcode == "bra"):
             start = None
         elif isinstance(line, tree.Instruction) and str(counter) in _written(line):
-            start = _constant(line.operands[1]) if line.opcode == "mov" and not line.guard else None
+            plainly = line.opcode == "mov" and not line.guard and line.operands[0] == counter
+            start = _constant(line.operands[1]) if plainly else None
     return None if start is None else (_wrap(start, type_), step, compare, _wrap(bound, type_), type_)
 
 

@@ -88,7 +88,7 @@ class Lowering:
                 source = bound.operand(name, element) if bound else None
                 if bound is None or source is None:
                     raise Misfit(f"has no {operand}")
-                return self.read.sized(source, wanted, fresh=name == "OUT", cut=bound.width(name, element) is not None)
+                return self.read.sized(source, wanted, fresh=name == "OUT", width=bound.width(name, element))
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)

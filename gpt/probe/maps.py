@@ -14,7 +14,7 @@ MAX_BUDGET = 1 << 40  # bytes of a log
 
 def parse_number(value: Any) -> int | None:
     """A number that is not negative, written as one or as a text."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+    if isinstance(value, str) and value.isascii() and value.strip().isdecimal() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
@@ -76,4 +76,7 @@ def make_map(
     if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):
         raise GptError(f"{what}: a total is one record of numbers of 4 or 8 bytes", where)
     line = int(where.rpartition(":")[2])
-    return Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type)
+    made = Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type)
+    if made.budget is not None and made.budget < 16 + made.stride:  # the log's count, a record and its unit
+        raise GptError(f"{what}: a budget of {budget} bytes, in which no record has room", where)
+    return made

@@ -24,16 +24,26 @@ _NO_RESULT = {
     *("bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep", "setmaxnreg", "pmevent"),
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
     *("applypriority", "stmatrix", "clusterlaunchcontrol", "tensormap", "multimem", "sust", "sured", "wmma"),
+    "stackrestore",
 }
-_RESULT = {"wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce"}
+_RESULT = {
+    *("wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "bar.red", "barrier.red"),
+    *("bar.cta.red", "barrier.cta.red", "clusterlaunchcontrol.query_cancel"),
+}
+_FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # whose registers hold several elements
 PARTS = (".x", ".y", ".z", ".w")
 _SPACES = ("global", "shared", "local", "const", "param")
 _TYPE = re.compile(
-    r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f16|bf16|tf32|e4m3|e5m2|pred|[bus]16x2|[bus]8x4|[us]4|b1)"
+    r"\.([busf])(8|16|32|64|128)|\.(f16x2|bf16x2|f32x2|f16|bf16|tf32|e\dm\d(?:x[24])?|ue8m0x2|pred|[bus]16x2|[bus]8x4"
+    r"|[us]4|b1)"
 )
 _SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)")
 _MATRIX = re.compile(r"\.m(\d+)n(\d+)")
-_BITS = {"f16x2": 32, "bf16x2": 32, "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "u4": 4, "s4": 4, "b1": 1}
+_BITS = {
+    **dict.fromkeys(("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e2m1x2"), 8),
+    **dict.fromkeys(("f16", "bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), 16),
+    **{"f32x2": 64, "u4": 4, "s4": 4, "b1": 1},
+}
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 _TYPED = {  # whose operands have the types that types_of gives them
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
@@ -134,7 +144,7 @@ def bind(instruction: tree.Instruction) -> Bound:
     """What the helpers mean at an instruction."""
     name, operands = instruction.name, tuple(map(_element, instruction.operands))
     opcode, words = instruction.opcode, [modifier[1:] for modifier in instruction.modifiers]
-    family = ".".join([opcode, *words[:1]])
+    family = ".".join([opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
     first = operands[0] if operands else None
     result = family in _RESULT or (opcode not in _NO_RESULT and not isinstance(first, tree.Address))
     if isinstance(first, tree.Expression) and set(first.operators) == {"|"}:  # %r1|%p1
@@ -147,6 +157,8 @@ def bind(instruction: tree.Instruction) -> Bound:
     type_, bits = _type(instruction)
     address, space = _address(instruction)
     size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
+    if opcode in _FRAGMENTS:
+        bits = 64 if type_ == "f64" else 32
     return Bound(out, ins, widths, type_, bits, address, space, size, flops)
 
 
@@ -191,7 +203,7 @@ def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | 
     spaces = [m[1:] for m in instruction.modifiers if m[1:].split("::")[0] in _SPACES]
     if instruction.opcode == "cp" and spaces and len(found) > 1:
         place = 0 if spaces[0] == "global" else 1
-        return found[place], "global"
+        return found[place], "global" if "global" in spaces else "shared"
     if instruction.opcode in ("tcgen05", "wgmma") or "param" in spaces:  # no address that a program could have
         return None, None
     return found[0], spaces[0] if spaces else "generic"
@@ -200,8 +212,8 @@ def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | 
 def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | tree.Operand | Partial | None:
     words, operands = instruction.modifiers, instruction.operands
     match instruction.opcode:
-        case "cp" | "multimem" if ".tensor" in words:
-            return None  # the tensor map knows
+        case "cp" | "multimem" if ".tensor" in words or ".wait_group" in words:
+            return None  # the tensor map knows; nothing moves
         case "cp" | "multimem" | "st" if ".bulk" in words or ".reduce" in words:
             return next((_number(o) for o in operands if not isinstance(o, tree.Address)), None)
         case "cp" if words[:1] == (".async",) and len(operands) > 2:

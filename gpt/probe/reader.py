@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gpt.probe.code import Code, Condition
 from gpt.probe.model import OPERANDS, SIZES, Snippet, names_of
 from gpt.probe.operands import Bound, Descriptor, Partial
-from gpt.probe.types import SPECIAL
+from gpt.probe.types import FLOAT, SPECIAL, integer
 from gpt.ptx import tree
 
 Types = Callable[[str], str | None]  # of the program's registers
@@ -151,10 +151,11 @@ class Reader:
             raise Misfit(f"has '{name}', which is no register of a plain type")
         return type_
 
-    def sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, cut: bool = True) -> str:
+    def sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, width: int | None = 0) -> str:
         """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
 
-        With `cut` a longer one is cut off: the opcode uses no more of it, as `ld.u8` of 32 bits.
+        `width` are the bits that the opcode uses of it: of a longer register, as `ld.u8` takes, that many and no more.
+        None if it does not say, 0 if as many as are wanted.
         """
         code = self.code
         match operand:
@@ -183,22 +184,25 @@ class Reader:
             case tree.Name() | tree.Expression():
                 type_, value = "b64", code.make("b64", "mov.u64", operand)
             case tree.Vector(items) if wanted:
-                return self._packed(items, SIZES[wanted] * 8, fresh)
+                whole = width or SIZES[wanted] * 8
+                type_, value = f"b{whole}", self._packed(items, whole, fresh, least=8 if width else 16)
             case _:
-                return str(operand)
+                return _constant(str(operand), wanted)
         bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
         if wanted is None or to == bits:
             return value
-        if to < bits and not cut:
+        if to < bits and width is None:
             raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
         kind = "s" if wanted[0] == "s" else "u"
         return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
 
-    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
-        """A vector as one register of so many bits."""
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int) -> str:
+        """A vector as one register of so many bits, of which each element has `least` or more."""
         each = bits // len(items)
-        if each * len(items) != bits or each not in (16, 32):
+        if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
             raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+        if each == 8:
+            return self._bytewise(items, bits, fresh)
         parts = []
         for item in items:
             if isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each:
@@ -206,3 +210,23 @@ class Reader:
             part = self.sized(item, f"b{each}", fresh)
             parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
+
+    def _bytewise(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
+        """As `_packed`, of bytes: at most four."""
+        code, whole = self.code, "0"
+        for number, item in enumerate(items):
+            whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh), whole, 8 * number, 8)
+        return whole if bits == 32 else code.make("b16", "cvt.u16.u32", whole)
+
+
+def _constant(text: str, wanted: str | None) -> str:
+    """A number of the program's as one of another type, which gets its bits. Raises Misfit."""
+    digits = text.removeprefix("-")
+    if wanted is None or (wanted in ("f32", "f64") and FLOAT.fullmatch(digits)):
+        return text
+    value = int(text[2:], 16) if FLOAT.fullmatch(text) and text[1] in "dDfF" else integer(digits)
+    bits = SIZES[wanted] * 8
+    if value is None or not bits or value >> bits or wanted == "f16":
+        raise Misfit(f"has '{text}', where .{wanted} is wanted")
+    value = (-value if digits != text else value) % (1 << bits)
+    return f"0{'f' if bits == 32 else 'd'}{value:0{bits // 4}X}" if wanted[0] == "f" else str(value)

@@ -10,6 +10,7 @@ import re
 
 from gpt.errors import GptError, MalformedError
 from gpt.probe.model import SIZES, Line, Register, Save, Snippet
+from gpt.probe.types import integer
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statements
 from gpt.ptx.scan import scan_statements
@@ -35,7 +36,9 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
         module, statements = scan_statements(text, "")
         for statement in statements:
             line = first + (module.line(statement.start) - 1) * is_text
-            (node,) = _parse(module.source(statement), path, line, probe, is_text)
+            node, *more = _parse(module.source(statement), path, line, probe, is_text)
+            if more:  # a label with what belongs to it
+                node = more[0]
             if isinstance(node, tree.Declaration):
                 registers += _registers(node, path, line, probe)
             elif isinstance(node, tree.Instruction) and node.opcode == "SAVE":
@@ -77,10 +80,12 @@ def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list
             raise GptError(f"probe '{probe}': '{declarator}' is no register", f"{path}:{line}")
         if declarator.count is None:
             found.append(Register(declarator.name, type_, None, line))
-        elif declarator.count > MAX_REGISTERS:
-            raise GptError(f"probe '{probe}': '{declarator}' is more than {MAX_REGISTERS} registers", f"{path}:{line}")
-        else:
-            found += [Register(f"{declarator.name}{n}", type_, None, line) for n in range(declarator.count)]
+            continue
+        count = integer(declarator.count)
+        if count is None or count > MAX_REGISTERS:
+            fact = f"'{declarator}' is no number of registers, or more than {MAX_REGISTERS} registers"
+            raise GptError(f"probe '{probe}': {fact}", f"{path}:{line}")
+        found += [Register(f"{declarator.name}{n}", type_, None, line) for n in range(count)]
     return found
 
 

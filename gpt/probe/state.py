@@ -12,10 +12,11 @@ from gpt.probe.code import Code
 from gpt.probe.model import SIZES
 from gpt.probe.names import Names
 from gpt.probe.saves import Placed
+from gpt.probe.types import integer
 from gpt.ptx.scan import Module, Statement
 
 _LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
-_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\d{1,9})\s*>)?", re.ASCII)
+_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\w+)\s*>)?", re.ASCII)
 
 
 class Registers(dict[str, str | None]):
@@ -36,7 +37,7 @@ class Registers(dict[str, str | None]):
             type_ = "" if vector else type_
             for name, count in _COUNTED.findall(found[2]):
                 if count:
-                    self._counted.setdefault(name, []).append((int(count), type_))
+                    self._counted.setdefault(name, []).append((integer(count) or 0, type_))
                 else:
                     self._plain[name] = _common({type_, self._plain.get(name, type_)})
 

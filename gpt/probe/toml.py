@@ -116,7 +116,7 @@ class _Reader:
         where = self.where(name, "datamodel")
         parts = text.split(":") if isinstance(text, str) else [""]
         level, *rest = (part.strip() for part in parts)
-        size = parse_number(rest[0]) if len(parts) in (2, 3) else None
+        size = parse_number(rest[0]) if level and len(parts) in (2, 3) else None
         if size is None:
             raise MalformedError(f"probe '{name}': datamodel '{text}' is no LEVEL:BYTES[:CAPACITY]", where)
         if not rest[1:]:

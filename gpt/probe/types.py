@@ -22,6 +22,7 @@ SPECIAL = {
 }
 VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
 _INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,32})|([1-9]\d{0,32}))U?", re.ASCII)
+FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
 _PACKED = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16", "tf32": "b32", "u16x2": "b32", "s16x2": "b32"}
 
 

@@ -151,7 +151,7 @@ class Values:
     def _new(self, type_: Type, name: str = "") -> tree.Name:
         if not name:
             self.temporaries += 1
-        register = f"%{self.name}_{name or self.temporaries}"
+        register = f"%{self.name}${name or self.temporaries}"  # no name of Python has a $
         self.registers.append(Register(register, type_.name, None, getattr(self.node, "lineno", 1)))
         return tree.Name(register)
 

@@ -19,7 +19,7 @@ from gpt.errors import GptError
 from gpt.probe.loops import find_fault
 from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet
 from gpt.probe.operands import PARTS, Bound
-from gpt.probe.types import SPECIAL, VECTORS, fits, integer, type_of_name, types_of
+from gpt.probe.types import FLOAT, SPECIAL, VECTORS, fits, integer, type_of_name, types_of
 from gpt.ptx import tree
 
 _OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
@@ -42,7 +42,6 @@ _MODIFIERS = """
 """
 WORDS = set(_MODIFIERS.split())  # beside types, which are in _TYPE
 _TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
-_FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
 
 
 def verify(file: ProbeFile) -> None:
@@ -73,8 +72,7 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                 if found is None:
                     return f"has no {operand}"
                 bits, room = bound.width(helper, part), SIZES[wanted] * 8 or 1
-                is_vector = isinstance(found, tree.Vector)
-                if bits and bits != room and (not loose or bits > room or bits == 1 or is_vector):
+                if bits and bits != room and (not loose or bits > room or bits == 1 or wanted[0] == "f"):
                     return f"{operand} has {bits} bit{'s' * (bits > 1)}, and line {line.line} wants {room}"
     return None
 
@@ -187,7 +185,7 @@ class _Check:
                         raise self.refuse(f"'{operand}' is no helper")
                     self.helper(name)
                 elif name in SPECIAL:
-                    if bool(parts) != (name in VECTORS) or (parts and parts[0] not in (".x", ".y", ".z")):
+                    if parts not in (((".x",), (".y",), (".z",)) if name in VECTORS else ((),)):
                         raise self.refuse(f"'{operand}' is no special register")
                 elif name not in self.registers or parts:
                     raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
@@ -205,12 +203,14 @@ class _Check:
 
     def number(self, text: str, wanted: str | None) -> None:
         """Refuses what ptxas takes for no number, or for one of another type."""
-        if _FLOAT.fullmatch(text):
-            is_fit = wanted is None or wanted[0] == "f" or (wanted[0] == "b" and text[1:2] in "dDfF")
+        if FLOAT.fullmatch(text):
+            bits = {"f": "b32", "d": "b64"}.get(text[1:2].lower())
+            is_fit = wanted in (None, "f32", "f64", bits)
         else:
-            is_fit = wanted is None or wanted[0] in "usb"
-            if integer(text) is None:
+            value = integer(text)
+            if value is None:
                 raise self.refuse(f"'{text}' is no number of 64 bits")
+            is_fit = wanted is None or (wanted[0] in "usb" and value < 1 << 8 * SIZES[wanted])
         if not is_fit:
             raise self.refuse(f"'{text}' where .{wanted} is wanted")
 
@@ -240,7 +240,7 @@ class _Check:
             if isinstance(value, tree.Vector):
                 raise self.refuse(f"saves '{value}', which is no register")
             given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
-            if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4:
+            if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4 and field.type[0] != "f":
                 given = field.type
             if given == "pred":
                 raise self.refuse(f"saves predicate '{value}'")

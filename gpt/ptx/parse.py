@@ -216,8 +216,8 @@ def _transformer() -> Any:
             dimensions = tuple(part[1] for part in rest if part[0] == "dimension")
             return tree.Declarator(str(name), parts["count"], dimensions, parts["value"])
 
-        def count(self, nodes: Nodes) -> tuple[str, int]:
-            return "count", int(nodes[0])
+        def count(self, nodes: Nodes) -> tuple[str, str]:
+            return "count", str(nodes[0])
 
         def dimension(self, nodes: Nodes) -> tuple[str, tree.Operand | None]:
             return "dimension", nodes[0] if nodes else None

@@ -160,7 +160,7 @@ class Declarator:
     """A declared name: `%r<9>` has a count, `x[4][]` dimensions (None where empty), `x = 4` a value."""
 
     name: str
-    count: int | None = None
+    count: str | None = None
     dimensions: tuple[Operand | None, ...] = ()
     value: Operand | None = None
 

@@ -11,6 +11,7 @@ from gpt.errors import GptError, MalformedError
 from gpt.probe.frontend import compile_python
 from gpt.probe.load import load_probes, parse_toml
 from gpt.probe.verify import verify
+from gpt.ptx import tree
 from tests import cuda
 from tests.probe import test_verify
 from tests.probe.lower import kernel_of, run
@@ -99,6 +100,22 @@ def test_what_it_saves():
     assert result("record.save(a, c, nl.cuid())", a=7, c=(1 << 40) + 2)[1] == [(7, 2, 3)]
     assert result("if a > 7: record.save(a, c, 0)", a=7)[1] == []
     assert result("if a > 7: pass\nelse: record.save(a, 0, 1)", a=7)[1] == [(7, 0, 1)]
+
+
+def test_an_operand_is_saved_as_what_it_is():
+    (save,) = compiled("record.save(nl.in2, nl.in2, 1)").probes[0].before.saves
+    assert save.values[:2] == (tree.Name("IN2"), tree.Name("IN2"))
+
+
+def test_registers_may_have_any_name():
+    """`clock`, as the special register, and `p_1`, as a temporary of p might be called."""
+    text = HEAD.replace("a: nl.u32", "clock: nl.u64 = 0\np_q: nl.u64 = 0\np_1: nl.u32 = 0\na: nl.u32")
+    text += "    q = a + 1\n    clock = nl.clock()\n    p_q = 7\n    p_1 = (q * 3 + p_1) >> 1\n"
+    file = compile_python(text + "    record.save(clock, p_1, q + p_q)\n", "p.py")
+    verify(file)
+    assert len({register.name for register in file.registers}) == len(file.registers)
+    values = {register.name: 0 for register in file.registers} | {"%a": 4, "%p_1": 5}
+    assert run(file.probes[0].before, values, {"CLOCK": 1000}) == [(1000, 10, 12)]
 
 
 # Any expression

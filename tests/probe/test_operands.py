@@ -25,6 +25,13 @@ def bound(text):
         ("setp.lt.s32 %p1|%p2, %r1, %r2;", "%p1", ["%r1", "%r2"]),
         ("atom.global.add.u32 _, [%rd1], 1;", None, ["[%rd1]", "1"]),
         ("bra L;", None, ["L"]),
+        ("bar.red.popc.u32 %r1, 0, %p1;", "%r1", ["0", "%p1"]),
+        ("barrier.cta.red.and.pred %p1, 0, 32, !%p2;", "%p1", ["0", "32", "!%p2"]),
+        ("barrier.cta.sync 1;", None, ["1"]),
+        ("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;", "%p1", ["%q1"]),
+        ("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
+         None, ["[%r2]"]),
+        ("stackrestore.u64 %rd1;", None, ["%rd1"]),
         ("ret;", None, []),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a, %b}, {%c, %d}, {%e}, %f;",
          "{%a, %b}", ["{%c, %d}", "%e", "%f"]),
@@ -73,6 +80,9 @@ def test_results_and_operands(text, out, ins):
         ("wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%a}, [%rd1];", "[%rd1]", "global", 4),
         ("wmma.load.b.sync.aligned.col.m8n8k128.shared.b1 {%a}, [%rd1];", "[%rd1]", "shared", 4),
         ("cp.async.commit_group;", None, None, None),
+        ("cp.async.bulk.wait_group.read 3;", None, None, None),
+        ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r2], 64, [%r3];",
+         "[%r2]", "shared", 64),
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%a, %b, %c, %d}, [%r1];", "[%r1]", "shared", 16),
         ("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%a}, [%r1];", "[%r1]", "shared", 4),
         ("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r1], {%a, %b};", "[%r1]", "shared", 8),
@@ -102,6 +112,7 @@ def test_memory(text, address, space, size):
         ),
         ("fma.rn.f32 %f1, %f2, %f3, %f4;", 2),
         ("fma.rn.f16x2 %r1, %r2, %r3, %r4;", 4),
+        ("fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4;", 4),
         ("add.f64 %fd1, %fd2, %fd3;", 1),
         ("add.u32 %r1, %r2, %r3;", None),
         ("wgmma.fence.sync.aligned;", None),
@@ -128,3 +139,18 @@ def test_a_descriptor_tells_what_an_mma_computes(text, register, k):
 
 def test_a_number_that_is_written_in_another_base():
     assert bound("cp.async.cg.shared.global [%r1], [%rd1], 0x10;").bytes == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r3];", 64),
+        ("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r3];", 32),
+        ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r3}, {%r4}, {%r5};", 64),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d1, %d2}, {%d3}, {%d4}, {%d5};", 128),
+        ("cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2;", 16),
+        ("add.rn.f32x2 %rd1, %rd2, %rd3;", 64),
+    ],
+)
+def test_how_wide_a_result_is(text, bits):
+    assert bound(text).width("OUT") == bits

@@ -201,6 +201,7 @@ TAKEN = [
     BODY.format("mov.u32%r1,1;ld.u32%r1,[%rd1];mov.b64{%r1,%r2},%rd1;@!%p bra L;L:"),
     BODY.format("mov .u32 %r1, %tid .x; @ ! %p mov\n.u32\n%r1\n,\n1\n; L : bra L;"),
     BODY.format("mov.f32 %f1, .5; add.f32 %f1, %f2, -.25e2;"),
+    ".entry k() { .reg .b32 %r<0x4>, %s<010>, %t<0b11>, %u<4U>; ret; }",
     '#line 3 "a;b{.cu"\n.global .b32 x; # 4 "a.cu" 1 2\n' + BODY.format('mov.u32\n# 5 "a.cu"\n%r1, 1;'),
 ]
 REFUSED = [
@@ -303,7 +304,7 @@ specifiers = st.one_of(
 declarators = st.builds(
     tree.Declarator,
     names,
-    st.none() | st.integers(1, 99),
+    st.none() | st.integers(1, 99).map(str),
     st.lists(st.none() | numbers, max_size=2).map(tuple),
     st.none() | operands,
 )

@@ -191,6 +191,42 @@ def test_vectors_are_packed(tmp_path):
             weave(kernel(f"{load}\nret;"), "k", [out])
 
 
+def test_bytes_of_a_vector_are_packed(tmp_path):
+    out = probe('[x]\nposition = "ld.global"\ndatamodel = "thread:8"\nafter = "SAVE.u64 {OUT};"\n')
+    body = (
+        "ld.global.v4.u8 {%r1, %r2, %r3, %r4}, [%rd1]; ld.global.v2.u8 {%r1, %r2}, [%rd1];"
+        "ld.global.v2.u16 {%h1, %h2}, [%rd1];"
+    )
+    woven = check(kernel(f".reg .b16 %h<5>;\n{body}\nret;"), out, tmp_path=tmp_path)
+    assert [(site.matched, site.woven) for site in woven.sites] == [(3, 3)]
+    assert [line.split(", ")[-2] for line in lines(woven) if line.startswith("bfi")] == ["0", "8", "16", "24", "0", "8"]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "snippet", "value"),
+    [
+        ("st.global.f32 [%rd1], 0f3F800000;", "mov.u32 %a, IN1;", "1065353216"),
+        ("st.global.b32 [%rd1], -2;", "mov.u32 %a, IN1;", "4294967294"),
+        ("st.global.b32 [%rd1], 5;", ".reg .f32 %f; mov.f32 %f, IN1; mov.b32 %a, %f;", "0f00000005"),
+        ("st.global.f32 [%rd1], 1.5;", ".reg .f32 %f; mov.f32 %f, IN1; mov.b32 %a, %f;", "1.5"),
+        ("st.global.f32 [%rd1], 1.5;", "mov.u32 %a, IN1;", None),
+        ("st.global.f64 [%rd1], 0d3FF0000000000000;", "mov.u32 %a, IN1;", None),
+    ],
+)
+def test_constants_are_read_as_the_probe_wants_them(instruction, snippet, value, tmp_path):
+    file = simple("st.global", snippet)
+    data = kernel(f"st.global.b32 [%rd1], %r1; {instruction} ret;")
+    woven = check(data, file, tmp_path=tmp_path) if "64 [" not in instruction else weave(data, "k", [file])
+    assert [site.woven for site in woven.sites] == [2 - (value is None)]
+    assert value is None or any(line.endswith(f", {value};") for line in lines(woven))
+
+
+@pytest.mark.parametrize("count", ["0x10", "020", "0b10000", "16U"])
+def test_registers_are_counted_in_any_base(count, tmp_path):
+    body = f".reg .b32 %x<{count}>; ld.global.b32 %x15, [%rd1]; ret;"
+    check(kernel(body), simple("ld.global", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
+
+
 def test_elements_of_a_vector(tmp_path):
     text = '[x]\nposition = "ld.global.v4"\ndatamodel = "thread:16"\nafter = "SAVE.f32 {OUT.x, OUT.y, OUT.z, OUT.w};"\n'
     body = "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\nret;"
