@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gpt.errors import MalformedError
+from gpt.probe.types import integer
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module
@@ -21,8 +23,8 @@ class Param(NamedTuple):
     size: int
 
 
-def layout(params: Iterable[tree.Parameter]) -> list[Param]:
-    """Where a function's parameters are, each aligned as its type or `.align` says."""
+def layout(params: Iterable[tree.Parameter], where: str = "") -> list[Param]:
+    """Where a function's parameters are, each aligned as its type or `.align` says. Raises MalformedError."""
     found: list[Param] = []
     end = 0
     for parameter in params:
@@ -31,9 +33,11 @@ def layout(params: Iterable[tree.Parameter]) -> list[Param]:
         size = align = _SIZES.get(type_) or int(type_[1:]) // 8
         if "ptr" not in words:  # there .align speaks of what is pointed at
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
-            align = int(given[0], 0) if given else align
+            align = (integer(given[0]) or 0) if given else align
         for dimension in parameter.declarator.dimensions:
-            size *= int(str(dimension), 0) if dimension else 0
+            size *= (integer(str(dimension)) or 0) if dimension != tree.Name("WARP_SZ") else 32
+        if not size or align.bit_count() != 1:
+            raise MalformedError(f"PTX: '{parameter}' has no size or no alignment", where)
         offset = -(-end // align) * align
         found.append(Param(offset, size))
         end = offset + size

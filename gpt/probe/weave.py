@@ -154,7 +154,7 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_params(module, self.entry.item) or ())
+        params = layout(parse_params(module, self.entry.item) or (), module.where(self.entry.item.start))
         added = behind(params, len(maps))
         if added and added[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)

@@ -95,6 +95,7 @@ class Weaving:
         self._refused = False  # whether one was left alone in which something may have matched
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
+        self._faults: set[str] = set()  # why kernels are left alone that an error was told of
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, or what takes the place of a module."""
@@ -109,7 +110,6 @@ class Weaving:
         from gpt.ptx.scan import scan_module
 
         name = str(record.get("module", ""))
-        self._seen += 1
         try:
             if fault := records.check(record):
                 raise MalformedError(fault, name)
@@ -118,6 +118,7 @@ class Weaving:
             yield record
             yield self._stage.error(error, ref=name)
             return
+        self._seen += 1
         left: dict[str, str] = {}
         for kernel in [item.name for item in module.entries if self._wants(item.name)]:
             self._kernels += 1
@@ -143,6 +144,8 @@ class Weaving:
             return
         except GptError as error:
             left[kernel] = error.fact
+            self._refused = True
+            self._faults.add(error.fact)
             yield self._stage.error(error, ref=kernel)
             return
         for fact in woven.misfits:
@@ -195,7 +198,7 @@ class Weaving:
         yield _with(record, id=number, kernels=names, data=data)
         for name, reason in left.items():
             yield records.make("kernel", id=number, name=name, reason=reason)
-        for reason in dict.fromkeys(left.values()):
+        for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
             kernels = [name for name, why in left.items() if why == reason]
             more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
             yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)

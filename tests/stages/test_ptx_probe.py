@@ -194,6 +194,22 @@ def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
         assert done.status == 3 and "Traceback" not in done.err and "error: " in done.err
 
 
+@pytest.mark.parametrize(
+    ("body", "fact"),
+    [
+        ("}", "m#0:3:1: PTX: unexpected '}'"),
+        (".entry k() { @@; ret; }", "m#0:3:14: PTX: unexpected '@'"),
+        (".entry k(.param .u64 a, ,) { ret; }", "m#0:3:25: PTX: unexpected ','"),
+        (".entry k(.param .align 0 .b8 a[4]) { ret; }", "m#0:3:1: PTX: '.param .align 0 .b8 a[4]' has no size or no alignm"),
+    ],
+)  # fmt: skip
+def test_malformed_modules_give_one_line(body, fact):
+    done = weave("-p", "block_sched", data=segment(f".version 8.0\n.target sm_75\n{body}".encode()), status=3)
+    assert done.err.startswith(f"gpt-ptx-probe: error: {fact}") and done.err.count("\n") == 1
+    (passed,) = done.kind("ptx")
+    assert body.encode() in passed["data"]
+
+
 def test_the_whole_pipeline(text, probe_file, tmp_path):
     (tmp_path / "k.ptx").write_bytes(text)
     found = run("gpt-extract", "--ptx", tmp_path / "k.ptx")
