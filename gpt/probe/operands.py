@@ -42,7 +42,9 @@ _MATRIX = re.compile(r"\.m(\d+)n(\d+)")
 _BITS = {
     **dict.fromkeys(("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e2m1x2"), 8),
     **dict.fromkeys(("f16", "bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), 16),
-    **{"f32x2": 64, "u4": 4, "s4": 4, "b1": 1},
+    "f32x2": 64,
+    **dict.fromkeys(("u4", "s4"), 4),
+    "b1": 1,
 }
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 _TYPED = {  # whose operands have the types that types_of gives them

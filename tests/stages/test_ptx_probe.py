@@ -200,7 +200,7 @@ def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
         ("}", "m#0:3:1: PTX: unexpected '}'"),
         (".entry k() { @@; ret; }", "m#0:3:14: PTX: unexpected '@'"),
         (".entry k(.param .u64 a, ,) { ret; }", "m#0:3:25: PTX: unexpected ','"),
-        (".entry k(.param .align 0 .b8 a[4]) { ret; }", "m#0:3:1: PTX: '.param .align 0 .b8 a[4]' has no size or no alignm"),
+        (".entry k(.param .align 0 .b8 a[4]) { ret; }", "m#0:3:1: PTX: '.param .align 0 .b8 a[4]' has no"),
     ],
 )  # fmt: skip
 def test_malformed_modules_give_one_line(body, fact):

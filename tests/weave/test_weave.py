@@ -76,13 +76,14 @@ def test_parameters_go_behind(tmp_path):
 
 
 def test_sizes_of_parameters_are_in_any_base(tmp_path):
-    params = ".param .b8 a[010], .param .align 0x10 .b8 b[4U], .param .b8 c[WARP_SZ], .param .align 4U .b8 d[0b11]"
+    params = ".param .b8 a[010], .param .align 0x10 .b8 b[4U], .param .b8 c[WARP_SZ], .param .align 4U .b8 d[3]"
     woven = check(kernel("ret;", params=params), simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
     assert [tuple(param) for param in woven.params] == [(0, 8), (16, 4), (20, 32), (52, 3)]
 
 
 @pytest.mark.parametrize(
-    "param", ["b8 a[1.5]", "b8 a[-1]", "b8 a[]", "b8 a[09]", f"b8 a[{'9' * 5000}]", "align 0 .b8 a[4]", "align 3 .u32 a"]
+    "param",
+    ["b8 a[1.5]", "b8 a[-1]", "b8 a[]", "b8 a[09]", f"b8 a[{'9' * 5000}]", "align 0 .b8 a[4]", "align 3 .u32 a"],
 )
 def test_parameters_without_a_size_are_malformed(param):
     with pytest.raises(MalformedError, match="has no size or no alignment") as caught:
