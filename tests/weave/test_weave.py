@@ -557,3 +557,16 @@ def test_a_call_without_end_is_malformed():
 def test_unweaving_what_was_never_woven(data):
     if MARK.encode() not in data:
         assert unweave(data) == data
+
+
+def test_bulk_bytes_are_those_of_global_memory(tmp_path):
+    """A bulk copy between the shared memories of a cluster reads none of it, and a wait moves nothing."""
+    wait = "mbarrier::complete_tx::bytes"
+    body = (
+        f"cp.async.bulk.shared::cluster.global.{wait} [%r1], [%rd1], 64, [%r2];"
+        f"cp.async.bulk.shared::cluster.shared::cta.{wait} [%r1], [%r2], 64, [%r2];"
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 64; cp.async.bulk.wait_group 0; ret;"
+    )
+    file = load_probes(find_probe("gmem_bytes"))
+    woven = check(kernel(body), file, tmp_path=tmp_path)
+    assert [(site.matched, site.woven) for site in woven.sites if "bulk" in site.probe] == [(2, 2)]
