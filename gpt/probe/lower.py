@@ -85,7 +85,7 @@ class Lowering:
                 return self.code.make("b64", "cvt.u64.u32", value) if wide else value
             case tree.Name(name, parts) if name in HELPERS:
                 bound, element = self.site.bound, "".join(parts)
-                source = bound.operand(name, element) if bound else None
+                source = bound.operand(name, element) if bound and HELPERS[name] is None else None
                 if bound is None or source is None:
                     raise Misfit(f"has no {operand}")
                 return self.read.sized(source, wanted, fresh=name == "OUT", width=bound.width(name, element))
@@ -133,6 +133,9 @@ class Lowering:
         if node.opcode == "bra":
             self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
             self.code.forget()
+            return
+        if not node.operands:  # only where nobody verified
+            self.code.put(node.name, condition)
             return
         wanted = types_of(node)
         plain = node.opcode in ("mov", "cvt")

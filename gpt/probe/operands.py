@@ -115,6 +115,8 @@ class Bound:
         found = self.out if helper == "OUT" else self.ins[number] if number < len(self.ins) else None
         if not part:
             return found
+        if part not in PARTS:
+            return None
         items = found.items if isinstance(found, tree.Vector) else (found,)
         return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 

@@ -447,6 +447,15 @@ def test_what_nobody_verified_costs_a_site_at_most():
             weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [file])
 
 
+def test_what_nobody_verified_is_woven_as_it_is(tmp_path):
+    data = kernel("ld.global.u32 %r1, [%rd1]; ret;")
+    woven = check(data, simple("ld.global", "mov.u32 %a, %r2; membar.gl; exit;"), tmp_path=tmp_path)
+    assert {"membar.gl;", "exit;"} <= {*lines(woven)}
+    for snippet in ("cvt.u32.u64 %a, ADDR.x;", "mov.u32 %a, IN1.q;", "mov.u32 %a, IN1.x.y;"):
+        with pytest.raises(LeftAlone, match="no probe has a place in it: .* has no "):
+            weave(data, "k", [simple("ld.global", snippet)])
+
+
 # Weaving and back
 
 STATEMENTS = [
