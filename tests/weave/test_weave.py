@@ -452,7 +452,7 @@ def test_what_nobody_verified_is_woven_as_it_is(tmp_path):
     woven = check(data, simple("ld.global", "mov.u32 %a, %r2; membar.gl; exit;"), tmp_path=tmp_path)
     assert {"membar.gl;", "exit;"} <= {*lines(woven)}
     for snippet in ("cvt.u32.u64 %a, ADDR.x;", "mov.u32 %a, IN1.q;", "mov.u32 %a, IN1.x.y;"):
-        with pytest.raises(LeftAlone, match="no probe has a place in it: .* has no "):
+        with pytest.raises(LeftAlone, match=r"no probe has a place in it: .* has no "):
             weave(data, "k", [simple("ld.global", snippet)])
 
 
