@@ -192,7 +192,7 @@ class Patcher:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
         from gpt.debloat.plan import find_doomed
         from gpt.debloat.trim import trim_all
-        from gpt.debloat.write import check_output, keep_backup, written
+        from gpt.debloat.write import append, check_output, keep_backup, written
         from gpt.formats.image import parse_image
         from gpt.formats.source import Source
 
@@ -221,8 +221,7 @@ class Patcher:
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
                     if self._written:  # first: what is listed and not there does no harm
-                        with open(self._written, "ab") as log:
-                            log.write(os.fsencode(os.path.abspath(target)) + b"\0")
+                        append(self._written, os.fsencode(os.path.abspath(target)) + b"\0")
                     if in_place:
                         keep_backup(target, image)
         done = [trimmed_record(str(path), one) for one in trimmed]
@@ -279,7 +278,8 @@ class Patcher:
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:
-            raise GptError(f"'{self._targets[target]}' of this stream has taken the name '{target}'", str(path))
+            hint = ": --parents" if self._output and not self._parents else ""
+            raise GptError(f"'{self._targets[target]}' of this stream has taken the name '{target}'{hint}", str(path))
         self._targets[target] = str(path)
         return target
 

@@ -157,7 +157,7 @@ def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
     found = extract(library, other)
     done = run("gpt-patch", "-o", tmp_path / "out", data=found.out)
     assert done.status == 1
-    assert f"'{library}' of this stream has taken the name" in done.err
+    assert f"'{library}' of this stream has taken the name '{tmp_path}/out/{library.name}': --parents" in done.err
     assert [record["library"] for record in done.kind("patched")] == [str(library)]
     assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no span: a copy
     done = run("gpt-patch", "--in-place", data=extract(library, library).out)
