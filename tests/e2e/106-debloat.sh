@@ -80,6 +80,16 @@ test $status -eq 1
 grep -q "its output differs; the originals are back" err
 test "$(sum lib/libdemo.so)" = "$original"
 
+# For another program, whose code is gone by now: what the first one uses stays.
+gpt-debloat --apply --traces matmul.mp >out
+status=0
+gpt-debloat --apply --device sim -- ./use ./lib/libdemo.so fill >out 2>err || status=$?
+test $status -eq 1
+grep -q "was replaced before: restore it first, and unite the traces of all runs" err
+test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
+gpt-debloat --restore >out
+test "$(sum lib/libdemo.so)" = "$original"
+
 # Killed before it could say a word about what it replaced: it can be undone all the same.
 mkdir -p two
 cp lib/libdemo.so two/a.so
