@@ -133,6 +133,16 @@ gpt-debloat --restore -r env | grep -qx "libraries restored: 2"
 test "$(sum env/deep/libdemo.so)" = "$original"
 test "$(find env -type f | wc -l)" -eq 2
 
+# Of two names of one file the first is taken: a program that loads it by the other has tried nothing.
+mkdir names
+cp lib/libdemo.so names/b.so
+ln names/b.so names/a.so
+status=0
+gpt-debloat --check --device sim --traces matmul.mp -r names -o named -- ./use ./names/b.so matmul >out 2>err || status=$?
+test $status -eq 1
+grep -q "check: none of the new libraries was loaded" err
+gpt-debloat --check --device sim --traces matmul.mp -r names -o named -- ./use ./names/a.so matmul >out 2>err
+
 # A wheel becomes a wheel.
 mkdir wheels
 (cd env && python3 -m zipfile -c ../wheels/env-1-py3-none-any.whl libother.so deep/)
