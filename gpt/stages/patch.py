@@ -246,7 +246,7 @@ class Patcher:
         return [*notes, *done, patched]
 
     def _check_in_place(self, path: Path, fd: int) -> list[dict[str, Any]]:
-        """Raises GptError where a file is signed or was replaced before; gives the `diag` of what else happens to its names."""
+        """Raises GptError on a file signed or replaced before; gives the `diag` of what else happens to its names."""
         from gpt.debloat.write import backup_of, find_signature
 
         if signature := find_signature(fd):
