@@ -230,6 +230,36 @@ def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
         assert expected in lines(check(kernel(body, HEAD.replace("8.0", "8.3")), file, tmp_path=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("body", "counted"),
+    [
+        ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {W}, [%rd1];", "add.u32 %gpt_0_read, %gpt_0_read, 16;"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {W}, [%rd1];", "add.u32 %gpt_0_read, %gpt_0_read, 16;"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {W}, [%rd1];", None),
+        (
+            "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [%rd1], {%r1, %r2, %r3, %r4};",
+            "add.u32 %gpt_0_written, %gpt_0_written, 16;",
+        ),
+        (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], %r2, [%r3];",
+            "add.u64 %gpt_0_bulk, %gpt_0_bulk, ",
+        ),
+        ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r4], %r2, [%r3];", None),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], %r2;", "add.u64 %gpt_0_expected, %gpt_0_expected, "),
+    ],
+)
+def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
+    """Copies between shared memories are none; one thread may wait for more than 4 GiB of copies."""
+    file = load_probes(find_probe("gmem_bytes"))
+    data = kernel(body.replace("W", ", ".join(f"%r{n}" for n in range(8))) + "\nret;", HEAD.replace("8.0", "8.3"))
+    if counted is None:
+        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+            weave(data, "k", [file])
+    else:
+        found = lines(check(data, file, tmp_path=tmp_path))
+        assert any(counted in line for line in found)
+
+
 def test_a_pragma_stays_with_its_instruction(tmp_path):
     body = 'mov.u32 %r2, 0;\n.pragma "used_bytes_mask 0xf";\nld.global.u32 %r1, [%rd1];\nret;'
     head = HEAD.replace("8.0", "8.3")
