@@ -174,8 +174,8 @@ extern "C" __global__ void many(vint *x, vint *y, int n) { // n copies of 32 KiB
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(32768)
                          : "memory");
             asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    (unsigned)__cvta_generic_to_shared(tile)),
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+                    "r"((unsigned)__cvta_generic_to_shared(tile)),
                 "l"((int *)x), "r"(32768), "r"(at)
                 : "memory");
             asm volatile(
@@ -203,8 +203,8 @@ extern "C" __global__ void shared_copy(vint *x, vint *y, int n) { // a bulk copy
     if (!threadIdx.x) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
         asm volatile(
-            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                (unsigned)__cvta_generic_to_shared(other)),
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+                "r"((unsigned)__cvta_generic_to_shared(other)),
             "r"((unsigned)__cvta_generic_to_shared(tile)), "r"(bytes), "r"(at)
             : "memory");
     }
@@ -219,12 +219,14 @@ extern "C" __global__ void shared_copy(vint *x, vint *y, int n) { // a bulk copy
 extern "C" __global__ void tiles(vint *x, vint *y, int n) { // each warp copies a tile as a matrix
     int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * 256;
     float a, b, c, d, e, f, g, h;
-    asm volatile("wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], 16;"
-                 : "=f"(a), "=f"(b), "=f"(c), "=f"(d), "=f"(e), "=f"(f), "=f"(g), "=f"(h)
-                 : "l"((int *)x + at));
-    asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.f32 [%8], {%0, %1, %2, %3, %4, %5, %6, %7}, 16;" ::"f"(a),
-                 "f"(b), "f"(c), "f"(d), "f"(e), "f"(f), "f"(g), "f"(h), "l"((int *)y + at)
-                 : "memory");
+    asm volatile(
+        "wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], 16;"
+        : "=f"(a), "=f"(b), "=f"(c), "=f"(d), "=f"(e), "=f"(f), "=f"(g), "=f"(h)
+        : "l"((int *)x + at));
+    asm volatile(
+        "wmma.store.d.sync.aligned.row.m16n16k16.f32 [%8], {%0, %1, %2, %3, %4, %5, %6, %7}, 16;" ::"f"(a),
+        "f"(b), "f"(c), "f"(d), "f"(e), "f"(f), "f"(g), "f"(h), "l"((int *)y + at)
+        : "memory");
 }
 
 extern "C" __global__ void guarded(vint *x, vint *y, int n) { // guards on accesses and on an exit
