@@ -101,6 +101,14 @@ def test_the_stores_that_a_head_speaks_of(name):
     assert told is None or NUMBERS[told[1]] == max(made)
 
 
+def test_progress_is_that_of_the_warp():
+    """FLOPS are a lane's: 64 of mma.m16n8k8, times the lanes that are there."""
+    text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
+    (count,) = re.findall(r"popc\.b32 (\S+),", text)
+    assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text
+    assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
