@@ -37,7 +37,7 @@ from gpt.probe.insert import (
 from gpt.probe.lower import Lowering
 from gpt.probe.model import ProbeFile
 from gpt.probe.names import Names
-from gpt.probe.params import Param, behind, layout, limit, room
+from gpt.probe.params import Param, behind, layout, limit, reserved, room
 from gpt.probe.reader import Misfit, Reader, Site
 from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
@@ -95,10 +95,15 @@ def version(module: Module) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def target(module: Module) -> int:
+    """The `.target` of a module, 90 of sm_90a; 0 without one."""
+    found = _TARGET.search(module.skeleton)
+    return int(found[1]) if found else 0
+
+
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = _TARGET.search(module.skeleton)
-    return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
+    return target(module) >= 80 and version(module) >= (7, 0)
 
 
 class _Block(NamedTuple):
@@ -154,9 +159,10 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_params(module, self.entry.item) or ())
+        own = parse_params(module, self.entry.item) or ()
+        params = layout(own, reserved(target(module)))
         added = behind(params, len(maps))
-        if added and added[-1].offset + 8 > limit(version(module)):
+        if added and behind(layout(own), len(maps))[-1].offset + 8 > limit(version(module)):
             raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
         self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
         data, variables = self.insertions.text(module.text), self.variables.all

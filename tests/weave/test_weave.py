@@ -75,6 +75,31 @@ def test_parameters_go_behind(tmp_path):
     assert [tuple(param) for param in woven.added] == [(48, 8)]
 
 
+def test_room_that_is_just_enough(tmp_path):
+    for head, size in ((HEAD, 4344), (HEAD.replace("8.0", "8.1"), 32752)):
+        data = kernel("ret;", head, f".param .align 64 .b8 p[{size}]")
+        check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        ".param .u32 a, .param .align 64 .b8 b[128], .param .u8 c",  # as kernels take a CUtensorMap
+        ".param .align 128 .b8 a[128], .param .u64 b",
+        ".param .align 32 .b8 a[16], .param .align 4 .f16x2 b[3], .param .u64 .ptr .align 256 c, .param .b128 d",
+    ],
+)
+def test_parameters_are_where_ptxas_puts_them(target, params, tmp_path):
+    data = kernel("ret;", HEAD.replace("8.0", "8.8").replace("sm_90", target), params)
+    woven = weave(data, "k", [simple("kernel", "mov.u32 %a, SMID;")])
+    assembled(woven.data, tmp_path, target)
+    told = cuda.run("cuobjdump", "-elf", tmp_path / "k.cubin")
+    found = re.findall(r"Ordinal\s*: 0x(\w+)\s+Offset\s*: 0x(\w+)\s+Size\s*: 0x(\w+)", told)
+    expected = sorted(tuple(int(number, 16) for number in one) for one in found)
+    assert [(number, *param) for number, param in enumerate(woven.params + woven.added)] == expected
+
+
 @pytest.mark.parametrize("head", ["k", "k()", "k( )", "k(\n)"])
 def test_kernels_without_parameters(head, tmp_path):
     data = f"{HEAD}.entry {head} {{ ret; }}".encode()
@@ -382,6 +407,7 @@ def test_a_function_whose_address_is_taken_is_no_place_for_probes():
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("64\n", "32\n")), "its addresses have 32 bits"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .b8 p[4348]"), "no room for 1 more parameters"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .align 64 .b8 p[4345]"), "no room for 1 more"),
     ],
 )
 def test_kernels_left_alone(data, reason):
