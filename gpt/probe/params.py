@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gpt.errors import MalformedError
+from gpt.probe.types import integer
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module
 
-LIMIT, LIMIT_RESERVED_8_1 = 32764, 4352  # bytes of parameters
+LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
 _SIZES = {"pred": 1, "f16x2": 4, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
 
@@ -33,7 +35,10 @@ def reserved(target: int) -> int:
 
 
 def layout(params: Iterable[tree.Parameter], front: int = 0) -> list[Param]:
-    """Where a kernel's parameters are behind so many bytes, each aligned as its type or `.align` says."""
+    """Where a kernel's parameters are behind so many bytes, each aligned as its type or `.align` says.
+
+    Raises MalformedError for numbers that are none.
+    """
     found: list[Param] = []
     end = 0
     for parameter in params:
@@ -42,13 +47,20 @@ def layout(params: Iterable[tree.Parameter], front: int = 0) -> list[Param]:
         size = align = _SIZES.get(type_) or int(type_[1:]) // 8
         if "ptr" not in words:  # there .align speaks of what is pointed at
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
-            align = int(given[0], 0) if given else align
+            align = _number(given[0]) if given else align
         for dimension in parameter.declarator.dimensions:
-            size *= int(str(dimension), 0) if dimension else 0
+            size *= _number(str(dimension)) if dimension else 0
         offset = -(-(front + end) // align) * align - front
         found.append(Param(offset, size))
         end = offset + size
     return found
+
+
+def _number(text: str) -> int:
+    value = 32 if text == "WARP_SZ" else integer(text)
+    if not value:
+        raise MalformedError(f"'{text}' is no size of a parameter")
+    return value
 
 
 def behind(params: list[Param], count: int) -> list[Param]:
@@ -60,7 +72,7 @@ def behind(params: list[Param], count: int) -> list[Param]:
 
 def limit(version: tuple[int, int]) -> int:
     """Bytes that the parameters of a kernel may take."""
-    return LIMIT if version >= (8, 1) else LIMIT_RESERVED_8_1
+    return LIMIT if version >= (8, 1) else LIMIT_BEFORE_8_1
 
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:

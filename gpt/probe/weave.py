@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpt.errors import GptError
+from gpt.errors import GptError, MalformedError
 from gpt.probe.calls import LeftAlone, in_front, pass_state, propagate
 from gpt.probe.code import Code, Condition
 from gpt.probe.insert import (
@@ -159,15 +159,23 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        own = parse_params(module, self.entry.item) or ()
-        params = layout(own, reserved(target(module)))
-        added = behind(params, len(maps))
-        if added and behind(layout(own), len(maps))[-1].offset + 8 > limit(version(module)):
-            raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
+        params, added = self.parameters(len(maps))
         self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
         data, variables = self.insertions.text(module.text), self.variables.all
         table = self.variables.table if any(v.offset is not None for v in variables) else None
         return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
+
+    def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
+        """The kernel's own, and `count` more."""
+        module = self.module
+        own = parse_params(module, self.entry.item) or ()
+        try:
+            params, plain = layout(own, reserved(target(module))), layout(own)
+        except MalformedError as error:
+            raise MalformedError(error.fact, module.where(self.entry.item.start)) from None
+        if count and behind(plain, count)[-1].offset + 8 > limit(version(module)):
+            raise LeftAlone(f"no room for {count} more parameters", self.kernel)
+        return params, behind(params, count)
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""

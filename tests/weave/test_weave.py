@@ -75,6 +75,22 @@ def test_parameters_go_behind(tmp_path):
     assert [tuple(param) for param in woven.added] == [(48, 8)]
 
 
+@pytest.mark.parametrize(("text", "size"), [("010", 8), ("0b11", 3), ("16U", 16), ("WARP_SZ", 32), ("0x10", 16)])
+def test_sizes_of_parameters_are_any_constant(text, size, tmp_path):
+    data = kernel("ret;", params=f".param .align 020 .b8 p[{text}]")
+    assert check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path).params == [(0, size)]
+
+
+@pytest.mark.parametrize(
+    ("align", "size"), [("0", "4"), ("08", "4"), ("1", "2+3"), ("1", "x"), ("1", "-1"), ("1", str(1 << 64))]
+)
+def test_sizes_of_parameters_that_are_none(align, size):
+    data = kernel("ret;", params=f".param .align {align} .b8 p[{size}]")
+    with pytest.raises(MalformedError, match="is no size of a parameter") as caught:
+        weave(data, "k", [simple("kernel", "mov.u32 %a, SMID;")], "m")
+    assert caught.value.where.startswith("m:4:")
+
+
 def test_room_that_is_just_enough(tmp_path):
     for head, size in ((HEAD, 4344), (HEAD.replace("8.0", "8.1"), 32752)):
         data = kernel("ret;", head, f".param .align 64 .b8 p[{size}]")
