@@ -246,7 +246,7 @@ def _flops(instruction: tree.Instruction, name: str, type_: str | None) -> int |
         case "tcgen05" if instruction.modifiers[:1] == (".mma",):
             kind = next((m.split("::")[1] for m in instruction.modifiers if m.startswith(".kind::")), "")
             plain = [operand for operand in instruction.operands if not isinstance(operand, tree.Address)]
-            place = 1 if instruction.operands[1] not in plain else 2  # A in memory, or described
+            place = 2 if instruction.operands[1:2] == tuple(plain[:1]) else 1  # A is described, or in memory
             if kind in _TENSOR_K and len(plain) > place:
                 return Descriptor(plain[place], _TENSOR_K[kind] * (2 if ".sp" in instruction.modifiers else 1))
             return None

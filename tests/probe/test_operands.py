@@ -106,6 +106,8 @@ def test_memory(text, address, space, size):
         ("add.f64 %fd1, %fd2, %fd3;", 1),
         ("add.u32 %r1, %r2, %r3;", None),
         ("wgmma.fence.sync.aligned;", None),
+        ("tcgen05.mma.cta_group::1.kind::f16;", None),
+        ("tcgen05.mma.cta_group::1.kind::f16 %r1;", None),
         ("ld.global.f32 %f1, [%rd1];", None),
     ],
 )
