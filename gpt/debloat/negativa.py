@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt.errors import MalformedError, MissingError
+from gpt.errors import GptError, MalformedError, MissingError
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
@@ -24,18 +24,21 @@ def path_of(place: Path, library: str) -> Path:
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
-    """Writes the file of one library, whole or not at all."""
+    """Writes the file of one library, whole or not at all. Raises GptError where it is no file."""
     folder.mkdir(parents=True, exist_ok=True)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
     _write(folder / f"{Path(library).name}.json", value)
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
-    """Writes a trace.json, whole or not at all."""
+    """Writes a trace.json, whole or not at all. Raises GptError where it is no file."""
     _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
+    if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
+        raise GptError("no regular file", str(path))
+    path = path.resolve()  # links stay links
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(value) + "\n")

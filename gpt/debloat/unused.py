@@ -16,7 +16,7 @@ architecture alone, and one that a trace saw loaded from memory, by its digest, 
 outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
 out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
 image was loaded from memory that is in no library, which may be what came out: by the library itself, by one of its
-family in the same folder, or by who knows whom. A library of nothing else is there to be linked by others (libmathdx,
+family, or by who knows whom. A library of nothing else is there to be linked by others (libmathdx,
 whose user nvmath loads the result by cuda.bindings), so that it does not matter who loaded the image.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
@@ -92,19 +92,21 @@ class Candidate:
 
 
 def may_link(library: str, loader: str | None, candidates: list[Candidate]) -> bool:
-    """Whether an image that `loader` loaded may be what the linker made of a library's code. Both are paths."""
-    if loader is None or os.path.basename(loader).startswith("libcudart."):  # which loads for whoever asks
+    """Whether an image that `loader` loaded may be what the linker made of a library's code.
+
+    Both are paths, of which names alone count: a trace may come from another machine.
+    """
+    if loader is None or all(c.linkable for c in candidates):
         return True
-    if all(c.linkable for c in candidates):
+    family, others = _family(library), _family(loader)
+    if others == "libcudart":  # which loads for whoever asks
         return True
-    (here, name), (there, other) = (os.path.split(os.path.realpath(path)) for path in (library, loader))
-    family, others = _family(name), _family(other)
-    return here == there and (family.startswith(others) or others.startswith(family))
+    return family.startswith(others) or others.startswith(family)
 
 
-def _family(name: str) -> str:
-    """`libcudnn` of `libcudnn_graph.so.9`."""
-    return re.split("[^A-Za-z]", name, maxsplit=1)[0]
+def _family(path: str) -> str:
+    """`libcudnn` of `libcudnn_graph.so.9`, `_linalg` of `_linalg.so`."""
+    return re.split("(?<=[A-Za-z])[^A-Za-z]", os.path.basename(path), maxsplit=1)[0]
 
 
 def iter_reasons(

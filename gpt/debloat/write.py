@@ -55,6 +55,15 @@ def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
         part.unlink(missing_ok=True)
 
 
+def append(path: Path, data: bytes) -> None:
+    """Adds bytes to the end of a file. Raises GptError."""
+    try:
+        with open(path, "ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise GptError(error.strerror or str(error), str(path)) from None
+
+
 def _nameless(folder: Path) -> int | None:
     """A file without a name in a folder; None where that cannot be, for whatever reason."""
     with suppress(OSError):

@@ -21,7 +21,9 @@ ptxas, which does not see it, gives the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpt.errors import MalformedError
@@ -108,14 +110,12 @@ class Variables:
         """Lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address: as it is to be taken."""
         return [(text, number) for line, number in lines for text in self._line(line)]
 
-    def _line(self, line: str) -> Iterator[str]:
-        opcode, _, operands = line.rstrip(";").partition(" ")
-        register, _, value = operands.partition(", ")
+    def _line(self, line: str) -> Iterable[str]:
+        if not line.startswith("mov.u64 "):
+            return (line,)
+        register, _, value = line[8:-1].partition(", ")
         name, sign, offset = value.partition("+")
-        if opcode != "mov.u64" or name not in self._offsets:
-            yield line
-        else:
-            yield from self._load(register, name, sign + offset)
+        return self._load(register, name, sign + offset) if name in self._offsets else (line,)
 
     def _load(self, register: str, name: str, offset: str) -> Iterator[str]:
         yield f"ld.const.u64 {register}, [{self.table}+{self._offsets[name]}];"
@@ -228,20 +228,19 @@ class Variables:
         if not references:
             return
         statements = cut.get(function) or module.statements(function)
-        most = number = 0
-        for place, statement in enumerate(statements):
-            used = 0
-            while number < len(references) and references[number][1] < statement.end:
-                edited = self._reference(function, statement, references[number])
-                if edited:
-                    start, end, offset = edited
-                    register = f"%{self.prefix}address_{used}"
-                    lines = self._load(register, references[number][0], offset)
-                    to.add(in_front(statements, place), ADDRESS, lines)
-                    to.replace(start, end, register)
-                    used += 1
-                number += 1
-            most = max(most, used)
+        ends = [statement.end for statement in statements]
+        used: Counter[int] = Counter()  # by the number of the statement
+        for reference in references:
+            place = bisect_right(ends, reference[1])
+            edited = self._reference(function, statements[place], reference)
+            if edited:
+                start, end, offset = edited
+                register = f"%{self.prefix}address_{used[place]}"
+                lines = self._load(register, reference[0], offset)
+                to.add(in_front(statements, place), ADDRESS, lines)
+                to.replace(start, end, register)
+                used[place] += 1
+        most = max(used.values(), default=0)
         if most:
             to.add(function.body + 1, DECLARE, [f".reg .b64 %{self.prefix}address_<{most}>;"])
 

@@ -62,6 +62,7 @@ def patch(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Refuse a library that was replaced before.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
     written: Annotated[
@@ -78,12 +79,14 @@ def patch(
         raise UsageError("one of -o DIR, --in-place and --restore is needed")
     if parents and not output:
         raise UsageError("--parents goes with -o DIR")
+    if once and not in_place:
+        raise UsageError("--once goes with --in-place")
     if restore:
         return _restore(files or [])
     if output and not dry_run:
         output.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
-    patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written)
+    patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written, once)
     try:
         stage.filter(patcher.handle, files or ())
         patcher.report_unfinished()
@@ -120,6 +123,7 @@ class Patcher:
         dropping: bool,
         dry_run: bool,
         written: Path | None,
+        once: bool,
     ) -> None:
         self._stage = stage
         self._output = output
@@ -129,6 +133,7 @@ class Patcher:
         self._dropping = dropping
         self._dry_run = dry_run
         self._written = written
+        self._once = once
         self._wheels: Wheels | None = None
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
@@ -192,7 +197,7 @@ class Patcher:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
         from gpt.debloat.plan import find_doomed
         from gpt.debloat.trim import trim_all
-        from gpt.debloat.write import check_output, keep_backup, written
+        from gpt.debloat.write import append, check_output, keep_backup, written
         from gpt.formats.image import parse_image
         from gpt.formats.source import Source
 
@@ -221,8 +226,7 @@ class Patcher:
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
                     if self._written:  # first: what is listed and not there does no harm
-                        with open(self._written, "ab") as log:
-                            log.write(os.fsencode(os.path.abspath(target)) + b"\0")
+                        append(self._written, os.fsencode(os.path.abspath(target)) + b"\0")
                     if in_place:
                         keep_backup(target, image)
         done = [trimmed_record(str(path), one) for one in trimmed]
@@ -242,12 +246,15 @@ class Patcher:
         return [*notes, *done, patched]
 
     def _check_in_place(self, path: Path, fd: int) -> list[dict[str, Any]]:
-        """Raises GptError where a file is signed; gives the `diag` of what else happens to its names."""
+        """Raises GptError on a file signed or replaced before; gives the `diag` of what else happens to its names."""
         from gpt.debloat.write import backup_of, find_signature
 
         if signature := find_signature(fd):
             raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
-        names = os.fstat(fd).st_nlink - 1 - backup_of(path).exists()
+        backup = backup_of(path)
+        if self._once and backup.exists() and not backup.samefile(path):
+            raise GptError("was replaced before: restore it first, and unite the traces of all runs", str(path))
+        names = os.fstat(fd).st_nlink - 1 - backup.exists()
         if names <= 0:
             return []
         fact = f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"
@@ -279,7 +286,8 @@ class Patcher:
         if self._output and target.resolve() == path.resolve():
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._targets:
-            raise GptError(f"'{self._targets[target]}' of this stream has taken the name '{target}'", str(path))
+            hint = ": --parents" if self._output and not self._parents else ""
+            raise GptError(f"'{self._targets[target]}' of this stream has taken the name '{target}'{hint}", str(path))
         self._targets[target] = str(path)
         return target
 

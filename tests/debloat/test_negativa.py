@@ -1,11 +1,12 @@
 """Negativa-ML's LIB.json: written, read, and what is refused."""
 
 import json
+import os
 
 import pytest
 
-from gpt.debloat.negativa import path_of, read_spans, write_spans
-from gpt.errors import MalformedError, MissingError
+from gpt.debloat.negativa import path_of, read_spans, write_spans, write_trace
+from gpt.errors import GptError, MalformedError, MissingError
 from tests.stages.tools import extract, located, patch, run
 
 USED = "_Z3onePf\n"
@@ -20,6 +21,18 @@ def test_round_trip(tmp_path):
     assert value["so_path"].endswith("/dir/lib.so.1")
     assert value["spans"][0] == {"start": 10, "end": 20}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["lib.so.1.json"]
+
+
+def test_what_is_no_file_stays_what_it_is(tmp_path):
+    """As /dev/stdout, which the superuser could replace."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(GptError, match="no regular file"):
+        write_trace(tmp_path / "pipe", [], [])
+    write_trace(tmp_path / "link", [], ["k"])
+    assert json.loads((tmp_path / "file").read_text())["detected_kernels"] == ["k"]
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "file"}
+    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -318,8 +318,11 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
         ("libfftLt.so.12", True),
         ("libf.so", True),
         ("libblas.so.12", False),
-        ("other/libfft.so.12", False),
+        ("_fft.so", False),
+        ("other/libfft.so.12", True),
+        ("other/libblas.so.12", False),
         ("other/libcudart.so.13", True),
+        ("other/libcudart-d0da41ae.so.11.0", True),
         (None, True),
     ],
 )

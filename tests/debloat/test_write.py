@@ -76,6 +76,16 @@ def test_a_second_time_keeps_the_first_original(library):
     assert library.read_bytes() == before
 
 
+def test_once_is_once(library):
+    """Also after a backup was made and nothing was replaced: then both are one file."""
+    os.link(library, library.with_name(library.name + BACKUP))
+    patch(located(library, USED, "--keep", "many"), "--in-place", "--once")
+    between = contents(library.parent)
+    failure(run("gpt-patch", "--in-place", "--once", data=located(library, USED)), "was replaced before: restore it")
+    assert contents(library.parent) == between
+    assert run("gpt-patch", "-o", "out", "--once", data=b"").status == 2
+
+
 def test_the_original_of_another_version_is_no_backup(library, sample):
     other = library.with_name(library.name + BACKUP)
     shutil.copy(sample("pie"), other)
@@ -157,7 +167,7 @@ def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
     found = extract(library, other)
     done = run("gpt-patch", "-o", tmp_path / "out", data=found.out)
     assert done.status == 1
-    assert f"'{library}' of this stream has taken the name" in done.err
+    assert f"'{library}' of this stream has taken the name '{tmp_path}/out/{library.name}': --parents" in done.err
     assert [record["library"] for record in done.kind("patched")] == [str(library)]
     assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no span: a copy
     done = run("gpt-patch", "--in-place", data=extract(library, library).out)

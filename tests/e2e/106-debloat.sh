@@ -80,6 +80,16 @@ test $status -eq 1
 grep -q "its output differs; the originals are back" err
 test "$(sum lib/libdemo.so)" = "$original"
 
+# For another program, whose code is gone by now: what the first one uses stays.
+gpt-debloat --apply --traces matmul.mp >out
+status=0
+gpt-debloat --apply --device sim -- ./use ./lib/libdemo.so fill >out 2>err || status=$?
+test $status -eq 1
+grep -q "was replaced before: restore it first, and unite the traces of all runs" err
+test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
+gpt-debloat --restore >out
+test "$(sum lib/libdemo.so)" = "$original"
+
 # Killed before it could say a word about what it replaced: it can be undone all the same.
 mkdir -p two
 cp lib/libdemo.so two/a.so
@@ -88,7 +98,7 @@ mkdir -p stages
 cat >stages/gpt-patch <<EOF
 #!/bin/sh
 "$PYTHONPATH/bin/gpt-patch" "\$@" | cat
-kill -9 0
+case "\$*" in *--written*) kill -9 0 ;; esac # not where the options are tried
 EOF
 chmod +x stages/gpt-patch
 sed "s|^PATH=.*|PATH=$PWD/stages:$PYTHONPATH/bin:\$PATH|" "$PYTHONPATH/bin/gpt-debloat" >debloat
@@ -123,6 +133,16 @@ gpt-debloat --restore -r env | grep -qx "libraries restored: 2"
 test "$(sum env/deep/libdemo.so)" = "$original"
 test "$(find env -type f | wc -l)" -eq 2
 
+# Of two names of one file the first is taken: a program that loads it by the other has tried nothing.
+mkdir names
+cp lib/libdemo.so names/b.so
+ln names/b.so names/a.so
+status=0
+gpt-debloat --check --device sim --traces matmul.mp -r names -o named -- ./use ./names/b.so matmul >out 2>err || status=$?
+test $status -eq 1
+grep -q "check: none of the new libraries was loaded" err
+gpt-debloat --check --device sim --traces matmul.mp -r names -o named -- ./use ./names/a.so matmul >out 2>err
+
 # A wheel becomes a wheel.
 mkdir wheels
 (cd env && python3 -m zipfile -c ../wheels/env-1-py3-none-any.whl libother.so deep/)
@@ -131,14 +151,25 @@ python3 -m zipfile -e "new$PWD/wheels/env-1-py3-none-any.whl" new/x
 test "$(sum new/x/libother.so)" = "$(sum slim/libdemo.so)"
 test "$(sum new/x/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
 
-if gpt-hook run --help | grep -q -e --replace; then
-    gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
-    grep -q "check: same status (0), same output" out
-    status=0
-    gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>err || status=$?
-    test $status -eq 1
-    grep -q "^+.*/slim/libdemo.so" err
-fi
+gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
+grep -q "check: same status (0), same output" out
+status=0
+gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>err || status=$?
+test $status -eq 1
+grep -q "^+.*/slim/libdemo.so" err
+
+# The command is the one that the caller means, not one that is installed beside the stages (a python, say).
+mkdir beside outside
+for place in beside outside; do
+    printf '#!/bin/sh\necho %s\n' $place >$place/which-one
+    chmod +x $place/which-one
+done
+for script in gpt-debloat "gpt-negativa debloat --arch sm_90"; do
+    sed "s|^PATH=.*|PATH=$PWD/beside:$PYTHONPATH/bin:\$PATH|" "$PYTHONPATH/bin/${script%% *}" >"${script%% *}"
+    # shellcheck disable=SC2086 # words
+    PATH=$PWD/outside:$PATH bash ./$script --device sim which-one >out 2>err || true
+    grep -qx outside out
+done
 
 expect() { # STATUS WORDS COMMAND...
     status=0
@@ -151,7 +182,13 @@ expect() { # STATUS WORDS COMMAND...
 }
 expect 2 "name a COMMAND" gpt-debloat
 expect 2 "there is no option '--frobnicate'" gpt-debloat --frobnicate
+expect 2 "no option '--apply=yes'" gpt-debloat --apply=yes ./use
 expect 2 "wants a value" gpt-debloat -o
+expect 2 "neither real nor sim" gpt-debloat --device simulated touch ran
+expect 2 "is not one of 'fill'" gpt-debloat --mode full touch ran
+test ! -e ran # options come first
+expect 2 "goes with -r DIR alone" gpt-debloat --restore -n
+expect 4 "nothing: No such file" gpt-debloat --restore -r nothing
 expect 2 "goes with no -o" gpt-debloat --apply -o x true
 expect 2 "is for --check" gpt-debloat --traces matmul.mp -- true
 expect 1 "never used the CUDA driver" gpt-debloat --device sim true

@@ -131,6 +131,14 @@ def test_parents_keep_libraries_of_one_name_apart(sample, tmp_path):
     assert run("gpt-patch", "--in-place", "--parents", data=made).status == 2
 
 
+def test_what_cannot_be_listed_is_not_replaced(sample, tmp_path):
+    library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
+    done = run("gpt-patch", "--in-place", "--written", "/dev/full", data=located(library, "_Z3onePf"))
+    assert (done.status, done.err.strip()) == (1, "gpt-patch: error: /dev/full: No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
+    assert library.read_bytes() == sample("zstd").read_bytes()
+
+
 def test_hard_links_are_told(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     os.link(library, tmp_path / "other.so")
