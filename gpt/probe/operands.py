@@ -252,8 +252,9 @@ def _count(words: tuple[str, ...]) -> int:
 def _flops(instruction: tree.Instruction, name: str, type_: str | None) -> int | Descriptor | None:
     shape = _SHAPE.search(name)
     match instruction.opcode:
-        case "mma" if shape:
-            return _product(shape) // 32
+        case "mma" if shape:  # m8n8k4 is four of these for a warp, but for the one of .f64
+            times = 4 if shape[0] == ".m8n8k4" and ".f64" not in instruction.modifiers else 1
+            return times * _product(shape) // 32
         case "wmma" if shape and ".mma" in instruction.modifiers:
             return _product(shape) // 32
         case "wgmma" if shape:
@@ -261,9 +262,9 @@ def _flops(instruction: tree.Instruction, name: str, type_: str | None) -> int |
         case "tcgen05" if instruction.modifiers[:1] == (".mma",):
             kind = next((m.split("::")[1] for m in instruction.modifiers if m.startswith(".kind::")), "")
             plain = [operand for operand in instruction.operands if not isinstance(operand, tree.Address)]
-            place = 2 if len(instruction.operands) - len(plain) == 1 else 1  # the A matrix in memory, or described
+            place = 2 if instruction.operands[1:2] == tuple(plain[:1]) else 1  # A is described, or in memory
             if kind in _TENSOR_K and len(plain) > place:
-                return Descriptor(plain[place], _TENSOR_K[kind])
+                return Descriptor(plain[place], _TENSOR_K[kind] * (2 if ".sp" in instruction.modifiers else 1))
             return None
     if type_ and type_.startswith(("f", "bf")) and instruction.opcode in _SCALAR:
         return _SCALAR[instruction.opcode] * (2 if type_.endswith("x2") else 1)

@@ -1,4 +1,9 @@
-"""The parameters of a kernel: where they are, and room for more behind them."""
+"""The parameters of a kernel: where they are, and room for more behind them.
+
+They are in a constant bank, behind what the driver keeps there, and an alignment is that of the address: with 528 bytes
+in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas tells it in EIATTR_KPARAM_INFO; to its limit
+such room does not count.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,8 @@ from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
-_SIZES = {"pred": 1, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
+_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
+_SIZES = {"pred": 1, "f16x2": 4, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
 
 
 class Param(NamedTuple):
@@ -23,8 +29,16 @@ class Param(NamedTuple):
     size: int
 
 
-def layout(params: Iterable[tree.Parameter], where: str = "") -> list[Param]:
-    """Where a function's parameters are, each aligned as its type or `.align` says. Raises MalformedError."""
+def reserved(target: int) -> int:
+    """Bytes in front of the parameters of kernels, for a target: 90 of sm_90."""
+    return next(size for first, size in _RESERVED.items() if target >= first)
+
+
+def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
+    """Where a kernel's parameters are behind so many bytes, each aligned as its type or `.align` says.
+
+    Raises MalformedError, at `where`, for numbers that are none.
+    """
     found: list[Param] = []
     end = 0
     for parameter in params:
@@ -38,7 +52,7 @@ def layout(params: Iterable[tree.Parameter], where: str = "") -> list[Param]:
             size *= (integer(str(dimension)) or 0) if dimension != tree.Name("WARP_SZ") else 32
         if not size or align.bit_count() != 1:
             raise MalformedError(f"PTX: '{parameter}' has no size or no alignment", where)
-        offset = -(-end // align) * align
+        offset = -(-(front + end) // align) * align - front
         found.append(Param(offset, size))
         end = offset + size
     return found

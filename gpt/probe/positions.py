@@ -160,8 +160,9 @@ def matches(position: Position, head: str) -> bool:
     names = [opcode, *modifiers[:1]] if opcode == "wmma" else [opcode]  # wmma.mma is an mma
     if not any(fnmatchcase(name, first) for name in names):
         return False
-    if opcode in _SPACED and not any(modifier.startswith(_SPACES) for modifier in modifiers):
-        if "generic" not in wanted:
+    moves = opcode in _SPACED or head.startswith(("wmma.load.", "wmma.store."))
+    if moves and not any(modifier.startswith(_SPACES) for modifier in modifiers):
+        if "generic" not in wanted and opcode != "wmma":
             return False
         wanted = [word for word in wanted if word != "generic"]
     if opcode == "cp" and any(m in _OTHERS and m not in wanted for m in modifiers):

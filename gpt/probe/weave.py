@@ -37,7 +37,7 @@ from gpt.probe.insert import (
 from gpt.probe.lower import Lowering
 from gpt.probe.model import ProbeFile
 from gpt.probe.names import Names
-from gpt.probe.params import Param, behind, layout, limit, room
+from gpt.probe.params import Param, behind, layout, limit, reserved, room
 from gpt.probe.reader import Misfit, Reader, Site
 from gpt.probe.saves import Placed
 from gpt.probe.shape import Shape, Shapes
@@ -95,10 +95,15 @@ def version(module: Module) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def target(module: Module) -> int:
+    """The `.target` of a module, 90 of sm_90a; 0 without one."""
+    found = _TARGET.search(module.skeleton)
+    return int(found[1]) if found else 0
+
+
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    found = _TARGET.search(module.skeleton)
-    return found is not None and int(found[1]) >= 80 and version(module) >= (7, 0)
+    return target(module) >= 80 and version(module) >= (7, 0)
 
 
 class _Block(NamedTuple):
@@ -154,14 +159,20 @@ class _Weaving:
         self.declare_parameters(maps)
         for function in kept:
             self.declare_registers(function, state)
-        params = layout(parse_params(module, self.entry.item) or (), module.where(self.entry.item.start))
-        added = behind(params, len(maps))
-        if added and added[-1].offset + 8 > limit(version(module)):
-            raise LeftAlone(f"no room for {len(maps)} more parameters", self.kernel)
+        params, added = self.parameters(len(maps))
         self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
         data, variables = self.insertions.text(module.text), self.variables.all
         table = self.variables.table if any(v.offset is not None for v in variables) else None
         return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
+
+    def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
+        """The kernel's own, and `count` more."""
+        module = self.module
+        own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
+        params, plain = layout(own, reserved(target(module)), where), layout(own, where=where)
+        if count and behind(plain, count)[-1].offset + 8 > limit(version(module)):
+            raise LeftAlone(f"no room for {count} more parameters", self.kernel)
+        return params, behind(params, count)
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""

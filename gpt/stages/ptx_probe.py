@@ -110,12 +110,13 @@ class Weaving:
         from gpt.ptx.scan import scan_module
 
         name = str(record.get("module", ""))
+        fault = records.check(record)
         try:
-            if fault := records.check(record):
+            if fault:
                 raise MalformedError(fault, name)
             module = scan_module(record["data"], name)
         except GptError as error:
-            yield record
+            yield record if fault else self._numbered(record)
             yield self._stage.error(error, ref=name)
             return
         self._seen += 1
@@ -123,7 +124,7 @@ class Weaving:
         for kernel in [item.name for item in module.entries if self._wants(item.name)]:
             self._kernels += 1
             yield from self._kernel(record, module, kernel, left)
-        if left:
+        if left or not (module.entries or self._keep):
             yield from self._pass(record, module, left)
 
     def _wants(self, name: str) -> bool:
@@ -155,11 +156,11 @@ class Weaving:
     def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
         for site in woven.sites:
             self._matched[site.probe, site.position] += site.matched
-        number, self._modules = self._modules, self._modules + 1
         first, self._maps = self._maps, self._maps + len(woven.maps)
         if len(woven.data) + len(original) > records.MAX_RECORD - (1 << 20):
             original = b""
-        yield _with(record, id=number, kernels=[woven.kernel], data=woven.data, original=original or None)
+        ptx = self._numbered(record, kernels=[woven.kernel], data=woven.data, original=original or None)
+        yield ptx
         for id_, placed in enumerate(woven.maps, first):
             yield records.make(
                 "map",
@@ -173,7 +174,7 @@ class Weaving:
             )
         yield records.make(
             "kernel",
-            id=number,
+            id=ptx["id"],
             name=woven.kernel,
             params=[{"offset": param.offset, "size": param.size} for param in woven.params],
             added=[
@@ -193,15 +194,19 @@ class Weaving:
 
         names = list(left)
         everything = len(names) == len(module.entries)
-        number, self._modules = self._modules, self._modules + 1
-        data = record["data"] if everything else prune(module, names)
-        yield _with(record, id=number, kernels=names, data=data)
+        ptx = self._numbered(record, kernels=names, data=record["data"] if everything else prune(module, names))
+        yield ptx
         for name, reason in left.items():
-            yield records.make("kernel", id=number, name=name, reason=reason)
+            yield records.make("kernel", id=ptx["id"], name=name, reason=reason)
         for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
             kernels = [name for name, why in left.items() if why == reason]
             more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
             yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
+
+    def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
+        """A module under the next number: several may come from one."""
+        number, self._modules = self._modules, self._modules + 1
+        return _with(record, id=number, **values)
 
     def _tell(self, fact: str, where: str) -> Records:
         """A warning, once."""

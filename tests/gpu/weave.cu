@@ -162,7 +162,72 @@ extern "C" __global__ void bulk(vint *x, vint *y, int n) { // one thread copies 
     y[i] = tile[blockDim.x - 1 - threadIdx.x];
 }
 
+extern "C" __global__ void many(vint *x, vint *y, int n) { // n copies of 32 KiB by one thread of the block
+    __shared__ alignas(128) int tile[8192];
+    __shared__ alignas(8) unsigned long long barrier;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);
+    if (!threadIdx.x) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(at)
+                     : "memory");
+        for (int j = 0; j < n; j++) {
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(32768)
+                         : "memory");
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+                    "r"((unsigned)__cvta_generic_to_shared(tile)),
+                "l"((int *)x), "r"(32768), "r"(at)
+                : "memory");
+            asm volatile(
+                "{\n .reg .pred %%done;\nAGAIN:\n mbarrier.try_wait.parity.shared.b64 %%done, [%0], %1;\n"
+                " @!%%done bra AGAIN;\n}" ::"r"(at),
+                "r"(j & 1)
+                : "memory");
+        }
+    }
+    __syncthreads();
+    y[i] = tile[i];
+}
+
+extern "C" __global__ void shared_copy(vint *x, vint *y, int n) { // a bulk copy that stays in shared memory
+    __shared__ alignas(16) int tile[1024], other[1024];
+    __shared__ alignas(8) unsigned long long barrier;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&barrier), bytes = 4 * blockDim.x;
+    tile[threadIdx.x] = x[i];
+    if (!threadIdx.x)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(at)
+                     : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (!threadIdx.x) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+                "r"((unsigned)__cvta_generic_to_shared(other)),
+            "r"((unsigned)__cvta_generic_to_shared(tile)), "r"(bytes), "r"(at)
+            : "memory");
+    }
+    asm volatile("{\n .reg .pred %%done;\nAGAIN:\n mbarrier.try_wait.parity.shared.b64 %%done, [%0], 0;\n"
+                 " @!%%done bra AGAIN;\n}" ::"r"(at)
+                 : "memory");
+    y[i] = other[blockDim.x - 1 - threadIdx.x];
+}
+
 #endif
+
+extern "C" __global__ void tiles(vint *x, vint *y, int n) { // each warp copies a tile as a matrix
+    int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * 256;
+    float a, b, c, d, e, f, g, h;
+    asm volatile(
+        "wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], 16;"
+        : "=f"(a), "=f"(b), "=f"(c), "=f"(d), "=f"(e), "=f"(f), "=f"(g), "=f"(h)
+        : "l"((int *)x + at));
+    asm volatile(
+        "wmma.store.d.sync.aligned.row.m16n16k16.f32 [%8], {%0, %1, %2, %3, %4, %5, %6, %7}, 16;" ::"f"(a),
+        "f"(b), "f"(c), "f"(d), "f"(e), "f"(f), "f"(g), "f"(h), "l"((int *)y + at)
+        : "memory");
+}
 
 extern "C" __global__ void guarded(vint *x, vint *y, int n) { // guards on accesses and on an exit
     int i = blockIdx.x * blockDim.x + threadIdx.x, value = 7;

@@ -73,6 +73,7 @@ class Case:
     written: Callable[[Any, Any, Case], Any]
     copied: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
     bulk: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
+    expected: Callable[[Any, Any, Case], Any] | None = None  # where it is not what comes in bulk
 
     @property
     def blocks(self) -> int:
@@ -112,6 +113,9 @@ CASES = [
     Case("asynchronous", (6, 1, 1), (96, 1, 1), 0, same(0), same(4), same(4)),
     Case("filled_up", (6, 1, 1), (96, 1, 1), 3, same(0), same(4), lambda i, t, c: 4 * (i % c.n > 0)),
     Case("bulk", (6, 1, 1), (96, 1, 1), 0, same(0), same(4), same(0), lambda i, t, c: 4 * c.threads * (t == 0)),
+    Case("many", (2, 1, 1), (64, 1, 1), 140_000, same(0), same(4), same(0), lambda i, t, c: 32768 * c.n * (t == 0)),
+    Case("shared_copy", (6, 1, 1), (96, 1, 1), 0, same(4), same(4), expected=lambda i, t, c: 4 * c.threads * (t == 0)),
+    Case("tiles", (6, 1, 1), (96, 1, 1), 0, same(32), same(32)),
     Case("guarded", (4, 1, 1), (150, 1, 1), 333, lambda i, t, c: 4 * (i < c.n),
          lambda i, t, c: 4 * (i >= c.n) + 4 * (i % 4 != 3)),
     Case("grid_stride", (3, 1, 1), (64, 1, 1), 5001, lambda i, t, c: 4 * ((c.n - 1 - i) // 192 + 1),
@@ -283,8 +287,8 @@ def check_gmem_bytes(counts: Any, slots: Any, case: Case) -> str:
     i, t = case.numbers()
     slots = slots[:, 0]
     assert (counts == by_warp(np.ones_like(i), case)).all(), f"threads counted: {counts}"
-    formulas = {"read": case.read, "written": case.written, "async": case.copied}
-    for name, formula in (formulas | {"bulk": case.bulk, "expected": case.bulk}).items():
+    formulas = {"read": case.read, "written": case.written, "async": case.copied, "bulk": case.bulk}
+    for name, formula in (formulas | {"expected": case.expected or case.bulk}).items():
         expected = by_warp(formula(i, t, case), case)
         assert (slots[name] == expected).all(), f"{name}: {slots[name]} is not {expected}"
     return f"{slots['read'].sum()} B read, {slots['written'].sum()} B written"

@@ -105,6 +105,7 @@ def test_memory(text, address, space, size):
     [
         ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%a}, {%b}, {%c}, {%d};", 2 * 16 * 8 * 16 // 32),
         ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%a}, {%b}, {%c}, {%d};", 16),
+        ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%a}, {%b}, {%c}, {%d};", 4 * 16),  # four in a warp
         ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {%a}, {%b}, {%c}, {%d};", 2 * 16**3 // 32),
         (
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%a}, %da, %db, 1, 1, 1, 0, 1;",
@@ -116,6 +117,8 @@ def test_memory(text, address, space, size):
         ("add.f64 %fd1, %fd2, %fd3;", 1),
         ("add.u32 %r1, %r2, %r3;", None),
         ("wgmma.fence.sync.aligned;", None),
+        ("tcgen05.mma.cta_group::1.kind::f16;", None),
+        ("tcgen05.mma.cta_group::1.kind::f16 %r1;", None),
         ("ld.global.f32 %f1, [%rd1];", None),
     ],
 )
@@ -129,6 +132,14 @@ def test_arithmetic(text, flops):
         ("tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p1;", "%r2", 16),
         ("tcgen05.mma.cta_group::1.kind::tf32 [%r1], [%r3], %rd2, %r2, %p1;", "%r2", 8),
         ("tcgen05.mma.cta_group::2.kind::f8f6f4 [%r1], %rd1, %rd2, %r2, {%a}, %p1;", "%r2", 32),
+        ("tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;", "%r2", 64),
+        (
+            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], [%r5], %rd2, %r2, [%r3], [%r4], %p1;",
+            "%r2",
+            32,
+        ),
+        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r2, %p1;", "%r2", 32),
+        ("tcgen05.mma.sp.cta_group::1.kind::i8 [%r1], [%r5], %rd2, [%r3], %r2, %p1;", "%r2", 64),
     ],
 )
 def test_a_descriptor_tells_what_an_mma_computes(text, register, k):

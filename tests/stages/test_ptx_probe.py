@@ -188,6 +188,7 @@ def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
     assert "error: m#0:3:1: PTX: unexpected '}'" in done.err
     first, second = done.kind("ptx")
     assert first["data"].endswith(b"}") and second["kernels"] == ["copy"]
+    assert (first["id"], second["id"]) == (0, 1) and first.keys() == second.keys() - {"original"}
     strange = text.replace(b"ld.global.u32", b"ld.global.u32 ?", 1)
     for data in (torn, strange):
         done = run("gpt-ptx-probe", "-p", probe_file, data=segment(data) if data is strange else segment(text)[:-40])
@@ -208,6 +209,20 @@ def test_malformed_modules_give_one_line(body, fact):
     assert done.err.startswith(f"gpt-ptx-probe: error: {fact}") and done.err.count("\n") == 1
     (passed,) = done.kind("ptx")
     assert body.encode() in passed["data"]
+
+
+def test_a_module_without_kernels_passes(text, probe_file):
+    functions = b".version 8.0\n.target sm_75\n.address_size 64\n.visible .func f() { ret; }\n"
+    done = weave("-p", probe_file, data=segment(functions, text))
+    assert [(record["id"], record["kernels"]) for record in done.kind("ptx")] == [
+        (0, []),
+        (1, ["copy"]),
+        (2, ["fill", "none"]),
+    ]
+    assert done.kind("ptx")[0]["data"] == functions
+    done = weave("-p", probe_file, data=segment(functions))
+    assert len(done.kind("ptx")) == 1 and done.err == "gpt-ptx-probe: warning: no kernel\n"
+    assert not weave("-p", probe_file, "-k", "copy", data=segment(functions)).kind("ptx")
 
 
 def test_the_whole_pipeline(text, probe_file, tmp_path):

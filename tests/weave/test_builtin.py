@@ -71,6 +71,44 @@ def test_probes_are_proved_harmless_and_documented():
         assert file.callback == name
 
 
+NUMBERS = {"three": 3, "four": 4, "five": 5}
+PLACES = b""".version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 p)
+{
+    .reg .pred %p<2>; .reg .b32 %r<9>; .reg .f32 %f<3>; .reg .b64 %rd<3>;
+    ld.global.u32 %r1, [%rd1];
+    ld.shared.u32 %r2, [%r1];
+    add.f32 %f1, %f1, %f2;
+    bar.sync 0;
+    mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r3, %r4}, {%r5}, {%r1, %r2};
+    bra L;
+L:
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_the_stores_that_a_head_speaks_of(name):
+    """A count that is added to is one of them, but for that of a log, which it calls an atomic."""
+    told = re.search(r"(three|four|five) stores", PROBES[name].source.replace("\n#          ", ""))
+    text = weave(PLACES, "k", [PROBES[name]]).data.decode()
+    places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
+    made = [len(re.findall(r"(?:st|red)\.global", place)) for place in places]
+    assert told or 'type = "total"' in PROBES[name].source
+    assert told is None or NUMBERS[told[1]] == max(made)
+
+
+def test_progress_is_that_of_the_warp():
+    """FLOPS are a lane's: 64 of mma.m16n8k8, times the lanes that are there."""
+    text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
+    (count,) = re.findall(r"popc\.b32 (\S+),", text)
+    assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text
+    assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}

@@ -83,12 +83,54 @@ def test_sizes_of_parameters_are_in_any_base(tmp_path):
 
 @pytest.mark.parametrize(
     "param",
-    ["b8 a[1.5]", "b8 a[-1]", "b8 a[]", "b8 a[09]", f"b8 a[{'9' * 5000}]", "align 0 .b8 a[4]", "align 3 .u32 a"],
+    [
+        "b8 a[1.5]",
+        "b8 a[-1]",
+        "b8 a[]",
+        "b8 a[09]",
+        "b8 a[2+3]",
+        "b8 a[x]",
+        f"b8 a[{'9' * 5000}]",
+        "align 0 .b8 a[4]",
+        "align 08 .b8 a[4]",
+        "align 3 .u32 a",
+    ],
 )
 def test_parameters_without_a_size_are_malformed(param):
     with pytest.raises(MalformedError, match="has no size or no alignment") as caught:
         weave(kernel("ret;", params=f".param .{param}"), "k", [simple("kernel", "mov.u32 %a, SMID;")], "m")
     assert caught.value.where == "m:4:1"
+
+
+@pytest.mark.parametrize(("text", "size"), [("010", 8), ("0b11", 3), ("16U", 16), ("WARP_SZ", 32), ("0x10", 16)])
+def test_sizes_of_parameters_are_any_constant(text, size, tmp_path):
+    data = kernel("ret;", params=f".param .align 020 .b8 p[{text}]")
+    assert check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path).params == [(0, size)]
+
+
+def test_room_that_is_just_enough(tmp_path):
+    for head, size in ((HEAD, 4344), (HEAD.replace("8.0", "8.1"), 32752)):
+        data = kernel("ret;", head, f".param .align 64 .b8 p[{size}]")
+        check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        ".param .u32 a, .param .align 64 .b8 b[128], .param .u8 c",  # as kernels take a CUtensorMap
+        ".param .align 128 .b8 a[128], .param .u64 b",
+        ".param .align 32 .b8 a[16], .param .align 4 .f16x2 b[3], .param .u64 .ptr .align 256 c, .param .b128 d",
+    ],
+)
+def test_parameters_are_where_ptxas_puts_them(target, params, tmp_path):
+    data = kernel("ret;", HEAD.replace("8.0", "8.8").replace("sm_90", target), params)
+    woven = weave(data, "k", [simple("kernel", "mov.u32 %a, SMID;")])
+    assembled(woven.data, tmp_path, target)
+    told = cuda.run("cuobjdump", "-elf", tmp_path / "k.cubin")
+    found = re.findall(r"Ordinal\s*: 0x(\w+)\s+Offset\s*: 0x(\w+)\s+Size\s*: 0x(\w+)", told)
+    expected = sorted(tuple(int(number, 16) for number in one) for one in found)
+    assert [(number, *param) for number, param in enumerate(woven.params + woven.added)] == expected
 
 
 @pytest.mark.parametrize("head", ["k", "k()", "k( )", "k(\n)"])
@@ -282,6 +324,36 @@ def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
         assert expected in lines(check(kernel(body, HEAD.replace("8.0", "8.3")), file, tmp_path=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("body", "counted"),
+    [
+        ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {W}, [%rd1];", "add.u32 %gpt_0_read, %gpt_0_read, 16;"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {W}, [%rd1];", "add.u32 %gpt_0_read, %gpt_0_read, 16;"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {W}, [%rd1];", None),
+        (
+            "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [%rd1], {%r1, %r2, %r3, %r4};",
+            "add.u32 %gpt_0_written, %gpt_0_written, 16;",
+        ),
+        (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], %r2, [%r3];",
+            "add.u64 %gpt_0_bulk, %gpt_0_bulk, ",
+        ),
+        ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r4], %r2, [%r3];", None),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], %r2;", "add.u64 %gpt_0_expected, %gpt_0_expected, "),
+    ],
+)
+def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
+    """Copies between shared memories are none; one thread may wait for more than 4 GiB of copies."""
+    file = load_probes(find_probe("gmem_bytes"))
+    data = kernel(body.replace("W", ", ".join(f"%r{n}" for n in range(8))) + "\nret;", HEAD.replace("8.0", "8.3"))
+    if counted is None:
+        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+            weave(data, "k", [file])
+    else:
+        found = lines(check(data, file, tmp_path=tmp_path))
+        assert any(counted in line for line in found)
+
+
 def test_a_pragma_stays_with_its_instruction(tmp_path):
     body = 'mov.u32 %r2, 0;\n.pragma "used_bytes_mask 0xf";\nld.global.u32 %r1, [%rd1];\nret;'
     head = HEAD.replace("8.0", "8.3")
@@ -404,6 +476,7 @@ def test_a_function_whose_address_is_taken_is_no_place_for_probes():
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("64\n", "32\n")), "its addresses have 32 bits"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .b8 p[4348]"), "no room for 1 more parameters"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .align 64 .b8 p[4345]"), "no room for 1 more"),
     ],
 )
 def test_kernels_left_alone(data, reason):
