@@ -189,29 +189,38 @@ extern "C" __global__ void many(vint *x, vint *y, int n) { // n copies of 32 KiB
     y[i] = tile[i];
 }
 
-extern "C" __global__ void shared_copy(vint *x, vint *y, int n) { // a bulk copy that stays in shared memory
+// A bulk copy that stays in shared memory: to the other block of a cluster, on whose barrier it arrives.
+extern "C" __global__ __cluster_dims__(2, 1, 1) void shared_copy(vint *x, vint *y, int n) {
     __shared__ alignas(16) int tile[1024], other[1024];
     __shared__ alignas(8) unsigned long long barrier;
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned at = (unsigned)__cvta_generic_to_shared(&barrier), bytes = 4 * blockDim.x;
     tile[threadIdx.x] = x[i];
-    if (!threadIdx.x)
+    if (!threadIdx.x) {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(at)
                      : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-    if (!threadIdx.x) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+    if (!threadIdx.x) {
+        unsigned there, arrive;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;"
+            : "=r"(there)
+            : "r"((unsigned)__cvta_generic_to_shared(other)), "r"(~blockIdx.x & 1));
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(arrive) : "r"(at), "r"(~blockIdx.x & 1));
         asm volatile(
             "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-                "r"((unsigned)__cvta_generic_to_shared(other)),
-            "r"((unsigned)__cvta_generic_to_shared(tile)), "r"(bytes), "r"(at)
+                "r"(there),
+            "r"((unsigned)__cvta_generic_to_shared(tile)), "r"(bytes), "r"(arrive)
             : "memory");
     }
     asm volatile("{\n .reg .pred %%done;\nAGAIN:\n mbarrier.try_wait.parity.shared.b64 %%done, [%0], 0;\n"
                  " @!%%done bra AGAIN;\n}" ::"r"(at)
                  : "memory");
     y[i] = other[blockDim.x - 1 - threadIdx.x];
+    asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::
+                     : "memory"); // its tile was read
 }
 
 #endif
