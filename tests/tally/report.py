@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich import box
@@ -110,7 +110,7 @@ def _added(name: str, lines: list[Line]) -> Line:
 
 
 def tables(summary: dict[str, Any]) -> list[Table]:
-    """The summary for a terminal, and for README: Markdown is what box.MARKDOWN draws."""
+    """The summary for a terminal, and for README (markdown)."""
     counts = Table(box=box.MARKDOWN)
     for title in ("corpus", "modules", "parsed", "kernels", "swept", "same code", "woven", "left alone", "failed"):
         counts.add_column(title, justify="left" if title == "corpus" else "right")
@@ -127,6 +127,18 @@ def tables(summary: dict[str, Any]) -> list[Table]:
         keys = ("kernels", "median", "p90", "max", "spilling")
         added.add_row(name, *("" if found[key] is None else f"{found[key]:,g}" for key in keys))
     return [counts, added]
+
+
+def markdown(table: Table) -> Iterator[str]:
+    """The lines of a table for README, without blanks that only a terminal needs."""
+    cells = zip(*(column.cells for column in table.columns), strict=True)
+    yield _line(str(column.header) for column in table.columns)
+    yield _line("---:" if column.justify == "right" else "---" for column in table.columns)
+    yield from map(_line, cells)
+
+
+def _line(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _row(found: Line) -> dict[str, int]:

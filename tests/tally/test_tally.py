@@ -7,6 +7,7 @@ had.
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +175,14 @@ def test_a_corpus_that_cannot_be_had_is_said(corpus, monkeypatch, capsys):
     assert tally.main(["-j", "1"]) == 4
     assert "tally: error: two: no such wheel" in capsys.readouterr().err
     assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 3
+
+
+def test_readme_has_the_tables_of_the_results():
+    summary = json.loads(tally.RESULTS.read_text())
+    readme = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    lines = [line for table in report.tables(summary) for line in report.markdown(table)]
+    assert len(lines) == 2 * 2 + len(sources.CORPORA) + 1 + 3
+    assert [line for line in lines if line not in readme] == []
 
 
 def test_every_stratum_comes_before_a_second_of_any():
