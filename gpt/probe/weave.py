@@ -177,7 +177,7 @@ class _Weaving:
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""
         if MARK in self.module.text:
-            raise LeftAlone("it is woven already", self.kernel)
+            raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
         if (found := version(self.module)) < OLDEST:
             raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
