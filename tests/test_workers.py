@@ -107,7 +107,7 @@ def test_a_parent_that_is_killed():
 import os, sys, time
 from gpt.workers import run_all
 def work():
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece, whatever PYTHONUNBUFFERED says
     time.sleep(0.3)
     return bytes(1 << 20)
 list(run_all([work] * 100, 2))
