@@ -54,7 +54,6 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
 # not the compiler. gpt-debloat --check compiles anew, before and after.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
-
 Facts = dict[str, Any]
 
 

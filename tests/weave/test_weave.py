@@ -76,9 +76,10 @@ def test_parameters_go_behind(tmp_path):
 
 
 def test_sizes_of_parameters_are_in_any_base(tmp_path):
-    params = ".param .b8 a[010], .param .align 0x10 .b8 b[4U], .param .b8 c[WARP_SZ], .param .align 4U .b8 d[3]"
+    params = ".param .b8 a[010], .param .align 020 .b8 b[4U], .param .b8 c[WARP_SZ], .param .align 4U .b8 d[0b11], "
+    params += ".param .align 0x10 .b8 e[0x10]"
     woven = check(kernel("ret;", params=params), simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
-    assert [tuple(param) for param in woven.params] == [(0, 8), (16, 4), (20, 32), (52, 3)]
+    assert [tuple(param) for param in woven.params] == [(0, 8), (16, 4), (20, 32), (52, 3), (64, 16)]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +101,6 @@ def test_parameters_without_a_size_are_malformed(param):
     with pytest.raises(MalformedError, match="has no size or no alignment") as caught:
         weave(kernel("ret;", params=f".param .{param}"), "k", [simple("kernel", "mov.u32 %a, SMID;")], "m")
     assert caught.value.where == "m:4:1"
-
-
-@pytest.mark.parametrize(("text", "size"), [("010", 8), ("0b11", 3), ("16U", 16), ("WARP_SZ", 32), ("0x10", 16)])
-def test_sizes_of_parameters_are_any_constant(text, size, tmp_path):
-    data = kernel("ret;", params=f".param .align 020 .b8 p[{text}]")
-    assert check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path).params == [(0, size)]
 
 
 def test_room_that_is_just_enough(tmp_path):
