@@ -83,8 +83,7 @@ def save(
         number = code.make("b64", "ld.global.u64", f"[{address}]")
         code.put(f"st.global.u64 [{address}], {code.make('b64', 'add.u64', number, 1)}", leader)
     else:
-        number = code.new("b64")
-        code.put(f"atom.global.add.u64 {number}, [{address}], 1", leader)
+        number = _claim(code, address, 1, leader)
     fits = _fits(code, number, placed.capacity, leader)
     slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)
     _store(code, placed, slot, 8, values, fits)
@@ -99,6 +98,13 @@ def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
     both = code.both(first, condition)
     assert both
     return both
+
+
+def _claim(code: Code, address: str, count: int | str, condition: Condition) -> str:
+    """What a counter was before `count` went to it. The register is always written: else it would be live before."""
+    number = code.make("b64", "mov.u64", 0)
+    code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)
+    return number
 
 
 def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -> Condition:
@@ -169,7 +175,6 @@ def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condit
 def _append(code: Code, placed: Placed, base: str, values: list[str], condition: Condition | None) -> None:
     """Appends to the log: one claim for all lanes that save together, an entry for each."""
     map_ = placed.map
-    position = code.new("b64")
     if map_.level == "thread":
         here, group = code.group(condition)
         count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
@@ -178,21 +183,19 @@ def _append(code: Code, placed: Placed, base: str, values: list[str], condition:
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], {count}", leader)
             return
-        claim = code.make("b64", "mov.u64", 0)
-        code.put(f"atom.global.add.u64 {claim}, [{base}], {count}", leader)
+        claim = _claim(code, base, count, leader)
         low, high = code.new("b32"), code.new("b32")
         code.put(f"mov.b64 {{{low}, {high}}}, {claim}")
         low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in (low, high))
         rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
-        code.put(f"mov.b64 {position}, {{{low}, {high}}}")
-        position = code.make("b64", "add.u64", position, rank)
+        position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
         saves = condition
     else:
         saves = _leader(code, map_, condition)
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], 1", saves)
             return
-        code.put(f"atom.global.add.u64 {position}, [{base}], 1", saves)
+        position = _claim(code, base, 1, saves)
     fits = _fits(code, position, placed.capacity, saves)
     entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
     code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)

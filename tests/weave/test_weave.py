@@ -56,6 +56,20 @@ def lines(woven):
     return [line for line in found if not line.startswith(".")]
 
 
+def half_written(found):
+    """What is written under a guard before anything else wrote it: ptxas keeps such a register from the entry on."""
+    written, half = set(), []
+    for line in found:
+        if line == "{":  # the names are declared again
+            written = {name for name in written if name.startswith("%gpt_f_")}
+        result = re.match(r"(@\S+ )?([a-z][\w.:]+) (\{[^}]*\}|%[\w|%]+)", line)
+        if result:
+            names = re.findall(r"%\w+", result[3])
+            half += [line for name in names if result[1] and name not in written]
+            written.update(names)
+    return half
+
+
 def check(data, *files, tmp_path, **options):
     woven = weave(data, "k", files, **options)
     assert unweave(woven.data) == data
@@ -369,6 +383,7 @@ def test_every_way_to_save(level, cap, position, count, tmp_path):
         woven = check(
             kernel("@%p2 ld.global.u32 %r1, [%rd1];\n@%p1 ret;\nret;"), sampled, tmp_path=tmp_path, count=count
         )
+        assert half_written(lines(woven)) == []
         text = "\n".join(lines(woven))
         assert ("st.global.b32" in text) != count
         assert woven.maps[0].capacity == (0 if count else {"1": 1, "5": 5}.get(cap, ((64 << 20) - 8) // 24))
