@@ -20,8 +20,9 @@ from tests.tally.sources import Module
 PIECE = 4  # kernels, and one more for each PER bytes of the module, which each piece cuts anew
 PER = 8 << 20
 LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
-ALONE = 8  # of so many kernels one gets each probe alone, in corpora with more than SMALL kernels
+ALONE = 8  # of so many kernels one gets each probe alone; all do in corpora of no more than SMALL kernels
 SMALL = 64
+LARGE = 1 << 18  # bytes of a kernel for which ptxas takes longer with all probes at once than with each alone
 FIXED = 3000  # bytes that would take as long as what each kernel takes whatever its size
 GRAMMAR = 16  # bytes of a module that take the grammar as long as one of a kernel takes all the rest
 
@@ -55,8 +56,11 @@ def plan(modules: Iterable[Module]) -> list[Piece]:
 
 
 def _pieces(module: Module, small: bool) -> Iterator[Piece]:
-    kernels = sorted(module.kernels, key=_number)
-    marked = [(kernel, small or _number(kernel) % ALONE == 0) for kernel in kernels]
+    sizes = dict(zip(module.kernels, module.sizes, strict=True))
+    marked = [
+        (kernel, small or _number(kernel) % ALONE == 0 or sizes[kernel] > LARGE)
+        for kernel in sorted(module.kernels, key=_number)
+    ]
     step = PIECE + module.size // PER
     yield Piece(module, module.size <= LONG, marked[:step])
     for at in range(step, len(marked), step):
