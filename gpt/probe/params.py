@@ -78,9 +78,9 @@ def room(module: Module, function: Item) -> tuple[int, str, str]:
     assert found
     if params is None:
         return found.end(), "(", ")"
-    at = module.skeleton.index("(", found.end()) + 1
-    depth = 1
-    while depth:
-        depth += {"(": 1, ")": -1}.get(module.skeleton[at], 0)
-        at += 1
-    return at - 1, ", " if params else "", ""
+    depth = 0
+    for bracket in re.compile(r"[()]").finditer(module.skeleton, found.end()):
+        depth += 1 if bracket[0] == "(" else -1
+        if not depth:
+            break
+    return bracket.start(), ", " if params else "", ""

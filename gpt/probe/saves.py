@@ -100,7 +100,7 @@ def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
     return both
 
 
-def _claim(code: Code, address: str, count: int | str, condition: Condition) -> str:
+def _claim(code: Code, address: str, count: int | str, condition: Condition | None) -> str:
     """What a counter was before `count` went to it. The register is always written: else it would be live before."""
     number = code.make("b64", "mov.u64", 0)
     code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)

@@ -184,7 +184,8 @@ class Module:
 
     def where(self, offset: int) -> str:
         """NAME:LINE:COLUMN of an offset, both from 1."""
-        return f"{self.name}:{self.line(offset)}:{offset - self.text.rfind(chr(10), 0, offset)}"
+        line = self.text.count("\n", 0, offset) + 1
+        return f"{self.name}:{line}:{offset - self.text.rfind(chr(10), 0, offset)}"
 
     def line(self, offset: int) -> int:
         """The line of an offset, from 1."""
