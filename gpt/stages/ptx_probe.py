@@ -50,18 +50,29 @@ def ptx_probe(
     version: cli.Version = False,
 ) -> int:
     """Weave probes into the kernels of PTX modules."""
-    from gpt.probe.load import find_probe, load_probes
     from gpt.probe.verify import verify
 
     if not probe:
         raise UsageError("-p PROBE is needed: a probe file, or the name of a built-in probe")
-    loaded = [load_probes(path) for path in dict.fromkeys(map(find_probe, probe))]
+    loaded = _load(probe)
     if not no_verify:
         for file in loaded:
             verify(file)
     stage = cli.Stage(TOOL, json=json, from_json=from_json)
     weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count)
     return stage.filter(weaving.handle, files or ())
+
+
+def _load(probes: list[str]) -> list[ProbeFile]:
+    """The probe files that are meant, each once. Raises UsageError where records would give two of them one name."""
+    from gpt.probe.load import find_probe, load_probes
+
+    paths: dict[str, Path] = {}
+    for path in map(find_probe, probes):
+        if paths.setdefault(path.stem, path) != path:
+            first = f"'{paths[path.stem]}' and '{path}'"
+            raise UsageError(f"{first} are both '{path.stem}', as records name their probes: rename one")
+    return list(map(load_probes, paths.values()))
 
 
 def _parts(text: str) -> list[str]:

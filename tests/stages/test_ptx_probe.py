@@ -153,10 +153,12 @@ def test_a_probe_that_is_not_proved_harmless(text, tmp_path):
         ([], 2, "-p PROBE is needed"),
         (["-p", "no_such_probe"], 4, "no such probe file"),
         (["-p", "torn.toml"], 3, "TOML"),
+        (["-p", "dmat", "-p", "dmat.py"], 2, "rename one"),
     ],
 )
 def test_probes_that_cannot_be_had(options, status, fact, tmp_path):
     (tmp_path / "torn.toml").write_text("[x\n")
+    (tmp_path / "dmat.py").write_text("")
     done = run("gpt-ptx-probe", *options, data=segment(), cwd=tmp_path)
     assert done.status == status and done.err.count("\n") == 1 and fact in done.err
 
