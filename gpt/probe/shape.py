@@ -1,7 +1,8 @@
-"""Instructions of one shape: alike but for their registers and offsets, so that the code for one is that for all.
+"""Instructions of one shape: alike but for their registers, offsets and the labels they go to, so that the code for
+one is that for all.
 
 A kernel has hundreds of loads of a dozen shapes. Each shape is parsed, bound and lowered once, with stand-ins where
-its registers and offsets are; at each instruction they are replaced by what it has there.
+its registers, offsets and labels are; at each instruction they are replaced by what it has there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from gpt.probe.operands import Bound, bind
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_instruction
 
-_PARTS = re.compile(r"(%[A-Za-z_$][\w$]*+|(?<=\+)-?+\d++(?=\]))", re.ASCII)  # what has stand-ins
+_GOES = "|".join(rf"(?<=\bbra{uni}[ \t]{{{blanks}}})" for uni in ("", r"\.uni") for blanks in (1, 2))
+_PARTS = re.compile(  # what has stand-ins
+    rf"(%[A-Za-z_$][\w$]*+|(?<=\+)-?+\d++(?=\])|(?:{_GOES})[A-Za-z_$][\w$]*+)", re.ASCII
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +49,10 @@ class Shapes:
             part = parts[place]
             stand = stands.get(part)
             if stand is None:
-                if part[0] != "%":
+                if part[0] in "-0123456789":
                     stand = f"{self._number}{place:04}"
+                elif part[0] != "%":
+                    stand = f"{self._prefix}label_{place}_"
                 elif type_ := types[part]:
                     stand = f"%{self._prefix}{type_}_{place}_"
                 else:

@@ -6,12 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.probe.load import find_probe, load_probes
+from gpt.probe.shape import Shapes
+from gpt.probe.state import Registers
 from gpt.probe.weave import weave
+from gpt.ptx.scan import scan_statements
 from tests.weave.test_weave import check, kernel, lines, probe, simple
 
 REGISTER = st.integers(1, 8).map("%rd{}".format)
 SMALL = st.integers(1, 8).map("%r{}".format)
 OFFSET = st.sampled_from(["", "+8", "+-16", "+98765432000", "-4", "+0x20"])
+LABEL = st.sampled_from(["$L__BB0_1", "$L__BB0_12", "BB1_2", "%r1", "bra"])
 GUARD = st.sampled_from(["", "@%p1 ", "@!%p2 "])
 FORMS = [
     "ld.global.u32 {r}, [{a}{o}];",
@@ -21,15 +25,21 @@ FORMS = [
     "st.global.b64 [{a} + 8], {b};",
     "cp.async.ca.shared.global [{r}], [{a}{o}], 16, {r};",
     "ld.global.u32 {r}, [{a}{o}]; // {b}",
+    "bra {l};",
+    "bra.uni \t{l};",
 ]
 INSTRUCTION = st.builds(
-    lambda form, guard, a, b, r, o: guard + form.format(a=a, b=b, r=r, o=o),
-    st.sampled_from(FORMS), GUARD, REGISTER, REGISTER, SMALL, OFFSET,
+    lambda form, guard, a, b, r, o, to: guard + form.format(a=a, b=b, r=r, o=o, l=to),
+    st.sampled_from(FORMS), GUARD, REGISTER, REGISTER, SMALL, OFFSET, LABEL,
 )  # fmt: skip
 FILES = [
     simple("ld.global:st.global:cp.async.ca", "cvt.u32.u64 %a, ADDR;\nadd.u32 %a, %a, BYTES;", when)
     for when in ("before", "after")
-] + [simple("ld.global", "cvt.u32.u64 %a, OUT;", "after"), simple("st.global:cp.async", "cvt.u32.u64 %a, IN1;")]
+] + [
+    simple("ld.global", "cvt.u32.u64 %a, OUT;", "after"),
+    simple("st.global:cp.async", "cvt.u32.u64 %a, IN1;"),
+    simple("bra", "selp.u32 %a, 1, 0, PRED;"),
+]
 
 
 def pieces(data):
@@ -51,6 +61,14 @@ def test_each_instruction_gets_what_it_would_get_alone(instructions, files):
     assert pieces(together.data) == [piece for one in alone for piece in pieces(one.data)]
     facts = {fact for one in alone for fact in one.misfits}
     assert set(together.misfits) == facts and len(facts) == len(together.misfits)
+
+
+def test_branches_share_a_shape_wherever_they_go():
+    body = "".join(f"$L_{n}:\n@%p1 bra{way}$L_{n};\n" for n in range(9) for way in (" ", " \t", ".uni ", ".uni\t"))
+    shapes = Shapes("gpt_", "98765432000", "k")
+    texts = [line for line in body.splitlines() if "bra" in line]
+    found = {id(shapes.find(text, Registers(*scan_statements(".reg .pred %p<2>;")))[0]) for text in texts}
+    assert len(found) == 4
 
 
 def test_messages_name_what_is_there():

@@ -1,0 +1,18 @@
+"""README's tables are those of the committed figures."""
+
+import json
+from pathlib import Path
+
+from tests.bench import weave
+from tests.tally.report import markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_readme_has_the_table_of_the_results():
+    result = json.loads((ROOT / "tests/bench/results/weave.json").read_text())
+    lines = list(markdown(weave.table(result["kernels"])))
+    assert len(lines) == 2 + len(weave.PROBES)
+    readme = (ROOT / "README.md").read_text()
+    assert "\n".join(lines) in readme
+    assert f"{result['bounds'][-1]['value']:.2f} s of CPU time" in readme
