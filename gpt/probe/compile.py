@@ -56,6 +56,7 @@ class Compiler(Values):
                     raise self.fault(self.node, f"'{name}': an operand has no type; say one, as nl.u32(...)")
                 default = TYPES["f64" if isinstance(value.number, float) else "s64"]
                 self.own[name] = Value(self._new(value.type or default, name), value.type or default)
+                guard = None  # it has no value that could stay
             own = self.own[name]
             assert isinstance(own.operand, tree.Name) and own.type
             target, type_ = own.operand, own.type

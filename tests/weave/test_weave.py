@@ -423,6 +423,20 @@ def test_python_probes(tmp_path):
     check(kernel("@%p1 ret;\nret;"), file, tmp_path=tmp_path)
 
 
+def test_a_name_of_python_that_only_branches_set_is_not_kept():
+    from gpt.probe.frontend import compile_python
+
+    file = compile_python(
+        "from neutrino import probe, Map\nimport neutrino.language as nl\n"
+        '@Map(level="thread", type="array", size=16, cap=4)\nclass m:\n    a: nl.u64\n'
+        '@probe(pos="ld.global", level="thread", before=True)\ndef look():\n    if nl.addr > 77:\n'
+        "        a = nl.addr\n    else:\n        a = nl.clock()\n    m.save(a)\n",
+        "probe.py",
+    )
+    found = lines(weave(kernel("@%p1 ld.global.u32 %r1, [%rd1];\nret;"), "k", [file]))
+    assert half_written(found) == [] and sum("look_a" in line for line in found) == 3
+
+
 # Device functions
 
 FUNCTIONS = (
