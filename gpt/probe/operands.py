@@ -52,6 +52,7 @@ _TYPED = {  # whose operands have the types that types_of gives them
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
 }
+_GOES = {"bra": 0, "call": 0, "brx": 1}  # where control goes to: how many operands have values
 _FIXED = {  # results that are not of the type that the opcode names
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
     **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
@@ -155,14 +156,19 @@ def bind(instruction: tree.Instruction) -> Bound:
         first = first.operands[0]
     written = isinstance(first, tree.Address) and opcode not in ("prefetch", "prefetchu", "discard", "applypriority")
     out = first if result and first != tree.Name("_") else None
-    ins = operands[1:] if result or written else operands
+    ins = operands[1:] if result or written else operands[: _GOES.get(opcode)]
+    if any(word.split("::")[0] == "param" for word in words):  # no address that a program could have
+        ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))
     ins_types = types_of(instruction)[len(operands) - len(ins) :] if opcode in _TYPED else [None] * len(ins)
-    widths = tuple(_width(operand, type_) for operand, type_ in zip(ins, ins_types, strict=True))
+    whole = opcode == "mov"  # its type is that of all elements together
+    widths = tuple(_width(operand, type_, whole) for operand, type_ in zip(ins, ins_types, strict=True))
     type_, bits = _type(instruction)
     address, space = _address(instruction)
     size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
     if opcode in _FRAGMENTS:
         bits = 64 if type_ == "f64" else 32
+    if whole and bits and isinstance(out, tree.Vector):
+        bits //= len(out.items)
     return Bound(out, ins, widths, type_, bits, address, space, size, flops)
 
 
@@ -171,15 +177,17 @@ def _element(operand: tree.Operand) -> tree.Operand:
     return operand.items[0] if isinstance(operand, tree.Vector) and len(operand.items) == 1 else operand
 
 
-def _width(operand: tree.Operand, type_: str | None) -> int | None:
-    """The bits of an operand: of an address 64, of a vector all that it holds, of a constant whatever is wanted."""
+def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
+    """The bits of an operand: of an address 64, of a vector all that it holds, of a constant whatever is wanted. The
+    type is that of the `whole` vector, or of an element.
+    """
     match operand:
         case tree.Address():
             return 64
         case tree.Number():
             return None
         case tree.Vector(items) if type_:
-            return SIZES[type_] * 8 * len(items)
+            return SIZES[type_] * 8 * (1 if whole else len(items))
     return (SIZES[type_] * 8 or 1) if type_ else None
 
 
@@ -208,7 +216,7 @@ def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | 
     if instruction.opcode == "cp" and spaces and len(found) > 1:
         place = 0 if spaces[0] == "global" else 1
         return found[place], "global" if "global" in spaces else "shared"
-    if instruction.opcode in ("tcgen05", "wgmma") or "param" in spaces:  # no address that a program could have
+    if instruction.opcode in ("tcgen05", "wgmma") or "param" in {space.split("::")[0] for space in spaces}:
         return None, None
     return found[0], spaces[0] if spaces else "generic"
 

@@ -46,10 +46,10 @@ def assemble(data, arch, folder):
     return max(registers), sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
-def woven(data, kernel, name):
-    """The kernel with a probe, or None where there is nothing for it."""
+def woven(data, kernel, file):
+    """The kernel with probes, or None where there is nothing for them."""
     try:
-        found = weave(data, kernel, [PROBES[name]])
+        found = weave(data, kernel, [file])
     except LeftAlone as error:
         assert error.fact.startswith("no probe has a place in it")
         return None
@@ -114,7 +114,7 @@ def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
     for kernel, data in kernels(arch).items():
         for name in PROBES:
-            if found := woven(data, kernel, name):
+            if found := woven(data, kernel, PROBES[name]):
                 jobs[kernel, name] = found.data
     with ThreadPoolExecutor(2) as pool:
         reports = dict(zip(jobs, pool.map(lambda data: assemble(data, arch, tmp_path), jobs.values()), strict=True))
@@ -140,3 +140,31 @@ def test_all_probes_at_once(tmp_path):
         assert unweave(found.data) == data
         assert len(found.maps) == len(found.added) >= 2
         assemble(found.data, "sm_90", tmp_path)
+
+
+TYPES = ("u64", "u32", "f32", "u16", "f64")
+HELPERS = {  # with the types that a snippet may want them as
+    "ADDR": ("u64",),
+    "BYTES": ("u32",),
+    "FLOPS": ("u32",),
+    **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4"), TYPES),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_100a"])
+def test_every_helper_at_every_instruction(arch, when, tmp_path):
+    """What does not fit an instruction is left out; what is woven assembles."""
+    asked = {name: types for name, types in HELPERS.items() if name != "OUT" or when == "after"}
+    text = "".join(f'[map.{type_}]\ndata = {{a = "{type_}"}}\n' for type_ in TYPES)
+    for name in (f"{helper}_{type_}" for helper, types in asked.items() for type_ in types):
+        helper, type_ = name.split("_")
+        snippet = f".reg .{type_} %{name}; mov.{type_} %{name}, {helper}; SAVE [{type_}] {{%{name}}};"
+        text += f'[probe.{name}]\nposition = "*"\n{when} = "{snippet}"\n'
+    file = load.parse_toml(text, "helpers.toml")
+    verify.verify(file)
+    found = [one for kernel, data in kernels(arch).items() if (one := woven(data, kernel, file))]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: assemble(one.data, arch, tmp_path), found))
+    placed = {site.probe for one in found for site in one.sites if site.woven}
+    assert placed >= {f"helpers.{helper}_{types[0]}" for helper, types in asked.items()}

@@ -258,6 +258,34 @@ def test_vectors_are_packed(tmp_path):
             weave(kernel(f"{load}\nret;"), "k", [out])
 
 
+@pytest.mark.parametrize(
+    ("instruction", "helper", "made"),
+    [
+        ("mov.b32 {%h1, %h2}, %r1;", "OUT", "mov.b32 %gpt_b32_0, {%gpt_b16_0, %gpt_b16_1}"),
+        ("mov.b32 %r1, {%h1, %h2};", "IN1", "mov.b32 %gpt_b32_0, {%gpt_b16_0, %gpt_b16_1}"),
+        ("mov.b64 {%r1, %r2}, %rd2;", "OUT.y", "mov.b32 %gpt_b32_0, %r2"),
+        ("mov.b64 %rd2, {%r1, %r2};", "IN1.y", "mov.b32 %gpt_b32_0, %r2"),
+    ],
+)
+def test_what_mov_packs_and_unpacks(instruction, helper, made, tmp_path):
+    file = simple("mov", f"mov.b32 %a, {helper};", "after")
+    woven = check(kernel(f".reg .b16 %h<3>;\n{instruction}\nret;"), file, tmp_path=tmp_path)
+    assert any(line.startswith(made) for line in lines(woven))
+
+
+@pytest.mark.parametrize(
+    ("position", "instruction", "helper"),
+    [
+        ("bra", "L: bra L;", "IN1"),
+        ("brx", "T: .branchtargets A;\nbrx.idx %r1, T;\nA:", "IN2"),
+        ("call", "call f, ();", "IN1"),
+    ],
+)
+def test_where_control_goes_is_no_operand(position, instruction, helper):
+    with pytest.raises(LeftAlone, match=f"has no {helper}"):
+        weave(kernel(f"{instruction}\nret;"), "k", [simple(position, f"cvt.u32.u64 %a, {helper};")])
+
+
 def test_bytes_of_a_vector_are_packed(tmp_path):
     out = probe('[x]\nposition = "ld.global"\ndatamodel = "thread:8"\nafter = "SAVE.u64 {OUT};"\n')
     body = (
