@@ -154,7 +154,8 @@ def _cells(row: dict[str, int]) -> Iterable[str]:
     yield f"{row['modules']:,}"
     yield _share(row["modules_parsed"], row["modules_swept"])
     yield f"{row['kernels']:,}"
-    yield f"{row['kernels_swept']:,}" + (f" ({row['kernels_swept'] / row['kernels']:.0%})" if row["kernels"] else "")
+    share = f" ({100 * row['kernels_swept'] // row['kernels']}%)" if row["kernels"] else ""  # 100 % is all of them
+    yield f"{row['kernels_swept']:,}{share}"
     yield _share(row["same"], row["kernels_swept"] - row["unjudged"])
     yield f"{row['woven']:,}"
     yield f"{row['left'] + row['slow']:,}"
