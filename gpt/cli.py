@@ -1,4 +1,4 @@
-"""What every executable's command line shares: options, messages, exit status, signals, input and output.
+"""What every executable's command line shares: options, messages, exit status, input and output.
 
 A stage is a function with typer options, handed to `run`. Inside it a `Stage` reads records, does for headers,
 ends and syncs what gpt-stream(5) asks of a filter, and writes to standard output: a table on a terminal,
@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 import gpt
-from gpt import records, stream
+from gpt import records, signals, stream
 from gpt.errors import GptError, MissingError, UsageError
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
@@ -58,13 +57,6 @@ Version = Annotated[
 ]
 
 
-class Terminated(BaseException):
-    """A signal asks the process to end, or would have; unwinding removes what is half written."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]]) -> int:
     """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
 
@@ -82,15 +74,13 @@ def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]]) 
         app.command(context_settings=settings)(command)
     _occupy_closed()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
-            signal.signal(number, _terminate)
+    signals.catch()
     try:
         return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
-    except Terminated as ended:
-        return _die(ended.number)
+    except signals.Terminated as ended:
+        return signals.die(ended.number)
     except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
-        return _die(signal.SIGPIPE)
+        return signals.die(signal.SIGPIPE)
     except Exception as error:
         return _report(tool, error)
 
@@ -109,17 +99,6 @@ def _occupy_closed() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)  # takes the lowest free number
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(number)
-
-
-def _die(number: int) -> int:
-    """Ends the process by the signal itself, so that the shell sees what happened."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    return 128 + number
 
 
 def _report(tool: str, error: Exception) -> int:
@@ -293,7 +272,7 @@ class Stage:
             while data:
                 data = data[os.write(1, data) :]
         except BrokenPipeError:
-            raise Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
+            raise signals.Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
         except OSError as error:
             error.filename = STDOUT
             raise

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Generic, NamedTuple, TypeVar
+
+from gpt import signals
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 AHEAD = 4  # jobs that wait, for each thread
 WINDOW = 128 << 20  # bytes of what waits
+
+
+class _Entry(NamedTuple, Generic[T, R]):
+    futures: list[Future[T]]
+    done: SimpleQueue[Future[T]]  # those of them that are; a signal may interrupt waiting for one
+    finish: Callable[[list[Future[T]]], Iterable[R]]
+    size: int
 
 
 class Backlog(Generic[T, R]):
@@ -26,23 +36,29 @@ class Backlog(Generic[T, R]):
         self._pool = ThreadPoolExecutor(threads)
         self._most = AHEAD * threads
         self._stop = stop
-        self._entries: deque[tuple[list[Future[T]], Callable[[list[Future[T]]], Iterable[R]], int]] = deque()
+        self._entries: deque[_Entry[T, R]] = deque()
         self._jobs = self._size = 0
 
     def __enter__(self) -> Backlog[T, R]:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        self._pool.shutdown(cancel_futures=True)
+        with signals.held():
+            self._stop()
+            self._pool.shutdown(cancel_futures=True)
 
     def add(
         self, jobs: Iterable[Callable[[], T]], finish: Callable[[list[Future[T]]], Iterable[R]], size: int
     ) -> Iterator[R]:
         """Hands in an entry, whose input is `size` bytes, and gives the results that are due."""
-        futures = [self._pool.submit(job) for job in jobs]
-        self._entries.append((futures, finish, size))
-        self._jobs += len(futures)
+        entry = _Entry[T, R]([], SimpleQueue(), finish, size)
+        with signals.held():
+            for job in jobs:
+                future = self._pool.submit(job)
+                future.add_done_callback(entry.done.put)
+                entry.futures.append(future)
+        self._entries.append(entry)
+        self._jobs += len(entry.futures)
         self._size += size
         while self._entries and (self._jobs > self._most or self._size > WINDOW or self._is_done()):
             yield from self._take()
@@ -53,10 +69,13 @@ class Backlog(Generic[T, R]):
             yield from self._take()
 
     def _is_done(self) -> bool:
-        return all(future.done() for future in self._entries[0][0])
+        entry = self._entries[0]
+        return entry.done.qsize() == len(entry.futures)
 
     def _take(self) -> Iterable[R]:
-        futures, finish, size = self._entries.popleft()
-        self._jobs -= len(futures)
-        self._size -= size
-        return finish(futures)
+        entry = self._entries.popleft()
+        self._jobs -= len(entry.futures)
+        self._size -= entry.size
+        for _ in entry.futures:
+            entry.done.get()
+        return entry.finish(entry.futures)

@@ -1,10 +1,12 @@
 """gpt-asm as a user runs it."""
 
+import ctypes
 import os
 import pty
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -286,6 +288,21 @@ def test_warnings_are_kept_and_name_the_module_that_has_them(tmp_path):
 # A signal
 
 
+def wait_for(pids, count):
+    """The path, once it holds as many lines."""
+    end = time.monotonic() + 30
+    while (not pids.exists() or len(pids.read_text().split()) < count) and time.monotonic() < end:
+        time.sleep(0.05)
+    return pids
+
+
+def status_of(process):
+    try:
+        return process.wait(30)
+    finally:
+        process.kill()  # whoever leaves Popen's block waits for it
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
     path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
@@ -298,12 +315,9 @@ def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
     ) as process:
         process.stdin.write(segment(*(ptx(n, PLAIN) for n in range(20))))
         process.stdin.flush()
-        pids = tmp_path / "pids"
-        end = time.monotonic() + 30
-        while (not pids.exists() or len(pids.read_text().split()) < 2) and time.monotonic() < end:
-            time.sleep(0.05)
+        pids = wait_for(tmp_path / "pids", 2)
         process.send_signal(number)
-        assert process.wait(30) == -number
+        assert status_of(process) == -number
         assert process.stderr.read() == b""
     assert list(temporary.iterdir()) == []
     for group in pids.read_text().split():
@@ -311,6 +325,20 @@ def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
             for _ in range(100):
                 os.killpg(int(group), 0)
                 time.sleep(0.05)
+
+
+@pytest.mark.parametrize("waits", ["for ptxas", "for its input"])
+def test_a_signal_that_another_thread_takes_ends_it_too(tmp_path, waits):
+    """Python's own handler runs in the main thread, which a signal to another thread does not wake."""
+    path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
+    command = ["gpt-asm", "--arch", "sm_90", "-j1", "--ptxas", path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        process.stdin.write(segment(*(ptx(n, PLAIN) for n in range(20 if waits == "for ptxas" else 1))))
+        process.stdin.flush()
+        wait_for(tmp_path / "pids", 1)
+        (other,) = {int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid}
+        assert ctypes.CDLL(None).tgkill(process.pid, other, signal.SIGTERM) == 0
+        assert status_of(process) == -signal.SIGTERM
 
 
 # The order of results

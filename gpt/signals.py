@@ -1,0 +1,67 @@
+"""Signals that ask a stage to end: an exception in the main thread, whose unwinding removes what is half written."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+LOOK_SECONDS = 0.25  # how late a signal may be noticed
+
+_are_held = False
+_held: int | None = None  # the signal that came meanwhile
+
+
+class Terminated(BaseException):
+    """A signal asks the process to end, or would have."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def catch() -> None:
+    """From now on a signal raises Terminated in the main thread, between any two operations."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+            signal.signal(number, _terminate)
+    signal.signal(signal.SIGALRM, _look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A signal waits for the end of the block, which should be soon.
+
+    For locks of Python's own, as in threads, futures and pools: one that is taken at the wrong moment stays taken.
+    """
+    global _are_held
+    _are_held = True
+    try:
+        yield
+    finally:
+        _are_held = False
+        if _held is not None:
+            raise Terminated(_held)
+
+
+def die(number: int) -> int:
+    """Ends the process by the signal itself, so that the shell sees what happened."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    global _held
+    if _are_held:
+        _held = number
+    else:
+        raise Terminated(number)
+
+
+def _look(number: int, frame: FrameType | None) -> None:
+    """Python looks for signals between two operations. One that comes just before an operation that waits, or to
+    another thread, would wait as long; this ends the wait, and Python looks again.
+    """
