@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-LOOK_SECONDS = 0.25  # how late a signal may be noticed
-
 _are_held = False
 _held: int | None = None  # the signal that came meanwhile
 
@@ -26,8 +24,17 @@ def catch() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, _terminate)
+
+
+def look_each(seconds: float) -> None:
+    """How late a signal may be noticed from now on where other threads run; 0, as late as may be, which is how a
+    process has to end.
+
+    Python looks for signals between two operations of the main thread. One that comes just before an operation that
+    waits, or to another thread, would wait as long; a timer ends the wait.
+    """
     signal.signal(signal.SIGALRM, _look)
-    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
 
 
 @contextmanager
@@ -62,6 +69,4 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _look(number: int, frame: FrameType | None) -> None:
-    """Python looks for signals between two operations. One that comes just before an operation that waits, or to
-    another thread, would wait as long; this ends the wait, and Python looks again.
-    """
+    pass  # Python has looked by now
