@@ -27,8 +27,8 @@ def catch() -> None:
 
 
 def look_each(seconds: float) -> None:
-    """How late a signal may be noticed from now on where other threads run; 0, as late as may be, which is how a
-    process has to end.
+    """From now on a signal is noticed within so many seconds, also where other threads run. 0 ends that, which has to
+    be before the process ends.
 
     Python looks for signals between two operations of the main thread. One that comes just before an operation that
     waits, or to another thread, would wait as long; a timer ends the wait.
