@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+AGAIN_SECONDS = 1.0  # for which nothing interrupts the unwinding: signals come in twos, from a shell and a terminal
+
 _are_held = False
 _held: int | None = None  # the signal that came meanwhile
+_raised = float("-inf")  # when the last one was raised
 
 
 class Terminated(BaseException):
@@ -21,7 +26,7 @@ class Terminated(BaseException):
 
 def catch() -> None:
     """From now on a signal raises Terminated in the main thread, between any two operations."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in CAUGHT:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, _terminate)
 
@@ -50,7 +55,7 @@ def held() -> Iterator[None]:
     finally:
         _are_held = False
         if _held is not None:
-            raise Terminated(_held)
+            _raise(_held)
 
 
 def die(number: int) -> int:
@@ -65,6 +70,14 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     if _are_held:
         _held = number
     else:
+        _raise(number)
+
+
+def _raise(number: int) -> None:
+    global _raised
+    now = time.monotonic()
+    if now - _raised > AGAIN_SECONDS:
+        _raised = now
         raise Terminated(number)
 
 

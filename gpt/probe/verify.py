@@ -147,6 +147,8 @@ class _Check:
             if modifier[1:] not in WORDS and not _TYPE.fullmatch(modifier[1:]):
                 raise self.refuse(f"'{node.name}' is not allowed in a probe")
         least, most = ALLOWED[node.opcode]
+        if node.opcode in ("set", "setp"):  # the last one goes with an operator
+            least = most = 3 + any(modifier in (".and", ".or", ".xor") for modifier in node.modifiers)
         if not least <= len(node.operands) <= most:
             raise self.refuse(f"'{node}' has {len(node.operands)} operands")
         if node.opcode == "bra":

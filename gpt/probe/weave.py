@@ -230,6 +230,7 @@ class _Weaving:
         shape = uses[0].shape
         types = {**shape.types} if shape else {}
         before, text, misfits = "", "", []
+        labelled = False
         for number, use in enumerate(uses):
             site = Site(
                 shape.instruction if shape else None,
@@ -258,9 +259,10 @@ class _Weaving:
                 misfits.append(str(error))
                 continue
             misfits.append("")
+            labelled |= bool(lowering.labels)
             before += "".join(marked(line, path, at) for line, at in self.variables.lines(kept))
             text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
-        if declared := code.declarations():
+        if (declared := code.declarations()) or labelled:  # names that stand at each place of the probes
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
         return _Block(before, text, misfits)
 
@@ -284,13 +286,14 @@ class _Weaving:
     # Declarations
 
     def declare_parameters(self, maps: Iterable[Placed]) -> None:
-        """Adds the maps' addresses to the kernel's parameters."""
+        """Adds the maps' addresses to the kernel's parameters, wherever it is declared."""
         parameters = [f".param .u64 {placed.param}" for placed in maps]
-        if parameters:
-            at, before, after = room(self.module, self.entry.item)
-            parameters = [f", {text}" if number else f"{before}{text}" for number, text in enumerate(parameters)]
-            parameters[-1] += after
-            self.insertions.add(at, DECLARE, parameters)
+        for item in self.module.items if parameters else ():
+            if item.kind == "entry" and item.name == self.kernel:
+                at, before, after = room(self.module, item)
+                lines = [f", {text}" if number else f"{before}{text}" for number, text in enumerate(parameters)]
+                lines[-1] += after
+                self.insertions.add(at, DECLARE, lines)
 
     def declare_registers(self, function: Function, state: State) -> None:
         """Declares what probes use in a function, with first values in the kernel."""

@@ -112,6 +112,8 @@ def test_what_computes_is_allowed(snippet):
         ("M: @%p bra M; @%p bra;", "'@%p bra;' has 0 operands"),
         ("add.u32 %x, %x, 1, 2;", "has 4 operands"),
         ("add;", "'add;' has 0 operands"),
+        ("setp.lt.u32 %p, %x, 3, %q;", "has 4 operands"),
+        ("setp.lt.and.u32 %p, %x, 3;", "has 3 operands"),
         ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
         # What is the program's, though it has no name: its carry, and that all lanes of it branch together

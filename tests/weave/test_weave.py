@@ -430,6 +430,24 @@ def test_counts_are_added_up_in_the_warp_where_the_target_can(tmp_path):
     assembled(old.data, tmp_path, "sm_75")
 
 
+@pytest.mark.parametrize("snippet", ["@%q bra out;\nadd.u32 %x, %x, 1;\nout:",
+                                     "mov.u32 %i, 0;\nagain: add.u32 %x, %x, %i;\nadd.u32 %i, %i, 1;\n"
+                                     "setp.lt.u32 %q, %i, 4;\n@%q bra again;"])  # fmt: skip
+def test_labels_of_a_snippet_that_computes_with_its_registers_alone(snippet, tmp_path):
+    file = probe(
+        '[map.m]\ndata = {a = "u32"}\n[probe.x]\nposition = "ld.global"\n'
+        f'before = """.reg .b32 %x, %i; .reg .pred %q;\n{snippet}"""\n'
+        '[probe.end]\nposition = "kernel"\nafter = "SAVE [m] {%x};"\n'
+    )
+    check(kernel("ld.global.u32 %r1, [%rd1];\nld.global.u32 %r2, [%rd1+4];\nret;"), file, tmp_path=tmp_path)
+
+
+def test_a_kernel_that_is_declared_first_gets_its_parameters_there_too(tmp_path):
+    entry = ".visible .entry k(.param .u64 p)"
+    data = kernel("ld.global.u32 %r1, [%rd1];\nret;").replace(entry.encode(), f"{entry};\n{entry}".encode())
+    check(data, simple("ld.global", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
+
+
 def test_loops_and_labels_of_a_snippet(tmp_path):
     snippet = ".reg .pred %q;\nmov.u32 %a, 0;\nagain:\nadd.u32 %a, %a, 1;\nsetp.lt.u32 %q, %a, 4;\n@%q bra again;"
     woven = check(kernel("@%p1 ld.global.u32 %r1, [%rd1];\nld.global.u32 %r1, [%rd1];\nret;"),
