@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpt.errors import MalformedError
 from gpt.probe.operands import Bound, bind
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_instruction
@@ -34,12 +33,13 @@ class Shape:
 class Shapes:
     """The shapes of a module's instructions. Neither `prefix` nor `number`, some digits, is anywhere in it."""
 
-    def __init__(self, prefix: str, number: str, name: str) -> None:
-        self._prefix, self._number, self._name = prefix, number, name
+    def __init__(self, prefix: str, number: str) -> None:
+        self._prefix, self._number = prefix, number
         self._found: dict[str, Shape] = {}
 
     def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Shape, dict[str, str]]:
-        """The shape of an instruction, and its stand-ins by what they stand for. Raises MalformedError.
+        """The shape of an instruction, and its stand-ins by what they stand for. Raises MalformedError, in words of
+        the stand-ins.
 
         What has no type in `types` stands for itself: special registers, variables.
         """
@@ -62,11 +62,7 @@ class Shapes:
         key = "".join(parts)
         found = self._found.get(key)
         if found is None:
-            try:
-                instruction = parse_instruction(key, self._name)
-            except MalformedError:
-                parse_instruction(text, self._name)  # says it in the program's words
-                raise
+            instruction = parse_instruction(key)
             typed = {stand: types[part] for part, stand in stands.items() if part[0] == "%"}
             found = self._found[key] = Shape(instruction, bind(instruction), typed)
         return found, stands

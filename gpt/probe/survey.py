@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from gpt.errors import MalformedError
 from gpt.probe.code import Code
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
 from gpt.probe.positions import Body, Site, find_sites
@@ -14,6 +15,7 @@ from gpt.probe.shape import Shape, Shapes
 from gpt.probe.state import Registers
 from gpt.probe.verify import find_misfit
 from gpt.ptx import tree
+from gpt.ptx.parse import parse_statement
 from gpt.ptx.scan import Item, Module, Statement
 
 
@@ -178,8 +180,13 @@ class Survey:
     def _shape(self, function: Function, number: int) -> tuple[Shape, dict[str, str]]:
         found = function.shapes.get(number)
         if found is None:
-            text = self.module.source(function.statements[number])
-            found = function.shapes[number] = self.shapes.find(text, function.types)
+            statement = function.statements[number]
+            try:
+                found = self.shapes.find(self.module.source(statement), function.types)
+            except MalformedError:
+                parse_statement(self.module, statement)  # says it in the program's words, and where
+                raise
+            function.shapes[number] = found
         return found
 
     def _drop_idle(self) -> None:

@@ -134,7 +134,7 @@ class _Weaving:
         self.variables = Variables(module, kernel, self.prefix)
         self.redux = has_redux(module)
         number = next(text for n in itertools.count() if (text := f"98765432{n:03}") not in module.text)
-        shapes = Shapes(self.prefix, number, module.name)
+        shapes = Shapes(self.prefix, number)
         self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
             names.zeros = zeros

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.errors import MalformedError
 from gpt.ptx import tree
-from gpt.ptx.scan import Item, Module, blank
+from gpt.ptx.scan import Item, Module, Statement, blank
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -31,6 +31,12 @@ def parse_module(data: bytes, name: str = "PTX") -> tree.Module:
 def parse_statements(text: str, name: str = "PTX") -> list[tree.Statement]:
     """Some statements of a function's body. Raises MalformedError with the line and column in `text`."""
     result: list[tree.Statement] = _parse("statements", text, name)
+    return result
+
+
+def parse_statement(module: Module, statement: Statement) -> list[tree.Statement]:
+    """A statement of a function that was cut. Raises MalformedError with its place in the module."""
+    result: list[tree.Statement] = _parse("statements", module.source(statement), module.name, module, statement.start)
     return result
 
 

@@ -41,7 +41,8 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
         items.append(item._replace(start=at, end=item.end + moved, body=item.body and item.body + moved))
         at = items[-1].end + 1
     text, skeleton = ("".join(s[i.start : i.end] + "\n" for i in kept) for s in (module.text, module.skeleton))
-    return Module(module.name, text, skeleton, tuple(items))
+    pieces = tuple((here.start, there.start) for here, there in zip(items, kept, strict=True))
+    return Module(module.name, text, skeleton, tuple(items), module if kept else None, pieces)
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:

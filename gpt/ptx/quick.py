@@ -40,11 +40,11 @@ _PARAM = re.compile(
 _SPECIFIER = re.compile(r"(\.\w+)(?:\s+(\d+))?", re.ASCII)
 
 
-def parse_instruction(text: str, name: str = "PTX") -> tree.Instruction:
+def parse_instruction(text: str) -> tree.Instruction:
     """One instruction. Raises MalformedError."""
     found = _quick(text)
     if found is None:
-        (parsed,) = parse_statements(text, name)
+        (parsed,) = parse_statements(text)
         assert isinstance(parsed, tree.Instruction)
         return parsed
     return found

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from gpt.errors import MalformedError
@@ -127,12 +128,18 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """A module that was cut. `name` stands in messages; `skeleton` is the text without comments and strings."""
+    """A module that was cut. `name` stands in messages; `skeleton` is the text without comments and strings.
+
+    One that is a part of another is made of `pieces` of it, each with its offset here and there; messages give places
+    in the whole.
+    """
 
     name: str
     text: str
     skeleton: str
     items: tuple[Item, ...]
+    whole: Module | None = None
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def entries(self) -> list[Item]:
@@ -184,12 +191,20 @@ class Module:
 
     def where(self, offset: int) -> str:
         """NAME:LINE:COLUMN of an offset, both from 1."""
+        if self.whole:
+            return self.whole.where(self._in_whole(offset))
         line = self.text.count("\n", 0, offset) + 1
         return f"{self.name}:{line}:{offset - self.text.rfind(chr(10), 0, offset)}"
 
     def line(self, offset: int) -> int:
         """The line of an offset, from 1."""
+        if self.whole:
+            return self.whole.line(self._in_whole(offset))
         return bisect_right(self._lines, offset)
+
+    def _in_whole(self, offset: int) -> int:
+        here, there = self.pieces[max(0, bisect_right(self.pieces, offset, key=itemgetter(0)) - 1)]
+        return there + offset - here
 
     @cached_property
     def _lines(self) -> list[int]:

@@ -68,3 +68,13 @@ def test_an_alias_brings_what_it_names():
 def test_a_kernel_that_is_not_there():
     with pytest.raises(GptError, match="k: no kernel 'later'"):
         prune.prune(scan.scan_module(SHAPES, "k"), ["later"])
+
+
+def test_places_are_told_in_the_whole():
+    whole = scan.scan_module(SHAPES, "shapes")
+    for entry in whole.entries:
+        part = prune.pruned(prune.pruned(whole, [entry.name]), [entry.name])
+        for here in part.functions:
+            there = whole.find(here.name)
+            for a, b in zip(part.statements(here), whole.statements(there), strict=True):
+                assert (part.where(a.start), part.line(a.end)) == (whole.where(b.start), whole.line(b.end))

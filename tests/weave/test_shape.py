@@ -65,7 +65,7 @@ def test_each_instruction_gets_what_it_would_get_alone(instructions, files):
 
 def test_branches_share_a_shape_wherever_they_go():
     body = "".join(f"$L_{n}:\n@%p1 bra{way}$L_{n};\n" for n in range(9) for way in (" ", " \t", ".uni ", ".uni\t"))
-    shapes = Shapes("gpt_", "98765432000", "k")
+    shapes = Shapes("gpt_", "98765432000")
     texts = [line for line in body.splitlines() if "bra" in line]
     found = {id(shapes.find(text, Registers(*scan_statements(".reg .pred %p<2>;")))[0]) for text in texts}
     assert len(found) == 4

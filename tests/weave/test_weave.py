@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpt.errors import GptError, MalformedError
 from gpt.probe.load import find_probe, load_probes, parse_toml
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
-from gpt.ptx.prune import prune
+from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import scan_module
 from tests import cuda
 
@@ -722,3 +722,12 @@ def test_bulk_bytes_are_those_of_global_memory(tmp_path):
     file = load_probes(find_probe("gmem_bytes"))
     woven = check(kernel(body), file, tmp_path=tmp_path)
     assert [(site.matched, site.woven) for site in woven.sites if "bulk" in site.probe] == [(2, 2)]
+
+
+def test_what_is_no_instruction_is_told_with_its_place_in_the_module():
+    first = kernel("ret;").replace(b"entry k", b"entry first")
+    data = first + kernel("ld.global.u32 %r1,\n [%rd1]];\nret;").removeprefix(HEAD.encode())
+    module = scan_module(data, "x")
+    with pytest.raises(MalformedError) as caught:
+        weave(pruned(module, ["k"]), "k", [simple("ld.global", "mov.u32 %a, 1;")])
+    assert (caught.value.where, caught.value.fact) == (module.where(data.index(b"]]") + 1), "PTX: unexpected ']'")
