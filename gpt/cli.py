@@ -295,20 +295,27 @@ class Stage:
 
         Headers get this stage's name in `via`, a `sync` is flushed. `handle` also sees `end`, and what it gives
         then stands before it. A `handle` that does not give everything at once has a `settle`, which gives the
-        rest: it is called before a header, a sync, an end, and when there is no more. Returns the exit status.
+        rest: it is called before a header, a sync, an end, and when there is no more, be it that the stream is cut.
+        Returns the exit status.
         """
-        for record in self.read(files):
-            if record["kind"] in ("header", "sync", "end"):
-                for out in settle():
-                    self.write(out)
-            match record["kind"]:
-                case "header":
-                    self.write({**record, "via": [*record["via"], self.tool]})
-                case "sync":
-                    self.write(record)
-                case _:
-                    for out in handle(record):
+        try:
+            for record in self.read(files):
+                if record["kind"] in ("header", "sync", "end"):
+                    for out in settle():
                         self.write(out)
+                match record["kind"]:
+                    case "header":
+                        self.write({**record, "via": [*record["via"], self.tool]})
+                    case "sync":
+                        self.write(record)
+                    case _:
+                        for out in handle(record):
+                            self.write(out)
+        except GptError:
+            for out in settle():
+                self.write(out)
+            self.flush()
+            raise
         for out in settle():
             self.write(out)
         return self.close()

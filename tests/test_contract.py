@@ -282,6 +282,11 @@ def test_a_torn_input_is_refused(stage, size):
     assert line.endswith(f"<stdin>+{last:#x}: ends {size - last} bytes into a record")
 
 
+def test_what_is_whole_before_a_tear_passes(stage):
+    found = read(stage(data=UNFINISHED + STRANGE[1][:-1]).stdout)
+    assert [r.raw for r in found[1:3]] == [STRANGE[0], SYNC]
+
+
 def test_records_without_a_header_are_refused(stage):
     assert "<stdin>+0x0: sync record outside" in one_line(stage, stage(data=SYNC), 3)
 

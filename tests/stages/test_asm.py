@@ -367,3 +367,11 @@ def test_a_stream_is_read(tmp_path):
     done = run("gpt-asm", "--arch", "sm_90", tmp_path / "in.mp", tmp_path / "in.mp")
     assert len(done.kind("cubin")) == 2
     assert done.records[0]["via"] == ["gpt-asm"]
+
+
+def test_of_a_stream_that_is_cut_all_that_was_whole_is_assembled(tmp_path):
+    last = stream.pack(ptx(8, PLAIN))
+    data = segment(*(ptx(number, PLAIN) for number in range(9)))
+    (tmp_path / "in.mp").write_bytes(data[: data.index(last) + 40])
+    done = run("gpt-asm", "--arch", "sm_90", tmp_path / "in.mp")
+    assert (done.status, len(done.kind("cubin"))) == (3, 8)
