@@ -8,7 +8,8 @@ back. A function whose address is taken may be called by who knows whom: a kerne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from gpt.errors import GptError
 from gpt.probe.insert import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
@@ -16,7 +17,7 @@ from gpt.probe.params import room
 from gpt.probe.state import State
 from gpt.probe.survey import Function
 from gpt.ptx.quick import parse_params
-from gpt.ptx.scan import Module, Statement
+from gpt.ptx.scan import NAME, Module, Statement, find_name
 
 _CALL = re.compile(  # the name that stands where a function does
     r"(?:@\s*!?\s*[\w$%]+\s*)?call(?:\s*\.\w+(?:::\w+)*)*\s*(?:\([^()]*\)\s*,\s*)?([A-Za-z_$][\w$]*)", re.ASCII
@@ -32,36 +33,29 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
         return
-    calls = {f.item.name: list(_calls(module, f).values()) for f in functions}
+    callers = defaultdict(list)
+    expected = Counter(item.name for item in module.items if item.kind == "func")  # where it is named
+    for function in functions:
+        for name in _calls(module, function).values():
+            callers[name].append(function)
+            expected[name] += 1
     while waiting:
         function = waiting.pop()
         if not function.stateful:
             function.stateful = True
-            waiting += [f for f in functions if function.item.name in calls[f.item.name]]
+            waiting += callers[function.item.name]
+    named = Counter(NAME.findall(module.skeleton))
     for function in functions:
-        if function.stateful and function is not entry:
-            name = function.item.name
-            if reason := _find_obstacle(module, function, sum(names.count(name) for names in calls.values())):
-                raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
-
-
-def _find_obstacle(module: Module, function: Function, called: int) -> str | None:
-    """Why a function that is called so many times by its name can get no parameter: it is named elsewhere."""
-    name = function.item.name
-    own = sum(1 for item in module.items if item.kind == "func" and item.name == name)
-    if sum(1 for _ in _iter_named(module.skeleton, name, 0, len(module.skeleton))) != own + called:
-        return "whose address is taken"
-    if any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
-        return "whose parameters are registers"
-    return None
-
-
-def _iter_named(text: str, name: str, start: int, end: int) -> Iterator[int]:
-    """The offsets of a name between two others."""
-    for found in re.compile(rf"{re.escape(name)}(?![\w$])").finditer(text, start, end):
-        before = text[found.start() - 1] if found.start() else " "
-        if not (before.isalnum() or before in "_$%."):
-            yield found.start()
+        name = function.item.name
+        if not function.stateful or function is entry:
+            continue
+        reason = ""
+        if named[name] != expected[name]:
+            reason = "whose address is taken"
+        elif any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
+            reason = "whose parameters are registers"
+        if reason:
+            raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 
 
 def _calls(module: Module, function: Function) -> dict[int, str]:
@@ -108,7 +102,7 @@ def _pass_on(
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
     """Where one more argument of a call goes, and what stands before and behind it. Raises MalformedError."""
     text = module.skeleton
-    behind = next(_iter_named(text, name, statement.start, statement.end)) + len(name)
+    behind = find_name(text, name, statement.start, statement.end) + len(name)
     at = text.find("(", behind, statement.end)
     if at < 0:
         return behind, ", (", ")"

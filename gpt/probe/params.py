@@ -15,7 +15,7 @@ from gpt.errors import MalformedError
 from gpt.probe.types import integer
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
-from gpt.ptx.scan import Item, Module
+from gpt.ptx.scan import Item, Module, find_name
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
@@ -74,12 +74,11 @@ def room(module: Module, function: Item) -> tuple[int, str, str]:
     """Where more parameters of a function go: the offset, and what stands before and behind them."""
     params = parse_params(module, function)
     end = function.body or function.end
-    found = re.compile(rf"(?<![\w$%.]){re.escape(function.name)}(?![\w$])").search(module.skeleton, function.start, end)
-    assert found
+    behind = find_name(module.skeleton, function.name, function.start, end) + len(function.name)
     if params is None:
-        return found.end(), "(", ")"
+        return behind, "(", ")"
     depth = 0
-    for bracket in re.compile(r"[()]").finditer(module.skeleton, found.end()):
+    for bracket in re.compile(r"[()]").finditer(module.skeleton, behind):
         depth += 1 if bracket[0] == "(" else -1
         if not depth:
             break

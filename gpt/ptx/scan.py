@@ -26,6 +26,7 @@ from gpt.errors import MalformedError
 MAX_NESTING = 32  # braces; compilers use a handful
 
 _NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
+NAME = re.compile(rf"(?<![\w$%.]){_NAME}", re.ASCII)
 _MODIFIERS = r"(?:\s*+\.\w++(?:::\w++)*+)*+"
 _QUOTED = re.compile(
     r'"[^"]*+("?+)|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(\*/|)'
@@ -238,6 +239,11 @@ def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statemen
     """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
     module = Module(name, text, blank(text, name), ())
     return module, list(module.cut(0, len(text)))
+
+
+def find_name(skeleton: str, name: str, start: int, end: int) -> int:
+    """The first offset at which a name stands, which it does, between two others."""
+    return next(found.start() for found in NAME.finditer(skeleton, start, end) if found[0] == name)
 
 
 def blank(text: str, name: str = "PTX") -> str:

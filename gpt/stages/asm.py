@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOOL = "gpt-asm"
 JOBS = len(os.sched_getaffinity(0))
 MAX_WARNINGS = 3  # of one module that are told
+MAX_TIMEOUT = 1e6  # seconds, as many as poll takes
 
 Records = Iterator[dict[str, Any]]
 
@@ -60,7 +61,7 @@ def asm(
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
     ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="What ptxas may take for a module.")
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="What ptxas may take for a module.")
     ] = 600,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing, and use nothing that was kept.")] = False,
     jobs: Annotated[
