@@ -2,9 +2,9 @@
 
 Any number of processes use it at once, without locks. A file is written beside its place and renamed, so that
 it is there whole or not at all; it begins with the digest of the rest, so that a torn or altered one is noticed and
-made anew. Whoever has written more than there is room for deletes what was not used for longest, to 7/8 of the
-limit; reading a file marks it as used. A cache that cannot be read or written, or is full, only costs time: no
-function here raises OSError.
+made anew. Each process looks at the folder before it has written a sixteenth of the limit, and where there is more
+than the limit deletes what was not used for longest, to 7/8; reading a file marks it as used. A cache that cannot be
+read or written, or is full, only costs time: no function here raises OSError.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cache:
     def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
         self._folder = folder
         self._limit = limit
-        self._room: int | None = None  # bytes that may still be written, as far as this process knows
+        self._room = 0  # bytes that this process may write before it looks at the folder
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
@@ -85,9 +85,9 @@ class Cache:
             _remove(part)
             return
         with self._lock:
-            self._room = self._count() if self._room is None else self._room - size
+            self._room -= size
             if self._room < 0:
-                self._room = self._shrink()
+                self._room = min(self._shrink(), self._limit // 16)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each file."""
@@ -104,13 +104,12 @@ class Cache:
             pass
         return found
 
-    def _count(self) -> int:
-        return self._limit - sum(size for _, size, _ in self._files())
-
     def _shrink(self) -> int:
-        """Deletes the oldest files and what others left unfinished. Returns the room there is then."""
+        """Where there is too much, deletes the oldest files and what others left unfinished. Returns the room then."""
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
+        if total <= self._limit:
+            return self._limit - total
         fresh = time.time() - STALE
         for used, size, path in files:
             unfinished = path.name.startswith(".")

@@ -31,15 +31,19 @@ def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None
         yield _small(records.make("cubin", **common, arch=str(code.target), kernels=kernels, data=code.cubin))
 
 
-def save(folder: Path, image: dict[str, Any]) -> None:
-    """Writes an image to a file as well, whole or not at all."""
+def save(folder: Path, image: dict[str, Any]) -> Path:
+    """Writes an image to a file as well, whole or not at all. Returns its path; OSError names it."""
     path = folder / file_name(image)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_bytes(image["data"])
         part.replace(path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
+    return path
 
 
 def file_name(image: dict[str, Any]) -> str:

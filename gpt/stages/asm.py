@@ -110,6 +110,7 @@ class Assembly:
         self._compare = compare
         self._fatbin = fatbin
         self._save = save
+        self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and after a `ptx` what was made of it, when it and all before it is done."""
@@ -154,7 +155,10 @@ class Assembly:
             whole = len(done) == count or not self._fatbin
             for image in iter_images(record, [code for code, _ in done], self._fatbin) if whole else ():
                 if self._save:
-                    save(self._save, image)
+                    path = save(self._save, image)
+                    if path in self._saved:
+                        yield self._stage.warn(str(path), "is the second of its name, and took the place of the first")
+                    self._saved.add(path)
                 yield image
         except (GptError, OSError) as error:
             yield from self._tell(error, record, told)

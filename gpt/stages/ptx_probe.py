@@ -69,7 +69,7 @@ def _load(probes: list[str]) -> list[ProbeFile]:
 
     paths: dict[str, Path] = {}
     for path in map(find_probe, probes):
-        if paths.setdefault(path.stem, path) != path:
+        if not path.samefile(paths.setdefault(path.stem, path)):
             first = f"'{paths[path.stem]}' and '{path}'"
             raise UsageError(f"{first} are both '{path.stem}', as records name their probes: rename one")
     return list(map(load_probes, paths.values()))

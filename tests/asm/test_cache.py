@@ -149,3 +149,12 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_folder() == tmp_path / ".cache" / "gpt" / "asm"
+
+
+def test_several_that_write_keep_to_one_limit(tmp_path):
+    caches = [Cache(tmp_path, 1 << 20) for _ in range(3)]
+    for number in range(40):
+        for one, writer in enumerate(caches):
+            writer.put(key_of([bytes([number, one])]), bytes(50_000))
+            sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
+            assert sizes <= (1 << 20) + len(caches) * ((1 << 16) + 50_032)

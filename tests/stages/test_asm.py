@@ -143,6 +143,23 @@ def test_names_of_files_stay_in_their_folder(tmp_path):
     assert len(list((tmp_path / "images").iterdir())) == len(names)
 
 
+def test_files_of_one_name_are_told_of(tmp_path):
+    data = segment(ptx(1, PLAIN), ptx(2, PLAIN)) + segment(ptx(1, RICH))
+    done = asm(data, "--save", tmp_path / "images")
+    path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
+    assert path.read_bytes() == done.kind("cubin")[2]["data"]
+    assert (done.status, done.err) == (
+        0, f"gpt-asm: warning: {path}: is the second of its name, and took the place of the first\n"
+    )  # fmt: skip
+
+
+def test_a_file_that_cannot_be_saved_is_named(tmp_path):
+    path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
+    path.mkdir(parents=True)
+    done = asm(segment(ptx(1, PLAIN)), "--save", tmp_path / "images")
+    assert (done.status, done.err) == (1, f"gpt-asm: error: {path}: Is a directory\n")
+
+
 def test_on_a_terminal_there_is_a_table(tmp_path):
     (tmp_path / "in.mp").write_bytes(segment(ptx(1, RICH), ptx(2, hungry(9), original=PLAIN.encode())))
     master, slave = pty.openpty()

@@ -163,6 +163,13 @@ def test_probes_that_cannot_be_had(options, status, fact, tmp_path):
     assert done.status == status and done.err.count("\n") == 1 and fact in done.err
 
 
+def test_a_file_under_two_names_is_one(text, tmp_path):
+    (tmp_path / "mine.toml").write_text(PROBE)
+    done = run("gpt-ptx-probe", "-p", "mine.toml", "-p", tmp_path / "mine.toml", data=segment(text), cwd=tmp_path)
+    alone = run("gpt-ptx-probe", "-p", "mine.toml", data=segment(text), cwd=tmp_path)
+    assert done.status == 0 and done.records[1:] == alone.records[1:] and done.kind("map")
+
+
 def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
     loads = "ld.global.u32 %r1, [%rd1];\n" * 3000
     head = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry large() {\n"
