@@ -124,10 +124,10 @@ def _store(
 def _add(
     code: Code, placed: Placed, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Adds every lane's values to the unit's: first up within the group, where the target can, then by its leader."""
+    """Adds every lane's values to its unit's; where lanes share one, and the target can, its leader the group's."""
     rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
     fields = [row for row in rows if row[1]]
-    if not code.redux:
+    if placed.map.level == "thread" or not code.redux:
         code.put(f"red.global.add.u64 [{address}], 1", saves)
         for field, value, width in fields:
             if width < field.size:

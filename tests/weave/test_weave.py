@@ -430,6 +430,16 @@ def test_counts_are_added_up_in_the_warp_where_the_target_can(tmp_path):
     assembled(old.data, tmp_path, "sm_75")
 
 
+def test_each_thread_adds_to_a_total_of_its_own(tmp_path):
+    file = probe(
+        '[map.m]\ntype = "total"\nlevel = "thread"\ndata = {a = "u32"}\n'
+        '[probe.x]\nposition = "ld.global"\nlevel = "thread"\nbefore = "SAVE [m] {BYTES};"\n'
+    )
+    found = lines(check(kernel("@%p1 ld.global.v2.u32 {%r1, %r2}, [%rd1];\nret;"), file, tmp_path=tmp_path))
+    added = [line.partition("[")[0] for line in found if "red" in line]
+    assert added == ["@%p1 red.global.add.u64 ", "@%p1 red.global.add.u32 "]
+
+
 @pytest.mark.parametrize("snippet", ["@%q bra out;\nadd.u32 %x, %x, 1;\nout:",
                                      "mov.u32 %i, 0;\nagain: add.u32 %x, %x, %i;\nadd.u32 %i, %i, 1;\n"
                                      "setp.lt.u32 %q, %i, 4;\n@%q bra again;"])  # fmt: skip
