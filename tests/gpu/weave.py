@@ -44,6 +44,18 @@ position = "ld.global"
 level = "{level}"
 before = "SAVE [{name}] {{ADDR, LANEID, ACTIVE}};"
 """
+TOTAL = """
+[map.{level}_total]
+type = "total"
+level = "{level}"
+data = {{bytes = "u32", wide = "u64", parts = "f32"}}
+[probe.access]
+position = "ld.global"
+level = "{level}"
+before = \"\"\".reg .f32 %half;
+mov.f32 %half, 0.5;
+SAVE [{level}_total] {{BYTES, BYTES, %half}};\"\"\"
+"""
 PROBES = {
     "block_sched": "block_sched",
     "gmem_bytes": "gmem_bytes",
@@ -55,6 +67,9 @@ PROBES = {
     "sampled": SMALL.format(name="sampled", level="thread", bound="cap = 64").replace(
         "before =", 'sample = "block/3"\nbefore ='
     ),
+    "thread_total": TOTAL.format(level="thread"),
+    "warp_total": TOTAL.format(level="warp"),
+    "block_total": TOTAL.format(level="block"),
 }
 
 
@@ -358,6 +373,17 @@ def check_sampled(counts: Any, slots: Any, case: Case) -> str:
     return f"{int(loads.sum())} of {int((case.read(i, t, case) // 4).sum())}"
 
 
+def check_total(counts: Any, slots: Any, case: Case, level: str) -> str:
+    i, t = case.numbers()
+    loads = case.read(i, t, case) // 4
+    if level != "thread":
+        loads = by_warp(loads, case) if level == "warp" else loads.reshape(case.blocks, -1).sum(axis=1)
+    assert (counts == loads).all()
+    for name, each in {"bytes": 4, "wide": 4, "parts": 0.5}.items():
+        assert (slots[name][:, 0] == each * loads).all(), f"{name}: {slots[name][:, 0]} is not {each * loads}"
+    return f"{int(loads.sum())} loads"
+
+
 def check(name: str, counts: Any, records: Any, case: Case, sms: int) -> str:
     level = name.partition("_")[0]
     if name == "block_sched":
@@ -366,6 +392,8 @@ def check(name: str, counts: Any, records: Any, case: Case, sms: int) -> str:
         return check_gmem_bytes(counts, records, case)
     if name == "sampled":
         return check_sampled(counts, records, case)
+    if name.endswith("_total"):
+        return check_total(counts, records, case, level)
     if name.endswith("_slots"):
         return check_slots(counts, records, case, level, 3)
     return check_log(counts, records, case, level)
