@@ -162,33 +162,36 @@ class Module:
 
     def statements(self, function: Item) -> list[Statement]:
         """The statements of a function's body, without its own braces. Raises MalformedError."""
-        return list(self.cut(function.body + 1, function.end - 1)) if function.body else []
+        return self.cut(function.body + 1, function.end - 1) if function.body else []
 
-    def cut(self, start: int, end: int) -> Iterator[Statement]:
+    def cut(self, start: int, end: int) -> list[Statement]:
         """The statements between two offsets."""
+        result: list[Statement] = []
         heads: dict[str, str] = {}
-        make = tuple.__new__
+        add, known, make = result.append, heads.get, tuple.__new__
         for found in _STATEMENT.finditer(self.skeleton, start, end):
             if found.lastindex == _OPCODE:  # most are: a kernel has thousands of instructions with some dozen opcodes
-                guard, head = found.group(_GUARD, _OPCODE)
-                if head not in heads:
-                    heads[head] = "".join(head.split())
+                guard, text = found.group(_GUARD, _OPCODE)
+                head = known(text)
+                if head is None:
+                    head = heads[text] = "".join(text.split())
                 if guard:
-                    yield Statement("instruction", heads[head], guard.rstrip(), found.start(_GUARD), found.end())
+                    add(Statement("instruction", head, guard.rstrip(), found.start(_GUARD), found.end()))
                 else:
-                    yield make(Statement, ("instruction", heads[head], "", found.start(_OPCODE), found.end()))
+                    add(make(Statement, ("instruction", head, "", found.start(_OPCODE), found.end())))
                 continue
             kind = found.lastgroup
             if kind == "label":
-                yield Statement(kind, found[kind], "", found.start(kind), found.end())
+                add(Statement(kind, found[kind], "", found.start(kind), found.end()))
             elif kind == "targets":
-                yield Statement("directive", found[kind], "", found.start("named"), found.end())
+                add(Statement("directive", found[kind], "", found.start("named"), found.end()))
             elif kind in ("open", "close"):
-                yield Statement(found[kind], "", "", found.end() - 1, found.end())
+                add(Statement(found[kind], "", "", found.end() - 1, found.end()))
             elif kind == "bad":
                 raise self.malformed(found.start(kind))
             elif kind:  # None are the blanks at the end
-                yield Statement("directive", found[kind], "", found.start(kind), found.end())
+                add(Statement("directive", found[kind], "", found.start(kind), found.end()))
+        return result
 
     def where(self, offset: int) -> str:
         """NAME:LINE:COLUMN of an offset, both from 1."""
@@ -238,7 +241,7 @@ def scan_module(data: bytes, name: str = "PTX") -> Module:
 def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
     """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
     module = Module(name, text, blank(text, name), ())
-    return module, list(module.cut(0, len(text)))
+    return module, module.cut(0, len(text))
 
 
 def find_name(skeleton: str, name: str, start: int, end: int) -> int:

@@ -129,7 +129,7 @@ def measure_kernel(kernel: Kernel, files: dict[str, ProbeFile], folder: Path) ->
             woven = engine(data, name, file)
         except LeftAlone:
             continue
-        found: dict[str, float] = {"seconds": fastest(partial(engine, data, name, file), 3)}
+        found: dict[str, float] = {"seconds": fastest(partial(engine, data, name, file), 9)}
         found["sites"] = sum(site.woven for site in woven.sites)
         probed = assemble(woven.data, target, folder)
         if probed is None:
