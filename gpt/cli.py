@@ -301,24 +301,24 @@ class Stage:
         try:
             for record in self.read(files):
                 if record["kind"] in ("header", "sync", "end"):
-                    for out in settle():
-                        self.write(out)
+                    self._write_all(settle())
                 match record["kind"]:
                     case "header":
                         self.write({**record, "via": [*record["via"], self.tool]})
                     case "sync":
                         self.write(record)
                     case _:
-                        for out in handle(record):
-                            self.write(out)
+                        self._write_all(handle(record))
         except GptError:
-            for out in settle():
-                self.write(out)
-            self.flush()
+            self._write_all(settle())
+            self.close()
             raise
-        for out in settle():
-            self.write(out)
+        self._write_all(settle())
         return self.close()
+
+    def _write_all(self, found: Iterable[Output]) -> None:
+        for record in found:
+            self.write(record)
 
     def close(self) -> int:
         """Flushes, prints the table if there is one, and returns the exit status."""

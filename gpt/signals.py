@@ -48,14 +48,15 @@ def held() -> Iterator[None]:
 
     For locks of Python's own, as in threads, futures and pools: one that is taken at the wrong moment stays taken.
     """
-    global _are_held
+    global _are_held, _held
     _are_held = True
     try:
         yield
     finally:
         _are_held = False
-        if _held is not None:
-            _raise(_held)
+        number, _held = _held, None
+        if number is not None:
+            _raise(number)
 
 
 def die(number: int) -> int:

@@ -3,44 +3,40 @@
 import subprocess
 import sys
 
-HELD = """
+import pytest
+
+SCRIPT = """
 import os, signal
 from gpt import signals
 
+def kill(name):
+    os.kill(os.getpid(), getattr(signal, name))
+
 signals.catch()
 try:
+{body}
+except signals.Terminated as ended:
+    signals.die(ended.number)
+"""
+HELD = """
     with signals.held():
-        os.kill(os.getpid(), signal.SIGTERM)
+        kill("SIGTERM")
         print("whole")
     print("not reached")
-except signals.Terminated as ended:
-    signals.die(ended.number)
 """
-
-
-def test_a_signal_waits_for_what_it_may_not_interrupt():
-    done = subprocess.run([sys.executable, "-u", "-c", HELD], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-15, "whole\n", "")
-
-
 UNWINDING = """
-import os, signal
-from gpt import signals
-
-signals.catch()
-try:
     try:
-        os.kill(os.getpid(), signal.SIGHUP)
+        kill("SIGTERM")
     finally:
-        os.kill(os.getpid(), signal.SIGTERM)
+        kill("SIGHUP")
         with signals.held():
-            os.kill(os.getpid(), signal.SIGINT)
+            kill("SIGINT")
         print("whole")
-except signals.Terminated as ended:
-    signals.die(ended.number)
 """
 
 
-def test_a_second_signal_does_not_interrupt_what_the_first_began():
-    done = subprocess.run([sys.executable, "-u", "-c", UNWINDING], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-1, "whole\n", "")
+@pytest.mark.parametrize("body", [HELD, UNWINDING])
+def test_no_signal_interrupts_what_it_may_not(body):
+    script = SCRIPT.format(body=body.strip("\n"))
+    done = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-15, "whole\n", "")

@@ -87,8 +87,9 @@ class Variables:
                 raise LeftAlone(f"'{name}' is declared twice", kernel)
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
-        first = "".join(sorted({re.escape(name[0]) for name in shared})) or "_"
-        self._name = re.compile(rf"[{first}](?<![\w$%.:].)[\w$]*+", re.ASCII | re.DOTALL)  # what may be one of them
+        first = "".join(sorted({re.escape(name[0]) for name in shared}))
+        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # what may be one of them
+        self._word = re.compile(word, re.ASCII | re.DOTALL) if shared else None
         self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
         self._shared = {declared.item for name in shared for declared in found[name]}
         self._sizes = {name: next((d.size for d in declared if d.size), None) for name, declared in found.items()}
@@ -267,10 +268,9 @@ class Variables:
 
     def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:
         """Where the variables in global memory are named between two offsets, in order."""
-        if self._offsets:
-            for found in self._name.finditer(self.module.skeleton, start, end):
-                if found[0] in self._offsets:
-                    yield found[0], *found.span()
+        for found in self._word.finditer(self.module.skeleton, start, end) if self._word else ():
+            if found[0] in self._offsets:
+                yield found[0], *found.span()
 
 
 def _size(specifiers: list[str], dimensions: list[str]) -> int | None:

@@ -42,7 +42,7 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
         at = items[-1].end + 1
     text, skeleton = ("".join(s[i.start : i.end] + "\n" for i in kept) for s in (module.text, module.skeleton))
     pieces = tuple((here.start, there.start) for here, there in zip(items, kept, strict=True))
-    return Module(module.name, text, skeleton, tuple(items), module if kept else None, pieces)
+    return Module(module.name, text, skeleton, tuple(items), module, pieces)
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:

@@ -207,7 +207,7 @@ class Module:
         return bisect_right(self._lines, offset)
 
     def _in_whole(self, offset: int) -> int:
-        here, there = self.pieces[max(0, bisect_right(self.pieces, offset, key=itemgetter(0)) - 1)]
+        here, there = self.pieces[bisect_right(self.pieces, offset, key=itemgetter(0)) - 1]
         return there + offset - here
 
     @cached_property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TOOL = "gpt-asm"
 JOBS = len(os.sched_getaffinity(0))
 MAX_WARNINGS = 3  # of one module that are told
-MAX_TIMEOUT = 1e6  # seconds, as many as poll takes
+MAX_TIMEOUT = 1e6  # seconds; poll takes twice as many
 
 Records = Iterator[dict[str, Any]]
 
