@@ -16,13 +16,18 @@ HOOK_SOURCES = $(wildcard runtime/hook/*.c)
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
+COMPLETIONS = bash-completion/completions/$$name zsh/site-functions/_$$name fish/vendor_completions.d/$$name.fish
 MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 
 # The tests and the demo run the executables of this checkout.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+# A compiler that is missing is found before anything is downloaded: $(call need_cc,TARGET)
+need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
+    { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
+
 .PHONY: help setup runtime demo test check check-ruff check-types check-c check-shell check-man
-.PHONY: bench tally test-gpu install uninstall clean distclean
+.PHONY: bench fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +39,7 @@ $(READY): pyproject.toml
 	    { echo "setup: error: $(PYTHON) must be Python 3.11 or later (make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	    { echo "setup: error: $(PYTHON) has no venv (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(call need_cc,setup)
 	@echo "setup: $(VENV), about 1 GB with NVIDIA's tools; once, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev]'
@@ -47,19 +53,19 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/template.h \
-    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h gpt/__init__.py
+    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h runtime/say.h gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S runtime/hook/hook.h runtime/hook/template.h runtime/hook/chunk.h runtime/hook/names.h \
-    runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h
+    runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
 	    $(filter %.c %.S,$^) -o $@
 
-$(RUNTIME)/libgptreplace.so: runtime/replace/replace.c
+$(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $< -o $@
@@ -71,6 +77,7 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) runtime/sim/sim.h runti
 	    $(filter %.c,$^) -o $@
 
 demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
+	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 
 test: $(READY) runtime ## run all tests (ARGS="-k fatbin" for some)
@@ -112,6 +119,9 @@ bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries
 	@$(VENV)/bin/python -m tests.bench.analyze
 	@$(VENV)/bin/python -m tests.bench.weave
 
+fuzz: $(READY) runtime ## hostile input for every reader, on all cores (MINUTES=60, ARGS="--seed 1 elf c-follow")
+	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+
 tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (ARGS="-j 2 --minutes 30" for a sample)
 	@$(VENV)/bin/python -m tests.tally $(ARGS)
 
@@ -119,18 +129,23 @@ test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh
 
 install: ## install to PREFIX (/usr/local): its own Python environment, executables, man pages
+	$(call need_cc,install)
 	@echo "install: $(LIBDIR)"
 	@rm -rf build/lib build/bdist.*
 	@$(PYTHON) -m venv $(LIBDIR)
 	@$(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check .
-	@echo "install: $(PREFIX)/bin, $(PREFIX)/share/man"
+	@echo "install: $(PREFIX)/bin, $(PREFIX)/share: man pages, completion of bash, zsh and fish"
 	@mkdir -p $(PREFIX)/bin
 	@for tool in $(LIBDIR)/bin/gpt-*; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
 	@for page in $(MAN_PAGES); do install -D -m 644 $$page $(PREFIX)/share/$$page || exit; done
+	@$(PYTHON) man/mkcompletion.py $(PREFIX)/share
 
 uninstall: ## remove what install put under PREFIX
 	@echo "uninstall: $(PREFIX)"
-	@for tool in $(LIBDIR)/bin/gpt-*; do rm -f $(PREFIX)/bin/$${tool##*/}; done
+	@for tool in $(LIBDIR)/bin/gpt-*; do \
+	    name=$${tool##*/}; \
+	    rm -f $(PREFIX)/bin/$$name $(addprefix $(PREFIX)/share/,$(COMPLETIONS)); \
+	done
 	@rm -f $(addprefix $(PREFIX)/share/,$(MAN_PAGES))
 	@rm -rf $(LIBDIR)
 

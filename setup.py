@@ -18,6 +18,7 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 from distutils.command.build_scripts import build_scripts  # isort: skip
+from distutils.command.install_data import install_data  # isort: skip
 
 TOP = Path(__file__).resolve().parent
 PACKAGED = Path("gpt", "_runtime")
@@ -32,12 +33,18 @@ exec {launcher} "$@"
 """
 
 
-def make_runtime(folder: Path) -> None:
-    """Builds the runtime into a folder. Exits with one line where a tool is missing."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    for tool, package in (("make", "make"), (compiler[0] if compiler else "cc", "gcc libc6-dev")):
+def find_compiler() -> list[str]:
+    """The words of the C compiler's command. Exits with one line where it or make is missing."""
+    compiler = shlex.split(os.environ.get("CC", "cc")) or ["cc"]
+    for tool, package in (("make", "make"), (compiler[0], "gcc libc6-dev")):
         if not shutil.which(tool):
             sys.exit(f"setup: error: no '{tool}', which builds gpt-hook (Debian: apt-get install {package})")
+    return compiler
+
+
+def make_runtime(folder: Path) -> None:
+    """Builds the runtime into a folder. Exits with one line where a tool is missing."""
+    compiler = find_compiler()
     # As one word each: make would split a path at a blank.
     if any(character.isspace() for character in str(folder)):
         sys.exit(f"setup: error: {folder}: make takes no path with a blank: build elsewhere")
@@ -94,6 +101,18 @@ class BuildScripts(build_scripts):
         target.chmod(0o755)
 
 
+class InstallData(install_data):
+    """Adds the completions of shells to the man pages, of which they are made."""
+
+    def run(self) -> None:
+        """Copies and makes them."""
+        super().run()
+        sys.path.insert(0, str(TOP / "man"))
+        from mkcompletion import write_all
+
+        self.outfiles += map(str, write_all(Path(self.install_dir, "share")))
+
+
 class PlatformWheel(bdist_wheel):
     """A wheel for this platform and any Python: nothing in it is linked to Python."""
 
@@ -115,8 +134,15 @@ class WithRuntime(Distribution):
         return HAS_RUNTIME
 
 
+if HAS_RUNTIME and "dist_info" in sys.argv:  # pip asks for this before it downloads what the package depends on
+    find_compiler()
 setup(
     distclass=WithRuntime,
     scripts=[*SCRIPTS, *([str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [])],
-    cmdclass={"build_py": BuildPackage, "build_scripts": BuildScripts, "bdist_wheel": PlatformWheel},
+    cmdclass={
+        "build_py": BuildPackage,
+        "build_scripts": BuildScripts,
+        "install_data": InstallData,
+        "bdist_wheel": PlatformWheel,
+    },
 )

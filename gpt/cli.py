@@ -2,7 +2,7 @@
 
 A stage is a function with typer options, handed to `run`. Inside it a `Stage` reads records, does for headers,
 ends and syncs what gpt-stream(5) asks of a filter, and writes to standard output: a table on a terminal,
-msgpack otherwise, JSON lines with --json.
+msgpack otherwise, JSON lines with --json; a sink, which is there to be read, writes text unless asked for a stream.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ from typing import Annotated, Any
 import typer
 
 import gpt
-from gpt import records, signals, stream
-from gpt.errors import GptError, MissingError, UsageError
+from gpt import mistaken, records, signals, stream
+from gpt.errors import EmptyPipeError, GptError, MalformedError, MissingError, UsageError
+from gpt.screen import printable, shorten
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
 FLUSH_BYTES = 1 << 18
+PROGRESS_WIDTH = 60  # columns of a name: a line that is folded could not be removed
+
+# What filters are for, and what they say of a stream that has none of it.
+LIBRARY = "library", "no library in the stream: gpt-extract reads one"
+MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
+PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
 
 Output = dict[str, Any] | stream.Packed
 Handler = Callable[[dict[str, Any]], Iterable[Output]]
@@ -47,6 +54,8 @@ def _set_verbose(value: bool) -> bool:
 verbose = False  # whether a fault shows its traceback
 
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")]
+Stream = Annotated[bool, typer.Option("--stream", help="Write the stream, not tables.")]
+Table = Annotated[bool, typer.Option("--table", help="Print tables, as on a terminal.")]
 FromJson = Annotated[bool, typer.Option("--from-json", help="Read JSON lines.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of a fault.")
@@ -82,7 +91,7 @@ def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]]) 
     except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
         return signals.die(signal.SIGPIPE)
     except Exception as error:
-        return _report(tool, error)
+        return _report(tool, error, list(command) if isinstance(command, dict) else [])
 
 
 def _no_command(version: Version = False) -> None:
@@ -101,15 +110,24 @@ def _occupy_closed() -> None:
             os.open(os.devnull, mode)  # takes the lowest free number
 
 
-def _report(tool: str, error: Exception) -> int:
-    """One line on standard error for whatever went wrong, and the exit status that goes with it."""
+def _report(tool: str, error: Exception, commands: list[str]) -> int:
+    """One line on standard error for whatever went wrong, and the exit status that goes with it.
+
+    `commands` are the words that may come first.
+    """
     if verbose:
-        traceback.print_exception(error)
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        _tell("".join(printable(line) + "\n" for line in lines))
+    if isinstance(error, EmptyPipeError):
+        return error.status
     if isinstance(error, GptError):
         say(tool, "error", error.where, error.fact)
         return error.status
     if hasattr(error, "format_message"):  # typer's own: a bad option or argument
-        say(tool, "error", "", f"{error.format_message()} (see {tool} --help)")
+        fact = error.format_message().rstrip(".")
+        word = fact.startswith(("No such command", "Missing command"))
+        hint = f"there are {', '.join(commands)}" if word else f"see {tool} --help"
+        say(tool, "error", "", f"{fact} ({hint})")
         return UsageError.status
     if isinstance(error, OSError):
         say(tool, "error", str(error.filename or ""), error.strerror or str(error))
@@ -130,9 +148,12 @@ def _report(tool: str, error: Exception) -> int:
 def say(tool: str, level: str, where: str, fact: str) -> None:
     """`tool: level: where: fact` on standard error, on one line whatever the fact holds."""
     text = ": ".join(part for part in (tool, level, where, fact) if part)
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    _tell(printable(text) + "\n")
+
+
+def _tell(text: str) -> None:
     try:
-        os.write(2, (line + "\n").encode(errors="backslashreplace"))
+        os.write(2, text.encode(errors="backslashreplace"))
     except OSError:
         pass  # nobody listens
 
@@ -154,10 +175,10 @@ class _AsItIs(RawIOBase):
         return size
 
 
-def _new_table(full: bool) -> Any:
+def _new_table() -> Any:
     from gpt.tables import LibraryTables
 
-    return LibraryTables(full)
+    return LibraryTables()
 
 
 class Stage:
@@ -166,15 +187,22 @@ class Stage:
     `status` is the exit status so far; `error` raises it, `warn` does not.
     """
 
-    def __init__(self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False) -> None:
+    def __init__(
+        self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False, stream: bool = False
+    ) -> None:
+        if table and json:
+            raise UsageError("--table and --json: standard output has one form")
         self.tool = tool
         self.status = 0
+        self.faults = 0  # errors so far
         self.from_json = from_json
         self.json = json
-        self.table = _new_table(table) if table or (not json and os.isatty(1)) else None
+        self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
         self._buffer = bytearray()
         self._count = 0  # records since the header
+        self.told = False  # whether a stage before has reported an error
         self._said: set[tuple[str, ...]] = set()
+        self._facts: set[str] = set()  # of errors
 
     # Messages
 
@@ -183,9 +211,15 @@ class Stage:
         self._say("warning", where, fact)
         return records.make("diag", level="warning", where=where, text=fact, ref=ref)
 
-    def error(self, error: GptError, ref: str | None = None) -> dict[str, Any]:
-        """The same for a fault that the stage survives: it goes on, and ends with the fault's status."""
-        self._say("error", error.where, error.fact)
+    def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
+        """The same for a fault that the stage survives: it goes on, and ends with the fault's status.
+
+        `once` is for a fact that is not of one place alone, as a tool that is missing: the first place stands for all.
+        """
+        if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
+            self._say("error", error.where, error.fact)
+        self._facts.add(error.fact)
+        self.faults += 1
         self.status = max(self.status, error.status)
         return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
 
@@ -204,7 +238,15 @@ class Stage:
         if not files:
             if os.isatty(0):
                 raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
+            self.peek()
             yield from self._records(self.stdin, STDIN)
+
+    def peek(self) -> bytes:
+        """What standard input begins with. Raises EmptyPipeError if it is a pipe with nothing in it."""
+        head = self.stdin.peek(1)
+        if not head and stat.S_ISFIFO(os.fstat(0).st_mode):
+            raise EmptyPipeError("empty", STDIN)
+        return head
 
     @cached_property
     def stdin(self) -> BufferedReader:
@@ -216,7 +258,11 @@ class Stage:
             error.filename = STDIN
             raise
 
-    def _records(self, file: Any, name: str) -> Iterator[dict[str, Any]]:
+    def _records(self, file: BufferedReader, name: str) -> Iterator[dict[str, Any]]:
+        head = file.peek(1)
+        fits = head.lstrip().startswith(b"{") if self.from_json else mistaken.is_stream(head)
+        if head and not fits and (form := mistaken.find_form(head)):
+            raise MalformedError(f"not {'JSON lines' if self.from_json else 'a stream in msgpack'} but {form}", name)
         if self.from_json:
             from gpt import jsonl
 
@@ -243,7 +289,8 @@ class Stage:
             case _:
                 self._count += 1
         if self.table:
-            self.table.add(record)
+            if fault := self.table.add(record):
+                self.warn("", f"{fault}: not in the tables")
             return
         if self.json:
             from gpt import jsonl
@@ -289,42 +336,78 @@ class Stage:
         return self.close()
 
     def filter(
-        self, handle: Handler, files: Sequence[Path] = (), settle: Callable[[], Iterable[Output]] = tuple
+        self,
+        handle: Handler,
+        files: Sequence[Path] = (),
+        settle: Callable[[], Iterable[Output]] = tuple,
+        wants: tuple[str, str] | None = None,
     ) -> int:
         """Passes a stream through `handle`, which gives the records that take a record's place.
 
         Headers get this stage's name in `via`, a `sync` is flushed. `handle` also sees `end`, and what it gives
         then stands before it. A `handle` that does not give everything at once has a `settle`, which gives the
         rest: it is called before a header, a sync, an end, and when there is no more, be it that the stream is cut.
+        `wants` is the kind of record that the stage is for, and what to say of an input that has others only.
         Returns the exit status.
         """
+        kinds: set[str] = set()
+        end: list[dict[str, Any]] = []  # held back: what is said of all segments stands in the last
+        inside = False
         try:
             for record in self.read(files):
-                if record["kind"] in ("header", "sync", "end"):
-                    self._write_all(settle())
-                match record["kind"]:
-                    case "header":
-                        self.write({**record, "via": [*record["via"], self.tool]})
-                    case "sync":
-                        self.write(record)
-                    case _:
-                        self._write_all(handle(record))
-        except GptError:
+                kinds.add(record["kind"])
+                inside = record["kind"] != "end"
+                if record["kind"] == "diag" and record.get("level") == "error":
+                    self.told = True
+                for one in [*end, *([record] if inside else [])]:
+                    self._pass(one, handle, settle)
+                end = [] if inside else [record]
             self._write_all(settle())
+            if wants and not kinds & {wants[0], "sync"}:  # with a sync it is a conversation, where nothing was asked
+                self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
+            for one in end:
+                self._pass(one, handle, settle)
+        except GptError as error:
+            self._write_all(settle())
+            if inside:  # so that the stages after this one know why their stream is cut
+                self.write(records.make("diag", level="error", where=error.where, text=error.fact))
             self.close()
             raise
-        self._write_all(settle())
         return self.close()
+
+    def _pass(self, record: dict[str, Any], handle: Handler, settle: Callable[[], Iterable[Output]]) -> None:
+        if record["kind"] in ("header", "sync", "end"):
+            self._write_all(settle())
+        match record["kind"]:
+            case "header":
+                self.write({**record, "via": [*record["via"], self.tool]})
+            case "sync":
+                self.write(record)
+            case _:
+                self._write_all(handle(record))
+
+    def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
+        """There was nothing to do: an error, said here unless a stage before has said what failed.
+
+        Segments without any record are the answer of a source that found nothing, and no fault.
+        """
+        if self.told:
+            self.status = max(self.status, GptError.status)
+        elif kinds - {"header", "end", "diag"}:
+            self.flush()  # it ends quietly if nobody reads
+            diag = self.error(GptError(fact))
+            if inside:
+                yield diag
 
     def _write_all(self, found: Iterable[Output]) -> None:
         for record in found:
             self.write(record)
 
     def close(self) -> int:
-        """Flushes, prints the table if there is one, and returns the exit status."""
-        self.flush()
+        """Writes the tables if there are any, flushes, and returns the exit status."""
         if self.table:
-            self.table.print()
+            self.write_text(self.table.text())
+        self.flush()
         return self.status
 
 
@@ -332,7 +415,7 @@ class Progress:
     """`done/total` on standard error, from the first second on, when it is a terminal."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._what = shorten(printable(what), PROGRESS_WIDTH)
         self._next = time.monotonic() + 1 if os.isatty(2) else float("inf")
         self._shown = False
 
@@ -341,9 +424,9 @@ class Progress:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.1
             self._shown = True
-            os.write(2, f"\r\x1b[K{self._what}: {100 * done // max(total, 1)} %".encode(errors="replace"))
+            _tell(f"\r\x1b[K{self._what}: {100 * done // max(total, 1)} %")
 
     def clear(self) -> None:
         """Removes the line."""
         if self._shown:
-            os.write(2, b"\r\x1b[K")
+            _tell("\r\x1b[K")

@@ -30,6 +30,10 @@ class TruncatedError(MalformedError):
     """The input ends in the middle of something (exit 3)."""
 
 
+class EmptyPipeError(MalformedError):
+    """Nothing came through a pipe (exit 3). The program before has failed and said why: one fault gives one error."""
+
+
 class MissingError(GptError):
     """A file, tool or device that is needed is not there (exit 4)."""
 

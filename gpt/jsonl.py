@@ -20,6 +20,7 @@ import msgpack
 
 from gpt import records
 from gpt.errors import MalformedError
+from gpt.screen import printable_json
 from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53
@@ -117,7 +118,7 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
 
 def _dump(record: dict[str, Any]) -> str:
     try:
-        return json.dumps(encode(record), ensure_ascii=False)
+        return printable_json(json.dumps(encode(record), ensure_ascii=False))
     except RecursionError:
         raise MalformedError(f"{record['kind']} record nested too deep for JSON") from None
 
@@ -153,6 +154,8 @@ def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
             raise MalformedError(f"no JSON record: {str(error)[:100]}", where) from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise MalformedError("not a GPT record", where)
+        if record["kind"] == "chunk":  # no tool writes one, and whoever reads this could not see what is in it
+            raise MalformedError("chunk in the JSON form", where)
         packed = Record(record)
         try:
             packed.raw = pack(record)

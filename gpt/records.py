@@ -130,6 +130,7 @@ KINDS: dict[str, Keys] = {
         "code": ("u64", "bytes of their code, unpacked"),
         "size_before": ("u64", "bytes of the element in the file, header included"),
         "size_after": ("u64", "bytes of the element in the file, header included"),
+        "left": ("u64?", "unused kernels that stay nevertheless"),
         "reason": ("str?", "why the element stays whole"),
         "zeroed": ("str?", "why code became zeros where kernels were to be dropped"),
     },
@@ -139,6 +140,12 @@ KINDS: dict[str, Keys] = {
         "elements": ("u64", "elements"),
         "kernels": ("u64", "entry functions in them"),
         "bytes": ("u64", "bytes in the file, headers included"),
+    },
+    "repacked": {
+        "wheel": ("str", "path of the wheel that was read"),
+        "output": ("str", "path of the wheel that was written"),
+        "size_before": ("u64", "bytes of the file"),
+        "size_after": ("u64", "bytes of the file"),
     },
     "patched": {
         "library": ("str", "path of the library that was read"),

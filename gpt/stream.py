@@ -61,6 +61,12 @@ def pack(record: dict[str, Any]) -> bytes:
     return data
 
 
+def unpack(data: bytes) -> Record:
+    """The record of which these are the bytes."""
+    ((record, _),) = _split([data], "record")
+    return record
+
+
 def header(tool: str, argv: list[str]) -> dict[str, Any]:
     """The record that begins a segment of this process."""
     try:
@@ -112,7 +118,7 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
             inside = False
         yield record
     if empty:
-        raise MalformedError("empty: no segment (did the stage before fail?)", name)
+        raise MalformedError("empty: no segment", name)
 
 
 def _read(file: IO[bytes]) -> bytes:

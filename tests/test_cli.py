@@ -13,6 +13,7 @@ import msgpack
 import pytest
 
 from gpt import cli, records, stream
+from tests.stages import tools
 
 TOP = Path(__file__).parents[1]
 HEADER = stream.pack(stream.header("test", []))
@@ -90,6 +91,12 @@ def test_a_fault_is_one_line_and_a_status(body, status, message):
     done = run(body)
     assert (done.returncode, done.stdout) == (status, b"")
     assert done.stderr.decode() == f"gpt-test: error: {message}\n"
+
+
+def test_a_wrong_command_is_told_which_there_are():
+    done = tools.run("gpt-analyze", "nope")
+    fact = "No such command 'nope' (there are summary, events)"
+    assert (done.status, done.err) == (2, f"gpt-analyze: error: {fact}\n")
 
 
 def test_verbose_shows_the_traceback_and_nothing_else_does():

@@ -26,7 +26,7 @@ from tests.trace import forge
 STAGES = {
     "gpt-asm": ["--arch", "sm_90"],
     "gpt-ptx-probe": ["-p", "block_sched"],
-    "gpt-analyze": ["summary"],
+    "gpt-analyze": ["summary", "--stream"],
     "gpt-extract": [],
     "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
     "gpt-patch": ["-o", "slim"],
@@ -270,9 +270,85 @@ def test_a_signal_ends_it_quietly(stage, number):
 # Bad input
 
 
-@pytest.mark.parametrize("data", [b"", b"hello, this is no stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
+@pytest.mark.parametrize("data", [b"hello, this is no stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
 def test_an_input_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage(data=data), 3)
+
+
+@pytest.mark.parametrize("args", [[], ["--from-json"]])
+def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
+    """Who should have filled the pipe has said why it did not: one fault gives one error."""
+    done = stage(*args, data=b"")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
+    with open("/dev/null", "rb") as null:
+        assert "<stdin>: empty" in one_line(stage, stage(*args, stdin=null), 3)
+
+
+@pytest.mark.parametrize(
+    ("head", "hint"),
+    [
+        (b'{"kind": "header", "version": "1.0"}\n', "JSON lines (add --from-json)"),
+        (b"\x7fELF\2\1\1" + bytes(100), "an ELF file (gpt-extract reads it)"),
+        (b"PK\3\4" + bytes(100), "a zip file or wheel (gpt-extract -r reads it)"),
+        (b"\x1f\x8b\x08" + bytes(100), "a gzip file (unpack it first)"),
+        (b".version 8.0\n.target sm_90\n", "PTX (gpt-extract --ptx reads it)"),
+        (b"_Z1kv\n", "text"),
+    ],
+)
+def test_an_input_of_another_form_gets_a_hint(stage, head, hint, folder):
+    (folder / "input").write_bytes(head)
+    if stage.name != "gpt-extract":  # which reads such files
+        for done, where in ((stage(data=head), "<stdin>"), (stage("input"), "input")):
+            assert one_line(stage, done, 3).endswith(f": {where}: not a stream in msgpack but {hint}")
+    if not head.startswith(b"{"):
+        assert f"input: not JSON lines but {hint}" in one_line(stage, stage("--from-json", "input"), 3)
+
+
+def test_msgpack_where_json_is_to_be_gets_a_hint(stage):
+    line = one_line(stage, stage("--from-json", data=HEADER + END), 3)
+    assert line.endswith(": <stdin>: not JSON lines but a stream in msgpack (leave out --from-json)")
+
+
+# Nothing to do
+
+
+@pytest.fixture
+def filter_(stage):
+    if stage.name == "gpt-analyze":
+        pytest.skip("says what there is, which may be nothing")
+    return stage
+
+
+def test_nothing_to_do_is_an_error_which_the_stages_after_it_hear_of(filter_):
+    done = filter_(data=HEADER + STRANGE[0] + END + HEADER + STRANGE[1] + END)
+    assert " in the stream: " in one_line(filter_, done, 1)
+    found = read(done.stdout)
+    assert [record["kind"] for record in found] == ["header", "x-mine", "end", "header", "x-mine", "diag", "end"]
+    assert found[-1]["records"] == 2
+    again = filter_(data=done.stdout)
+    assert (again.returncode, again.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("data", [HEADER + END, HEADER + STRANGE[0] + SYNC + END])
+def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, data):
+    quiet(filter_(data=data))
+
+
+@pytest.mark.parametrize("status", [0, 4])
+def test_what_a_stage_before_has_said_is_not_said_again(filter_, status):
+    diag = stream.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
+    done = filter_(data=HEADER + diag + stream.pack(records.make("end", records=1, status=status)))
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_cut_stream_is_told_of_once(folder):
+    located = quiet(run(["gpt-extract", "libdemo.so"], folder))
+    first = run(["gpt-locate", *STAGES["gpt-locate"]], folder, data=located[:-200])
+    assert first.returncode == 3 and first.stderr.count(b"\n") == 1
+    assert read(first.stdout)[-1]["kind"] == "diag"
+    second = run(["gpt-patch", *STAGES["gpt-patch"]], folder, data=first.stdout)
+    assert (second.returncode, second.stderr) == (3, b"")
+    assert not (folder / "slim/libdemo.so").exists()
 
 
 @pytest.mark.parametrize("size", [1, 20, len(HEADER) - 1, len(HEADER) + 1, len(UNFINISHED) - 1])
@@ -296,7 +372,7 @@ def test_another_version_is_refused(stage):
     assert "version 2.0" in one_line(stage, stage(data=header + END), 3)
 
 
-@pytest.mark.parametrize("data", [b"", b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER])
+@pytest.mark.parametrize("data", [b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER])
 def test_json_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage("--from-json", data=data), 3)
 
@@ -345,15 +421,42 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
         os.close(slave)
 
 
-def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work):
+def as_text(stage, *args):
+    """Its command line for a person: a sink speaks text anyway, the others on a terminal."""
+    return [*(word for word in stage.command if word != "--stream"), *args]
+
+
+def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
     master, slave = pty.openpty()
-    done = stage(data=work, stdout=slave, env={**os.environ, "TERM": "dumb"})
+    done = run(as_text(stage), folder, data=work, stdout=slave, env={**os.environ, "TERM": "dumb"})
     os.close(slave)
     text = os.read(master, 1 << 16).decode()
     os.close(master)
     assert (done.returncode, done.stderr) == (0, b"")
     assert text.replace("\r\n", "").isprintable() and "kind" not in text
     assert len(text.splitlines()) >= 2
+
+
+def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
+    """From a sink always, from the others with --table: without colours, and in 80 columns."""
+    args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
+    env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    text = quiet(run(args, folder, data=work, env=env)).decode()
+    lines = text.splitlines()
+    assert text.replace("\n", "").isprintable() and "kind" not in text
+    assert len(lines) >= 2 and max(map(len, lines)) <= 80
+    with open(folder / "report.txt", "wb+") as file:
+        assert run(args, folder, data=work, stdout=file, env=env).returncode == 0
+        file.seek(0)
+        assert file.read().decode() == text
+    with open("/dev/full", "wb") as full:
+        line = one_line(stage, run(args, folder, data=work, stdout=full), 1)
+    assert line == f"{stage.name}: error: <stdout>: No space left on device"
+
+
+def test_a_text_and_json_are_two_forms(stage):
+    if stage.name != "gpt-analyze":
+        assert "--table and --json" in one_line(stage, stage("--table", "--json"), 2)
 
 
 # The command line

@@ -232,6 +232,7 @@ SYNC = '{"kind": "sync", "id": 1}'
         '{"kind": "x", "v": ' + "[" * 100000,
         '{"kind": "x", "v": ' + "[" * 700 + "]" * 700 + "}",
         "\x00",
+        '{"kind": "chunk", "used": 0, "data": {"$b64": ""}}',
     ],
 )
 def test_what_is_no_record_is_refused_by_its_line(line):

@@ -1,4 +1,4 @@
-"""gpt-analyze events: every call, a line of JSON each, oldest first."""
+"""gpt-analyze events: every call, a line each, oldest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpt import cli
-from gpt.errors import UsageError
 
 if TYPE_CHECKING:
     from gpt.analyze.base import Answer
@@ -23,13 +22,11 @@ def events(
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """List every call, oldest first (--json only)."""
+    """List every call, oldest first."""
     from gpt.analyze.base import run
 
-    if not json:
-        raise UsageError("events are JSON lines: --json is needed")
-    stage = cli.Stage("gpt-analyze", json=True, from_json=from_json)
-    return run(stage, Listing(stage), traces or ())
+    stage = cli.Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
+    return run(stage, Listing(stage, json), traces or ())
 
 
 class Listing:
@@ -37,10 +34,11 @@ class Listing:
 
     kinds = None
 
-    def __init__(self, stage: cli.Stage) -> None:
+    def __init__(self, stage: cli.Stage, json: bool) -> None:
         from gpt.trace.events import Events, Segment
 
         self._stage = stage
+        self._json = json
         self._events = Events()
         self._new_segment = Segment
         self._segment: Segment | None = None
@@ -64,6 +62,15 @@ class Listing:
 
     def answer(self) -> Answer:
         """Writes the lines; they are no records."""
-        for lines in self._events.iter_lines():
-            self._stage.write_text(lines)
+        if self._json:
+            for lines in self._events.iter_lines():
+                self._stage.write_text(lines)
+        else:
+            from gpt.analyze.eventtext import HEADER, EventText
+
+            text = EventText()
+            self._stage.write_text(HEADER)
+            for lines in self._events.iter_lines():
+                for line in text.iter_lines(lines):
+                    self._stage.write_text(line)
         yield from ()

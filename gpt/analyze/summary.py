@@ -25,6 +25,7 @@ def summary(
     traces: Annotated[
         list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")
     ] = None,
+    as_stream: cli.Stream = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -33,7 +34,8 @@ def summary(
     """Sum up calls, bytes and kernels of programs."""
     from gpt.analyze.base import run
 
-    return run(cli.Stage("gpt-analyze", json=json, from_json=from_json), Summary(), traces or ())
+    stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
+    return run(stage, Summary(), traces or ())
 
 
 class Summary:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from gpt.outputs import replacing
 
 LIMIT = 1 << 30  # bytes of all files together
 STALE = 3600  # seconds after which what somebody began to write counts as given up
@@ -74,15 +75,12 @@ class Cache:
         size = _DIGEST + len(data)
         if self._folder is None or size > self._limit // 8:
             return
-        part = self._folder / f".{key}.{secrets.token_hex(8)}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(part, "xb") as file:
+            with replacing(self._folder / key) as file:
                 file.write(hashlib.sha256(data).digest())
                 file.write(data)
-            part.rename(self._folder / key)
         except OSError:
-            _remove(part)
             return
         with self._lock:
             self._room -= size

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpt.arch import find_arch
 from gpt.asm.targets import Target
 from gpt.errors import GptError, MissingError
 
@@ -84,7 +85,9 @@ class Tools:
             if fit:
                 return max(fit, key=lambda tool: tool.release)
         others = "" if self._only or len(self._found) == 1 else f", nor does any other of {len(self._found)}"
-        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{others}: install one that does")
+        plain = sorted(arch for arch in map(find_arch, first.targets) if arch and not arch.suffix)
+        known = f" (it knows {', '.join(map(str, plain))})" if lack == str(target) and plain else ""
+        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{known}{others}: install one that does")
 
     def _iter_tools(self) -> Iterator[Tool]:
         yield from self._found

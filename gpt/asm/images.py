@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from gpt.asm.assembler import Code
 from gpt.errors import GptError, MalformedError
 from gpt.formats.fatbinwrite import Codec, Image, pack_fatbin
 from gpt.formats.ptxtext import find_target
+from gpt.outputs import replacing
 
 
 def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
@@ -34,15 +34,8 @@ def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None
 def save(folder: Path, image: dict[str, Any]) -> Path:
     """Writes an image to a file as well, whole or not at all. Returns its path; OSError names it."""
     path = folder / file_name(image)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(image["data"])
-        part.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(image["data"])
     return path
 
 

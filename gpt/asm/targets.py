@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
+from gpt.arch import Arch, find_arch, parse_archs
 from gpt.errors import MissingError, UsageError
 
-_ARCH = re.compile(r"sm_([0-9]{1,3})([0-9])([af]?)")
 _VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
 
 
-class Target(NamedTuple):
-    """sm_90a is (9, 0, "a")."""
-
-    major: int
-    minor: int
-    suffix: str
-
-    def __str__(self) -> str:
-        return f"sm_{self.major}{self.minor}{self.suffix}"
+class Target(Arch):
+    """A compute capability to assemble for."""
 
     def for_source(self, source: Target | None) -> Target:
         """What PTX for `source` is assembled for where this one is asked for: `sm_90a` runs on what `sm_90` names."""
@@ -36,23 +28,17 @@ class Target(NamedTuple):
 
 def find_target(text: str) -> Target | None:
     """`sm_90a` as a Target, None where it is none."""
-    found = _ARCH.fullmatch(text)
-    return Target(int(found[1]), int(found[2]), found[3]) if found else None
+    found = find_arch(text)
+    return Target(*found) if found else None
 
 
 def parse_targets(text: str) -> list[Target]:
-    """`sm_90a,sm_80` in its order, each once. Raises UsageError, and MissingError for `host`."""
-    targets: dict[Target, None] = {}
-    for name in filter(None, text.split(",")):
-        if name == "host":
-            raise MissingError("--arch host needs the simulated device's back end, which this version does not have")
-        target = find_target(name)
-        if target is None:
-            raise UsageError(f"--arch '{name}' is no compute capability such as sm_90 or sm_100a")
-        targets[target] = None
-    if not targets:
+    """`sm_90a,8.0` in its order, each once. Raises UsageError, and MissingError for `host`."""
+    if "host" in text.split(","):
+        raise MissingError("--arch host needs the simulated device's back end, which this version does not have")
+    if not text:
         raise UsageError("--arch SM,... is needed, as --arch sm_90")
-    return list(targets)
+    return [Target(*arch) for arch in parse_archs(text)]
 
 
 def find_version(text: bytes) -> tuple[int, int] | None:

@@ -19,7 +19,9 @@ kernels before 5.18 tell a program where its table is (load address plus offset)
 
 What points to a region is moved with it (pointers.py); a library in which something is not understood, and
 one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
-Every region stays, if only as a header, because its wrapper is registered when the library is loaded.
+Every region stays, if only as a header, because its wrapper is registered when the library is loaded. One that lost
+something ends with an element of kind 0 and no payload: so gpt-hook knows that a kernel that is not found may have
+been there, and gpt-patch that the library is not as it was made.
 
 GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
 pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
@@ -85,10 +87,16 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed
     pieces: list[Piece] = []
     moved: dict[int, int] = {}
     trimmed = {offset: t for offset, t in doomed.trimmed.items() if t.payload}
+    lost = {e.region: e for e in doomed.all if e.dead or e.offset in doomed.dead or e.offset in doomed.trimmed}
     position = 0
     for region in fatbin.iter_regions(source, section.offset, section.end):
         elements = by_region.get(region.offset, [])
         size = sum(trimmed[e.offset].size if e.offset in trimmed else e.end - e.offset for e in elements)
+        mark = b""
+        if region.offset in lost and fatbin.REGION.size + size + fatbin.ELEMENT.size <= region.size:
+            one = lost[region.offset]
+            mark = fatbin.dead_element(source.pread(one.offset, one.header_size), fatbin.ELEMENT.size)
+            size += len(mark)
         moved[section.addr + region.offset - section.offset] = section.addr + position
         pieces.append(Data(fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, size)))
         for element in elements:
@@ -99,6 +107,7 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed
                 pieces[-1] = Copy(last.start, element.end)
             else:
                 pieces.append(Copy(element.offset, element.end))
+        pieces += [Data(mark)] if mark else []
         position += fatbin.REGION.size + size
     return Packed(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
 

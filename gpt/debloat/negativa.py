@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt.errors import GptError, MalformedError, MissingError
+from gpt.formats.paths import read_at_most
+from gpt.outputs import replacing
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
@@ -24,10 +26,16 @@ def path_of(place: Path, library: str) -> Path:
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
-    """Writes the file of one library, whole or not at all. Raises GptError where it is no file."""
+    """Writes the file of one library, whole or not at all. Raises GptError where it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
-    _write(folder / f"{Path(library).name}.json", value)
+    path = folder / f"{Path(library).name}.json"
+    try:
+        _write(path, value)
+    except ValueError:  # a NUL
+        raise MissingError("no file can have this name", str(path)) from None
+    except OSError as error:  # the name is too long, say
+        raise GptError(error.strerror or str(error), str(path)) from None
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
@@ -38,20 +46,15 @@ def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> No
 def _write(path: Path, value: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
         raise GptError("no regular file", str(path))
-    path = path.resolve()  # links stay links
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(json.dumps(value) + "\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path.resolve()) as file:  # links stay links
+        file.write(json.dumps(value).encode() + b"\n")
 
 
 def find_so_path(path: Path) -> str | None:
     """The library that a span file is about; None where the file is something else."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read(MAX_FILE)) if file.peek(1)[:1] == b"{" else None
+            value = json.loads(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
         found = value.get("so_path") if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
@@ -63,7 +66,7 @@ def read_spans(folder: Path, library: str) -> list[Span]:
     path = path_of(folder, library)
     try:
         with open(path, "rb") as file:
-            value: Any = json.loads(file.read(MAX_FILE))
+            value: Any = json.loads(read_at_most(file, MAX_FILE))
         spans = [(span["start"], span["end"]) for span in value["spans"]]
         if not all(type(n) is int and n >= 0 for span in spans for n in span):
             raise ValueError("start and end are no offsets")

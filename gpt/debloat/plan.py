@@ -8,14 +8,17 @@ of the original go where, and which few words are new.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, partial
 from operator import itemgetter
 
 from gpt.debloat.trim import Trimmed
 from gpt.errors import MalformedError
 from gpt.formats import fatbin
+from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE
 from gpt.formats.fatbin import Element
 from gpt.formats.image import Image
 from gpt.formats.source import Source
@@ -128,13 +131,13 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
     """Matches spans with elements. Raises MalformedError on spans that overlap or hold anything but GPU code.
 
     A span covers payloads whole (with or without their headers, several in a row allowed), or lies inside the
-    payload of an element that is not compressed.
+    payload of an element that is not compressed. It begins in no header: of an element, or of a cubin's ELF tables.
     """
     ordered = sorted(spans)
     following_starts = [start for start, _ in ordered[1:]] + [image.source.size]
     for (start, end), following in zip(ordered, following_starts, strict=False):
-        where = image.source.at(start)
-        if start >= end or end > image.source.size:
+        where = image.source.at(max(start, 0))
+        if not 0 <= start < end <= image.source.size:
             raise MalformedError(f"span {start:#x}-{end:#x} is no range of the file", where)
         if end > following:
             raise MalformedError(f"span {start:#x}-{end:#x} overlaps the next", where)
@@ -147,15 +150,22 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
     starts = [element.offset for element in elements]
     dead: set[int] = set()
     parts: list[Span] = []
+    tables = cache(partial(_tables, image.source))
     for start, end in ordered:
         index = bisect_right(starts, start) - 1
         while index < len(elements) and elements[index].offset < end:
             element = elements[index]
+            if element.offset < start < element.payload:
+                where = image.source.at(element.offset)
+                raise MalformedError(f"span {start:#x}-{end:#x} begins inside the header of an element", where)
             if start <= element.payload and element.end <= end:
                 dead.add(element.offset)
             elif element.dead:
                 pass
             elif element.codec == "none" and element.payload <= start and end <= element.end:
+                if any(start < last and first < end for first, last in tables(element)):
+                    where = image.source.at(element.payload)
+                    raise MalformedError(f"span {start:#x}-{end:#x} holds headers of a cubin that stays", where)
                 parts.append((start, end))
             else:
                 raise MalformedError(
@@ -163,6 +173,19 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
                 )
             index += 1
     return Doomed(elements, frozenset(dead), parts, scanned)
+
+
+def _tables(source: Source, element: Element) -> list[Span]:
+    """Where the headers of a cubin that is not compressed lie: without them nothing in it is found."""
+    if element.type != "cubin" or element.end - element.payload < EHDR_SIZE:
+        return []
+    head = source.pread(element.payload, EHDR_SIZE)
+    found = [(element.payload, element.payload + EHDR_SIZE)]
+    for table, number, size in ((32, 56, PHDR_SIZE), (40, 60, SHDR_SIZE)):
+        (offset,), (count,) = struct.unpack_from("<Q", head, table), struct.unpack_from("<H", head, number)
+        if offset:
+            found.append((element.payload + offset, element.payload + offset + max(count, 1) * size))
+    return found
 
 
 def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:

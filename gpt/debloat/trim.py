@@ -10,12 +10,14 @@ become holes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from gpt.debloat import drop
 from gpt.debloat.kernels import Cut, KeptWhole, Span, find_cut
+from gpt.debloat.unused import KEPT, KERNEL_UNUSED
 from gpt.errors import GptError, MalformedError
 from gpt.formats import fatbin
 from gpt.formats.fatbin import Element, Unpacker
@@ -52,6 +54,10 @@ class Trimmed:
         """Bytes of header and payload in the output."""
         return len(self.header) + len(self.payload) or self.element.end - self.element.offset
 
+    def left(self, wanted: Mapping[int, set[str]]) -> int:
+        """How many of its unused kernels stay, `wanted` being those of each element."""
+        return max(0, len(wanted[self.element.offset]) - self.cut.kernels)
+
     @property
     def zeroed(self) -> list[Span]:
         """Ranges of the file that become zeros where they are, of an element that is not packed."""
@@ -74,6 +80,23 @@ def trim_all(
     trimmer = _Trimmer(source, dropping)
     tasks = [partial(trimmer.trim, element, wanted[element.offset]) for element in found]
     return list(run_all(tasks, jobs)) if tasks else []
+
+
+def amended(
+    tallies: Iterable[dict[str, Any]], trimmed: Iterable[Trimmed], wanted: Mapping[int, set[str]]
+) -> Iterator[dict[str, Any]]:
+    """The tallies of a library with what was cut in place of what was to be: kernels that stay are among the kept,
+    what trimming freed is not. Without any trimmed element they are passed on as they are.
+    """
+    done = list(trimmed)
+    stay = sum(one.left(wanted) for one in done)
+    freed = sum(one.element.end - one.element.offset - one.size for one in done)
+    for tally in tallies:
+        change = {KERNEL_UNUSED: (-stay, freed), KEPT: (stay, -freed)}.get(tally["reason"])
+        if not done or not change:
+            yield tally
+        elif tally["reason"] == KEPT or tally["kernels"] > stay:
+            yield {**tally, "kernels": tally["kernels"] + change[0], "bytes": tally["bytes"] + change[1]}
 
 
 class _Trimmer:

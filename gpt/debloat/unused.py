@@ -32,7 +32,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpt.errors import MalformedError, UsageError
+from gpt.arch import Arch, find_arch
+from gpt.errors import MalformedError
 
 KEPT = "kept"
 OTHER_ARCH = "other architecture"
@@ -44,15 +45,6 @@ LINKED = "linked elsewhere"
 
 RELOCATABLE = "__nv_relfatbin"
 FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none
-_ARCH = re.compile(r"sm_(\d{1,3})(\d)([af]?)", re.ASCII)
-
-
-class Arch(NamedTuple):
-    """A compute capability; `suffix` is empty, `a` or `f`."""
-
-    major: int
-    minor: int
-    suffix: str
 
 
 class Device(NamedTuple):
@@ -60,14 +52,6 @@ class Device(NamedTuple):
 
     arch: Arch
     ptx_only: bool = False
-
-
-def parse_arch(text: str) -> Arch:
-    """`sm_90a` as an Arch. Raises UsageError."""
-    found = _ARCH.fullmatch(text)
-    if not found:
-        raise UsageError(f"'{text}' is no compute capability such as sm_90 or sm_100a")
-    return Arch(int(found[1]), int(found[2]), found[3])
 
 
 @dataclass
@@ -128,7 +112,7 @@ def iter_reasons(
                 candidate.picked = True
     if linking or any(c.used or c.whole for c in candidates):
         for candidate in candidates:
-            if candidate.linkable and any(_fits(candidate, device) for device in devices):
+            if candidate.linkable and any(fits(candidate, device) for device in devices):
                 candidate.picked = candidate.needed = True
     served = {c.region for c in candidates if (c.picked or c.linked) and c.type == "cubin"}
     for candidate in candidates:
@@ -140,13 +124,13 @@ def _reason(candidate: Candidate, devices: list[Device], cubin_serves: bool) -> 
         return KEPT if candidate.needed else NO_KERNEL_USED
     if candidate.linked:
         return LINKED
-    if not any(_fits(candidate, device) for device in devices):
+    if not any(fits(candidate, device) for device in devices):
         return OTHER_ARCH
     return PTX_UNUSED if candidate.type != "cubin" and cubin_serves else SUPERSEDED
 
 
 def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
-    fitting = [c for c in elements if _fits(c, device)]
+    fitting = [c for c in elements if fits(c, device)]
     if any(c.bare for c in elements):
         return fitting
     cubins = [c for c in fitting if c.type == "cubin"]
@@ -160,7 +144,7 @@ def _best(candidates: list[Candidate]) -> list[Candidate]:
     return [c for c in candidates if c.arch and c.arch[:2] == best]
 
 
-def _fits(candidate: Candidate, device: Device) -> bool:
+def fits(candidate: Candidate, device: Device) -> bool:
     """Whether the driver could run the element on the device if nothing better were there."""
     code, card = candidate.arch, device.arch
     if code is None:
@@ -180,8 +164,8 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
     `whole` says that it is needed even without. Raises MalformedError on a nonsensical architecture.
     """
     known = element["type"] in ("cubin", "ptx", "ltoir")
-    found = _ARCH.fullmatch(element["arch"])
-    if known and not found:
+    arch = find_arch(element["arch"])
+    if known and not arch:
         raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
     lookup = not element["kernels"] and bool(element["variables"] or element["functions"])
     start = element["offset"]
@@ -189,7 +173,7 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
     if payload + element["payload_size"] >= 1 << 64:
         raise MalformedError("element ends beyond any file", element["library"])
     return Candidate(
-        arch=Arch(int(found[1]), int(found[2]), found[3]) if known and found else None,
+        arch=arch if known else None,
         type=element["type"],
         region=element["region"],
         start=start,

@@ -14,9 +14,11 @@ from typing import IO, Any, NamedTuple
 
 from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
+from gpt.formats.paths import open_regular, read_at_most, real_path
 
 Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
+BOM = b"\xef\xbb\xbf"  # where an editor put one before the text
 IN_MEMORY = "a module in memory"
 
 
@@ -32,7 +34,8 @@ class Loaded(NamedTuple):
 class Used:
     """The union of what several runs used.
 
-    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None.
+    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None. `lists` are
+    those that stand in a list, with the list; there they may be demangled.
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
     may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
     of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory, each with the
@@ -40,6 +43,7 @@ class Used:
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
+    lists: dict[str, str] = field(default_factory=dict)
     devices: set[tuple[str, str]] = field(default_factory=set)
     whole: set[Place] = field(default_factory=set)
     listed: set[Place] = field(default_factory=set)
@@ -53,23 +57,24 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
     used = Used()
     for path in paths:
         with open(path, "rb") as file:
-            head = file.peek(1)[:1]  # and no seek: it may be a pipe
-            if head >= b"\x80":
+            head = file.peek(1)[:3]  # and no seek: it may be a pipe
+            if head >= b"\x80" and not head.startswith(BOM):
                 _read_traces(path, file, used, allow_incomplete)
-            elif head == b"{":
-                _read_negativa(file.read(MAX_TEXT), path, used)
+            elif head[:1] == b"{":
+                _read_negativa(read_at_most(file, MAX_TEXT), path, used)
             else:
-                _read_text(file.read(MAX_TEXT), path, used)
+                _read_text(read_at_most(file, MAX_TEXT), path, used)
     return used
 
 
 def _read_text(data: bytes, path: Path, used: Used) -> None:
     if b"\0" in data:
         raise MalformedError("neither a trace nor text", str(path))
-    for line in data.decode(errors="surrogateescape").splitlines():
+    for line in data.removeprefix(BOM).decode(errors="surrogateescape").splitlines():
         name = line.strip()
         if name and not name.startswith("#"):
             used.names.setdefault(name, None)
+            used.lists.setdefault(name, str(path))
 
 
 def _read_negativa(data: bytes, path: Path, used: Used) -> None:
@@ -90,14 +95,14 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
 
 def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
     """Adds a trace, and those of its children and of theirs."""
-    seen = {path.resolve()}
+    seen = {real_path(path)}
     pending = [(path, child) for child in _read_trace(path, file, used, allow_incomplete, root=True)]
     for parent, child in pending:  # grows
-        if child.resolve() in seen:
+        if (real := real_path(child)) in seen:
             continue
-        seen.add(child.resolve())
+        seen.add(real)
         if child.exists():
-            with open(child, "rb") as inner:
+            with open_regular(child) as inner:
                 pending += [(child, c) for c in _read_trace(child, inner, used, allow_incomplete, root=False)]
         elif allow_incomplete:
             used.warnings.append((str(parent), f"the trace of a child is absent: {child}"))
@@ -120,6 +125,10 @@ def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool,
                 raise MalformedError(fault, str(path))
             match record["kind"]:
                 case "header":
+                    if record["tool"] == "gpt-extract":  # nothing of its would count as used
+                        raise MalformedError(
+                            "no trace, but what gpt-extract wrote ('gpt-hook run' records one)", str(path)
+                        )
                     if segment.open:
                         interrupted.add(pid)
                     segment.close()

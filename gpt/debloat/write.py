@@ -3,56 +3,35 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from gpt.debloat.plan import Copy, Data, Fill, Plan
 from gpt.debloat.trim import check_trimmed
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.errors import GptError
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
-from gpt.formats.files import BACKUP
 from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
 from gpt.formats.source import BLOCK, Source
-
-SIGNATURES = ("security.ima", "security.evm")  # of the kernel's integrity subsystem
-FS_IOC_GETFLAGS, FS_VERITY_FL = 0x80086601, 0x00100000
-
-
-def backup_of(path: Path) -> Path:
-    """Where the original of a library patched in place is kept."""
-    return path.with_name(path.name + BACKUP)
+from gpt.outputs import replacing
 
 
 @contextmanager
 def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
-    """Writes a plan beside `path` with the original's mode and owner; gives the open file to be checked.
+    """Writes a plan to a file that only its owner may read; gives it, open, to be checked.
 
-    It takes the name `path` when the block ends without an exception, and is removed otherwise. Where the file system
-    can, it has no name before, so that not even a killed process leaves anything.
+    It takes the name `path` when the block ends without an exception, and is gone otherwise. Raises GptError.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    status = os.fstat(source_fd)
     try:
-        with open(_nameless(path.parent) or _named(part), "w+b") as file:
+        with replacing(path, mode=0o600) as file:
             _write(file.fileno(), source_fd, plan)
             yield file.fileno()
-            with suppress(PermissionError):  # only root gives files away
-                os.fchown(file.fileno(), status.st_uid, status.st_gid)
-            os.fchmod(file.fileno(), status.st_mode & 0o7777)
-            if not part.exists():
-                number = file.fileno()
-                os.link(f"/proc/self/fd/{number}", part, src_dir_fd=number)  # else Python links the link itself
-        part.replace(path)
     except OSError as error:
         raise GptError(error.strerror or str(error), str(path)) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -62,18 +41,6 @@ def append(path: Path, data: bytes) -> None:
             file.write(data)
     except OSError as error:
         raise GptError(error.strerror or str(error), str(path)) from None
-
-
-def _nameless(folder: Path) -> int | None:
-    """A file without a name in a folder; None where that cannot be, for whatever reason."""
-    with suppress(OSError):
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    return None
-
-
-def _named(path: Path) -> int:
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
 
 
 def _write(out: int, source: int, plan: Plan) -> None:
@@ -128,62 +95,6 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
         if not count:
             raise GptError("shrinks while it is copied", f"+{start:#x}")
         start, position, size = start + count, position + count, size - count
-
-
-def find_signature(fd: int) -> str | None:
-    """What vouches for the bytes of a file and refuses others in their place; None where nothing does."""
-    with suppress(OSError):
-        found = os.listxattr(fd)
-        if names := [name for name in SIGNATURES if name in found]:
-            return names[0]
-    with suppress(OSError):
-        flags = int.from_bytes(fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8)), "little")
-        if flags & FS_VERITY_FL:
-            return "fs-verity"
-    return None
-
-
-def keep_backup(path: Path, image: Image) -> None:
-    """Gives the original a second name, once: a library that is patched again keeps its first original.
-
-    Raises GptError where the name is taken by another version of the library, of before an upgrade perhaps.
-    """
-    backup = backup_of(path)
-    if not backup.exists():
-        os.link(path, backup)
-        return
-    if _version_of(backup) != _version(image):
-        raise GptError(f"'{backup}' is the original of another version: remove or restore it first", str(path))
-
-
-def _version(image: Image) -> tuple[object, ...]:
-    """What stays when a library is slimmed, and changes when it is built anew."""
-    first: dict[str, tuple[int, int]] = {}  # further sections of a name may be parts of the first
-    for section in image.elf.sections if image.elf else []:
-        first.setdefault(section.name, (section.type, section.addr))
-    return image.type, image.build_id, first
-
-
-def restore(path: Path) -> None:
-    """Brings the original back, behind links.
-
-    Raises MissingError where there is none, GptError where the library is another one by now, after an upgrade.
-    """
-    path = path.resolve()
-    backup = backup_of(path)
-    if not backup.exists():
-        raise MissingError(f"no backup: {backup} is absent", str(path))
-    with suppress(MissingError, MalformedError, FileNotFoundError):  # whatever is no library may go
-        if _version_of(path) != _version_of(backup):
-            raise GptError(f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path))
-    backup.replace(path)
-    # Two names of one file stay, as when patching ended before the new one took its name.
-    backup.unlink(missing_ok=True)
-
-
-def _version_of(path: Path) -> tuple[object, ...]:
-    with open(path, "rb") as file:
-        return _version(parse_image(Source(str(path), file.fileno())))
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:

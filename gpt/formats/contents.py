@@ -1,12 +1,15 @@
 """Elements with what they define.
 
-Unpacking is the whole cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches that are worth a
-process's while. One is unpacked at a time, into a buffer that is used again.
+Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches that are worth a
+process's while. One is unpacked at a time, into a buffer that is used again. What needs no unpacking is not unpacked:
+of a cubin that is not compressed only the tables are read, and where elements are the same bytes (four of five in
+libcublasLt.so) a process unpacks the first one that it meets.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -17,6 +20,8 @@ from gpt.formats.image import Placed
 from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
 
+MAX_KNOWN = 1 << 16  # functions that are remembered of elements that come again: some 20 MB
+TAIL = 64  # bytes at the end of a payload that hardly two have in common
 BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes unpacked, and elements, that a process does in one go
 
 EMPTY = Contents([], [], 0)
@@ -36,26 +41,52 @@ class Opened:
 
 
 class Opener:
-    """Opens the elements of a source, one after the other."""
+    """Opens the elements of a source, one after the other. `found` are those that will come: some are the same."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, found: Iterable[Placed] = ()) -> None:
         self.source = source
         self._unpacker = Unpacker()
+        self._sizes = Counter(_sizes(placed.element) for placed in found)
+        self._known: dict[tuple[object, ...], tuple[Element, Contents]] = {}
+        self._room = MAX_KNOWN
 
     def open(self, placed: Placed, keep: bool) -> Opened:
         """The element with its bytes, if they are to be kept. Raises MalformedError with its location."""
         element = placed.element
         if not keep and element.type not in ("cubin", "ptx"):
             return Opened(placed, EMPTY, None)
-        data = self._unpacker.unpack(self.source, element)
-        text = bytes(data).rstrip(b"\0") if element.type == "ptx" else None
+        alone = placed.section is not None and not element.header_size
         try:
-            contents = _parse(element, text if text is not None else data)
+            if not keep and not alone:
+                return Opened(placed, self._name(element), None)
+            data = self._unpacker.unpack(self.source, element)
+            contents = _parse(element, data)
         except MalformedError as error:
+            if error.where:
+                raise
             raise MalformedError(error.fact, self.source.at(element.offset)) from None
-        kept = (text if text is not None else bytes(data)) if keep else None
-        alone = placed.section and not element.header_size
+        kept = bytes(data) if keep else None
+        if kept and element.type == "ptx":
+            kept = kept.rstrip(b"\0")
         return Opened(placed, contents, kept, hashlib.sha256(data).hexdigest() if alone else None)
+
+    def _name(self, element: Element) -> Contents:
+        """What an element defines, with no more of it unpacked than needs be."""
+        if element.type == "cubin" and element.codec == "none":
+            return cubin.parse_cubin(self.source.sub(element.payload, element.packed_size))
+        packed = self._unpacker.read(self.source, element)
+        if self._sizes[_sizes(element)] < 2:
+            return _parse(element, self._unpacker.expand(packed, self.source, element))
+        key = _sizes(element), bytes(packed[-TAIL:])
+        if key in self._known:
+            first, contents = self._known[key]
+            if self.source.pread(first.payload, first.packed_size) == bytes(packed):
+                return contents
+        contents = _parse(element, self._unpacker.expand(packed, self.source, element))
+        self._room -= len(contents.kernels) + len(contents.functions) + 1
+        if self._room >= 0:
+            self._known[key] = element, contents
+        return contents
 
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -70,6 +101,11 @@ def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _sizes(element: Element) -> tuple[object, ...]:
+    """What elements have in common that may be the same."""
+    return element.type, element.codec, element.packed_size, element.size
 
 
 def _parse(element: Element, data: bytes | memoryview) -> Contents:

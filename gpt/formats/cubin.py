@@ -15,6 +15,7 @@ import struct
 
 from gpt.errors import MalformedError
 from gpt.formats.elf import MACHINES, SHDR_SIZE, SHT_SYMTAB, machine_of
+from gpt.formats.source import Source
 from gpt.formats.symbols import SPACE, Contents, Symbol
 
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
@@ -26,27 +27,32 @@ SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, shndx, value, size
 Data = bytes | bytearray | memoryview
 
 
-def section_headers(data: Data) -> memoryview:
+def section_headers(data: Data | Source) -> memoryview:
     """The table of section headers of a cubin, each a SECTION. Raises MalformedError."""
-    if MACHINES.get(machine_of(bytes(data[:20])) or 0) != "cuda":
+    size = _size(data)
+    head = _part(data, 0, min(64, size))
+    if MACHINES.get(machine_of(bytes(head[:20])) or 0) != "cuda":
         raise MalformedError("no cubin")
-    if len(data) < 64:
+    if size < 64:
         raise MalformedError("cubin shorter than its header")
-    (shoff,) = struct.unpack_from("<Q", data, 40)
-    shentsize, shnum = struct.unpack_from("<HH", data, 58)
+    (shoff,) = struct.unpack_from("<Q", head, 40)
+    shentsize, shnum = struct.unpack_from("<HH", head, 58)
     if shoff == 0:
         return memoryview(b"")
-    if shoff + SHDR_SIZE > len(data):
+    if shoff + SHDR_SIZE > size:
         raise MalformedError("cubin: section headers beyond its end")
     if shnum == 0:
-        shnum = SECTION.unpack_from(data, shoff)[5]
-    if shentsize != SHDR_SIZE or shoff + shnum * SHDR_SIZE > len(data):
+        shnum = SECTION.unpack(_part(data, shoff, SHDR_SIZE))[5]
+    if shentsize != SHDR_SIZE or shoff + shnum * SHDR_SIZE > size:
         raise MalformedError("cubin: section headers beyond its end")
-    return memoryview(data)[shoff : shoff + shnum * SHDR_SIZE]
+    return _part(data, shoff, shnum * SHDR_SIZE)
 
 
-def parse_cubin(data: Data) -> Contents:
-    """Kernels, device functions and the number of variables of a cubin, in symbol table order."""
+def parse_cubin(data: Data | Source) -> Contents:
+    """Kernels, device functions and the number of variables of a cubin, in symbol table order.
+
+    Of a Source only the tables are read, some hundredths of it.
+    """
     headers = section_headers(data)
     types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()
     if SHT_SYMTAB not in types:
@@ -59,7 +65,7 @@ def parse_cubin(data: Data) -> Contents:
     kernels: list[Symbol] = []
     functions: list[Symbol] = []
     variables = 0
-    room = SPACE + len(data)  # for names and functions: hostile ones share their bytes
+    room = SPACE + _size(data)  # for names and functions: hostile ones share their bytes
     for name, info, other, shndx, _, code in SYMBOL.iter_unpack(_part(data, offset, size - size % SYMBOL.size)):
         if not shndx:
             continue
@@ -69,7 +75,7 @@ def parse_cubin(data: Data) -> Contents:
             if end < 0:
                 raise MalformedError("cubin: symbol without a name")
             if room < 0:
-                raise MalformedError(f"cubin: more functions and names than {len(data)} bytes can hold")
+                raise MalformedError(f"cubin: more functions and names than {_size(data)} bytes can hold")
             symbol: Symbol = {"name": names[name:end].decode("utf-8", "surrogateescape"), "size": code}
             (kernels if other & STO_CUDA_ENTRY else functions).append(symbol)
         elif info & 15 == STT_OBJECT:
@@ -77,9 +83,15 @@ def parse_cubin(data: Data) -> Contents:
     return Contents(kernels, functions, variables)
 
 
-def _part(data: Data, offset: int, size: int) -> memoryview:
-    if offset + size > len(data):
+def _size(data: Data | Source) -> int:
+    return data.size if isinstance(data, Source) else len(data)
+
+
+def _part(data: Data | Source, offset: int, size: int) -> memoryview:
+    if offset + size > _size(data):
         raise MalformedError("cubin: section beyond its end")
+    if isinstance(data, Source):
+        return memoryview(data.pread(offset, size))
     return memoryview(data)[offset : offset + size]
 
 
@@ -100,7 +112,7 @@ def size_of_image(head: bytes) -> int:
 def find_ptx(data: Data) -> bytes | None:
     """The PTX text in a cubin's `.nv_debug_ptx_txt` (lines ended by NUL), if it holds one."""
     headers = section_headers(data)
-    (shstrndx,) = struct.unpack_from("<H", data, 62)
+    (shstrndx,) = struct.unpack("<H", _part(data, 62, 2))
     if shstrndx * SHDR_SIZE >= len(headers):
         return None
     *_, offset, size, _, _, _, _ = SECTION.unpack_from(headers, shstrndx * SHDR_SIZE)

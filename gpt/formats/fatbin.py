@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from gpt.errors import MalformedError
 from gpt.formats.source import BLOCK, Source
@@ -38,8 +39,10 @@ CODECS = {0: "none", FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
 
 MAX_HEADER = 4096  # bytes of an element's header; 128 is the most ever seen
 MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; 128 MiB is the most ever seen (nccl)
-MAX_REGIONS = MAX_ELEMENTS = 1 << 18  # of one file; 2,789 elements are the most ever seen
+MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # of one file; 5,666 elements are the most ever seen
 MAX_WINDOW = 128 << 20  # bytes of zstd's window
+KEPT = MAX_UNPACKED  # bytes of the largest block that is used again and not given back to the kernel
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,18 @@ class Unpacker:
 
     def unpack(self, source: Source, element: Element) -> memoryview:
         """The unpacked payload, `element.size` bytes. PTX ends with a NUL, as it is stored."""
+        return memoryview(self.expand(self.read(source, element), source, element))
+
+    def read(self, source: Source, element: Element) -> memoryview:
+        """The payload as it is stored."""
         if len(self._packed) < element.packed_size:
             self._packed = bytearray(element.packed_size)
         packed = memoryview(self._packed)[: element.packed_size]
         source.pread_into(element.payload, packed)
+        return packed
+
+    def expand(self, packed: memoryview, source: Source, element: Element) -> bytes | memoryview:
+        """What the stored payload of an element of `source` unpacks to."""
         if element.codec == "none":
             return packed
         try:
@@ -200,16 +211,17 @@ class Unpacker:
                 source.at(element.offset),
             ) from None
 
-    def _lz4(self, packed: memoryview, element: Element) -> memoryview:
+    def _lz4(self, packed: memoryview, element: Element) -> bytes:
         import lz4.block
 
+        _keep_memory()
         try:
-            data = lz4.block.decompress(packed, uncompressed_size=element.size)
+            data: bytes = lz4.block.decompress(packed, uncompressed_size=element.size)
         except lz4.block.LZ4BlockError as error:
             raise ValueError(error) from None
         if len(data) != element.size:
             raise ValueError(f"{len(data)} bytes came out")
-        return memoryview(data)
+        return data
 
     def _unzstd(self, packed: memoryview, element: Element) -> memoryview:
         if len(self._buffer) < element.size + 1:
@@ -220,3 +232,19 @@ class Unpacker:
         if done != element.size:
             raise ValueError(f"{done} bytes came out" if done < element.size else "more came out")
         return out[:done]
+
+
+@cache
+def _keep_memory() -> None:
+    """Has glibc use again what python-lz4 frees, which knows no buffer to unpack into.
+
+    Each block would be mapped anew, and the kernel's zeroing of its pages takes nearly as long as unpacking into it.
+    """
+    import ctypes
+
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return
+    mallopt(M_MMAP_THRESHOLD, KEPT)
+    mallopt(M_TRIM_THRESHOLD, 2 * KEPT)

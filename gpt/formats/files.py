@@ -1,4 +1,4 @@
-"""Which files a command line names: files, directories and wheels with everything in them, a pipe."""
+"""Which files a command line names: files, directories with everything in them, a pipe."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import os
 import shutil
 import stat
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from gpt.errors import MalformedError
 from gpt.formats.source import Source
 
-ZIP = b"PK\3\4"
 BACKUP = ".gpt-orig"  # after the name of a library: its original, while a slimmed one has its place
-MAX_MEMBER = 8 << 30  # bytes of a file in a wheel
 
 
 def iter_files(top: Path) -> Iterator[Path]:
@@ -48,26 +43,6 @@ def opened(path: Path) -> Iterator[Source]:
             yield Source(str(path), file.fileno())
         else:
             yield spool(stack, file, str(path))
-
-
-def is_wheel(source: Source) -> bool:
-    """Whether it is a wheel, or any zip file."""
-    return source.size >= len(ZIP) and source.pread(0, len(ZIP)) == ZIP
-
-
-def iter_wheel(wheel: Source) -> Iterator[Source]:
-    """The members of a wheel, unpacked into a temporary file one by one. Raises MalformedError."""
-    try:
-        with wheel.open() as file, zipfile.ZipFile(file) as members:
-            for member in members.infolist():
-                if member.is_dir():
-                    continue
-                if member.file_size > MAX_MEMBER:
-                    raise MalformedError(f"'{member.filename}' unpacks to {member.file_size} bytes", wheel.name)
-                with members.open(member) as packed, ExitStack() as stack:
-                    yield spool(stack, packed, f"{wheel.name}/{member.filename}")
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
-        raise MalformedError(f"zip: {error}", wheel.name) from None
 
 
 def spool(stack: ExitStack, file: IO[bytes], name: str) -> Source:

@@ -19,13 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpt import mistaken
 from gpt.errors import MalformedError
 from gpt.formats import archive, cubin, elf, fatbin, frames, ptxtext
+from gpt.formats.others import find_other
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+MAX_RATIO = 64  # bytes that a file unpacks to for each of its own, beside MAX_UNPACKED; 14 are the most ever seen
 HEAD = 1 << 16  # bytes in which the .version of PTX text must begin
 WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan reads in vain, beside the size of the file
+MAX_NESTED = 8  # archives in archives
 MIN_WASTE = 4096  # what it costs to try a magic number, or read a header, in such bytes
 
 
@@ -66,12 +70,17 @@ class Image:
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
         """The same with those that were cut out in place; not numbered."""
+        size, most = 0, fatbin.MAX_UNPACKED + MAX_RATIO * self.source.size
         for count, placed in enumerate(self._iter_all(scan)):
+            where = self.source.at(placed.element.offset)
             if count >= fatbin.MAX_ELEMENTS:
-                raise MalformedError(f"over {fatbin.MAX_ELEMENTS} elements", self.source.at(placed.element.offset))
+                raise MalformedError(f"over {fatbin.MAX_ELEMENTS} elements", where)
+            size += 0 if placed.element.dead else placed.element.size
+            if size > most:
+                raise MalformedError(f"elements unpack to over {most} bytes, the limit for a file of its size", where)
             yield placed
 
-    def _iter_all(self, scan: bool) -> Iterator[Placed]:
+    def _iter_all(self, scan: bool, depth: int = 0) -> Iterator[Placed]:
         source = self.source
         if self.type == "fatbin":
             yield from (Placed(e) for e in _iter_range(source, 0, source.size))
@@ -80,10 +89,12 @@ class Image:
         elif self.type == "ptx":
             yield Placed(_bare_ptx(source))
         elif self.type == "archive":
+            if depth > MAX_NESTED:
+                raise MalformedError(f"archives nested over {MAX_NESTED} deep", source.at(0))
             for name, member in archive.iter_members(source):
                 inner = find_image(member)
                 if inner:
-                    for placed in inner._iter_all(scan):
+                    for placed in inner._iter_all(scan, depth + 1):
                         yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
         elif self.elf:
             found: list[elf.Section | fatbin.Element] = [*iter_sections(self.elf)]
@@ -108,19 +119,24 @@ def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
 
 def find_image(source: Source) -> Image | None:
     """What the file is, or None where it is nothing that could hold GPU code. Raises MalformedError."""
-    head = source.pread(0, min(HEAD, source.size))
-    machine = elf.MACHINES.get(elf.machine_of(head) or 0)
-    if machine == "cuda":
-        return Image(source, "cubin", machine)
-    if machine:
-        return Image(source, "elf", machine, elf.parse_elf(source))
+    kind = _kind_of(source.pread(0, min(HEAD, source.size)))
+    return Image(source, *kind, elf.parse_elf(source) if kind[0] == "elf" else None) if kind else None
+
+
+def may_be_image(head: bytes) -> bool:
+    """Whether `find_image` would take a file for something, by its first HEAD bytes."""
+    return _kind_of(head) is not None
+
+
+def _kind_of(head: bytes) -> tuple[str, str | None] | None:
+    """Type and machine of a file that may hold GPU code."""
+    if machine := elf.MACHINES.get(elf.machine_of(head) or 0):
+        return "cubin" if machine == "cuda" else "elf", machine
     if head.startswith(archive.MAGIC):
-        return Image(source, "archive")
+        return "archive", None
     if head.startswith(fatbin.MAGIC_BYTES):
-        return Image(source, "fatbin", "cuda")
-    if ptxtext.is_ptx(head):
-        return Image(source, "ptx", "cuda")
-    return None
+        return "fatbin", "cuda"
+    return ("ptx", "cuda") if ptxtext.is_ptx(head) else None
 
 
 def parse_image(source: Source) -> Image:
@@ -131,13 +147,16 @@ def parse_image(source: Source) -> Image:
     head = source.pread(0, min(20, source.size))
     if not head:
         raise MalformedError("empty file", source.name)
+    if other := find_other(source):
+        raise MalformedError(other, source.name)
     if head.startswith(elf.MAGIC):
         raise MalformedError("ELF file of a machine that does not run CUDA (or 32-bit)", source.name)
     if head.startswith(archive.THIN):
         raise MalformedError("thin archive: name its members instead", source.name)
     if head.startswith(b"PK\3\4"):
         raise MalformedError("zip file or wheel: read it with -r", source.name)
-    raise MalformedError("no ELF file, archive, fatbin, cubin or PTX", source.name)
+    form = mistaken.find_form(source.pread(0, min(HEAD, source.size)))
+    raise MalformedError(f"no ELF file, archive, fatbin, cubin or PTX{f', but {form}' if form else ''}", source.name)
 
 
 def _iter_range(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from gpt import records
+from gpt.arch import describe
+from gpt.errors import GptError
 from gpt.formats.contents import Opened, Opener, iter_batches
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
 from gpt.formats.source import Source
+from gpt.outputs import replacing
 from gpt.stream import Packed
 from gpt.workers import run_all
 
+NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
 MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
 
 _RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
@@ -47,6 +50,9 @@ class Listing:
     save: Path | None = None
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
     modules: int = 0  # elements of the files before
+    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
+    named: dict[str, None] = field(default_factory=dict)  # some kernels that there are, as long as none was wanted
+    matched: bool = False  # whether anything was as wanted
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
         """The records of a file; none where it holds no GPU code. Raises MalformedError."""
@@ -54,9 +60,11 @@ class Listing:
         found = list(image.iter_elements(self.scan))
         if not found and not image.has_fatbins:
             return
+        self.found |= dict.fromkeys((placed.element.type, placed.element.arch) for placed in found)
         names = self._name_all(source, found) if self.save else {}
-        opener = Opener(source)
-        batches = list(iter_batches(self._select(found)))
+        wanted = list(self._select(found))
+        opener = Opener(source, wanted)
+        batches = list(iter_batches(wanted))
         tasks: list[Callable[[], Any]] = [source.sha256]
         tasks += [partial(self._pack, opener, batch, names) for batch in batches]
         results = run_all(tasks, self.jobs if len(batches) > 1 else 1)
@@ -71,9 +79,36 @@ class Listing:
         )
         for batch in batches:
             progress(batch[0].element.offset, source.size)
-            yield next(results)
+            yield (packed := next(results))
+            self.matched |= packed.count > 0
         yield records.make("library_end", path=source.name)
         self.modules += len(found)
+        if self.kernels and not self.matched:
+            self._name_some(opener, found)
+
+    def _name_some(self, opener: Opener, found: list[Placed]) -> None:
+        """Keeps a few names of kernels to say what there is."""
+        for placed in islice(self._select(found), LOOKED_INTO):
+            if len(self.named) >= NAMED:
+                return
+            self.named |= dict.fromkeys(
+                symbol["name"] for symbol in opener.open(placed, False).contents.kernels[:NAMED]
+            )
+
+    def find_idle(self) -> str | None:
+        """Why nothing was found that is wanted, if so, and what there is; None if there was no GPU code at all."""
+        if self.matched or not self.found:
+            return None
+        types = {"ptx"} if self.ptx else self.types
+        fits = [arch for type_, arch in self.found if arch in (self.archs or {arch}) and type_ in (types or {type_})]
+        if fits and self.kernels:
+            names = f": there are {', '.join(islice(self.named, NAMED))} (--names lists all)" if self.named else ""
+            return f"no kernel matches {' or '.join(map(repr, self.kernels))}{names}"
+        what = "PTX" if self.ptx else " or ".join(sorted(types)) or "code"
+        wanted = f" for {' or '.join(sorted(self.archs))}" if self.archs else ""
+        lacking = self.ptx and not any(type_ == "ptx" for type_, _ in self.found)
+        hint = " (nvcc adds PTX with -gencode arch=compute_XY,code=compute_XY)" if lacking else ""
+        return f"no {what}{wanted}: there is {describe(self.found)}{hint}"
 
     def _pack(self, opener: Opener, batch: list[Placed], names: dict[int, str]) -> Packed:
         """The records of a batch; what is to be saved is written."""
@@ -113,9 +148,12 @@ class Listing:
     def _wants_data(self, element: Element) -> bool:
         return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))
 
+    def wants_kernel(self, name: str) -> bool:
+        """Whether a kernel of this name is wanted."""
+        return not self.kernels or any(fnmatchcase(name, glob) for glob in self.kernels)
+
     def _has_kernel(self, item: Opened) -> bool:
-        names = (symbol["name"] for symbol in item.contents.kernels)
-        return not self.kernels or any(fnmatchcase(name, glob) for name in names for glob in self.kernels)
+        return not self.kernels or any(self.wants_kernel(symbol["name"]) for symbol in item.contents.kernels)
 
     def _element(self, source: Source, item: Opened) -> Records:
         placed, element, contents = item.placed, item.placed.element, item.contents
@@ -162,11 +200,10 @@ class Listing:
 
 
 def _write(path: Path, item: Opened) -> None:
-    """Writes the unpacked bytes of an element, whole or not at all."""
+    """Writes the unpacked bytes of an element, whole or not at all. Raises GptError."""
     assert item.data is not None
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(item.data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(item.data)
+    except OSError as error:
+        raise GptError(error.strerror or str(error), str(path)) from None

@@ -49,11 +49,13 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
         name = function.item.name
         if not function.stateful or function is entry:
             continue
-        reason = ""
+        reason, params = "", parse_params(module, function.item) or ()
         if named[name] != expected[name]:
-            reason = "whose address is taken"
-        elif any(s.word == ".reg" for p in parse_params(module, function.item) or () for s in p.specifiers):
+            reason = "whose address is taken, or which another kernel calls"
+        elif any(s.word == ".reg" for p in params for s in p.specifiers):
             reason = "whose parameters are registers"
+        elif any(None in p.declarator.dimensions for p in params):  # an array of no size has to be the last one
+            reason = "whose arguments vary in number"
         if reason:
             raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 

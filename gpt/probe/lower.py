@@ -15,7 +15,7 @@ from gpt.probe.model import COUNTS, HELPERS, SIZES, Line, Probe, Save, Snippet, 
 from gpt.probe.names import Names, part_name
 from gpt.probe.reader import Misfit, Reader
 from gpt.probe.saves import Placed, save
-from gpt.probe.types import SPECIAL, type_of_name, types_of
+from gpt.probe.types import SPECIAL, takes_no_constant, type_of_name, types_of
 from gpt.ptx import tree
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
@@ -73,7 +73,7 @@ class Lowering:
     # Operands
 
     def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
-        """An operand of a snippet's instruction. `plain` ones take special registers: mov and cvt."""
+        """An operand of a snippet's instruction. `plain` ones take special registers: those of mov."""
         match operand:
             case tree.Name("PRED", ()):
                 return self.code.positive(self.read.guard(self.site.guard))
@@ -88,7 +88,8 @@ class Lowering:
                 source = bound.operand(name, element) if bound and HELPERS[name] is None else None
                 if bound is None or source is None:
                     raise Misfit(f"has no {operand}")
-                return self.read.sized(source, wanted, fresh=name == "OUT", width=bound.width(name, element))
+                width, low = bound.width(name, element), bound.low(name)
+                return self.read.sized(source, wanted, fresh=name == "OUT", width=width, low=low)
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
@@ -138,8 +139,11 @@ class Lowering:
             self.code.put(node.name, condition)
             return
         wanted = types_of(node)
-        plain = node.opcode in ("mov", "cvt")
+        plain = node.opcode == "mov"  # all that takes each special register
         values = [self._operand(o, w, plain) for o, w in zip(node.operands[1:], wanted[1:], strict=True)]
+        for place, (operand, type_) in enumerate(zip(node.operands[1:], wanted[1:], strict=True)):
+            if takes_no_constant(node, place + 1) and isinstance(operand, tree.Name) and values[place][0] != "%":
+                values[place] = self.code.make(f"b{SIZES[type_ or 'b32'] * 8}", f"mov.{type_}", values[place])
         target = self._operand(node.operands[0], wanted[0], True)
         if not node.guard and set(names_of(node.operands[0])) <= self.own:
             condition = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpt.probe.model import SIZES
 from gpt.probe.types import integer, types_of
@@ -30,6 +31,9 @@ _RESULT = {
     *("wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "bar.red", "barrier.red"),
     *("bar.cta.red", "barrier.cta.red", "clusterlaunchcontrol.query_cancel"),
 }
+# Asynchronous operations whose result is in registers, and what waits for it. All others write memory: cp.async,
+# cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st, clusterlaunchcontrol.try_cancel.
+_PENDING = {"wgmma.mma_async": "wgmma.wait_group", "tcgen05.ld": "tcgen05.wait::ld"}
 _FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # whose registers hold several elements
 PARTS = (".x", ".y", ".z", ".w")
 _SPACES = ("global", "shared", "local", "const", "param")
@@ -51,7 +55,9 @@ _TYPED = {  # whose operands have the types that types_of gives them
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
+    *("ldu", "suld", "sust"),
 }
+_WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # tried: they alone take registers wider than their type
 _GOES = {"bra": 0, "call": 0, "brx": 1}  # where control goes to: how many operands have values
 _FIXED = {  # results that are not of the type that the opcode names
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
@@ -90,25 +96,37 @@ class Partial:
     read: tree.Operand
 
 
+class Low(NamedTuple):
+    """The low `bits` of a register, which the instruction's type extends to more: with their sign, or with zeros."""
+
+    bits: int
+    signed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """An instruction's operands as helpers. None where the instruction has no such thing.
 
-    `widths` are the bits of `ins`, where the opcode tells; those of `out` are `bits` for each of its elements.
+    `widths` are the bits of `ins`, where the opcode tells, and `types` the types of each or of its elements; the bits
+    of `out` are `bits` for each of its elements. With `wider` a register may have more, of which the low ones count.
     `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
     have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that holds
-    it, or what a copy may read of more; `flops` a number, or the descriptor that tells.
+    it, or what a copy may read of more; `flops` a number, or the descriptor that tells. The result of an asynchronous
+    operation is no `out`: it is there when what `pending` names has waited for it.
     """
 
     out: tree.Operand | None
     ins: tuple[tree.Operand, ...]
     widths: tuple[int | None, ...]
+    types: tuple[str | None, ...]
+    wider: bool
     type: str | None
     bits: int | None
     address: tree.Address | None
     space: str | None
     bytes: int | tree.Operand | Partial | None
     flops: int | Descriptor | None
+    pending: str = ""
 
     def operand(self, helper: str, part: str = "") -> tree.Operand | None:
         """The operand that OUT or IN1 to IN4 stands for, or of a vector the element `.x`, `.y`, `.z`, `.w`."""
@@ -130,6 +148,14 @@ class Bound:
         number = int(helper[2:]) - 1
         bits = self.widths[number] if number < len(self.widths) else None
         return bits and bits // (count if part else 1)
+
+    def low(self, helper: str) -> Low | None:
+        """What counts of each register of OUT or IN1 to IN4, and of a constant; None of all that is in it."""
+        if helper == "OUT":
+            return Low(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
+        number = int(helper[2:]) - 1
+        type_ = self.types[number] if number < len(self.types) else None
+        return Low(SIZES[type_] * 8, type_[0] == "s") if self.wider and type_ else None
 
     def has(self, helper: str) -> bool:
         """Whether a helper means something here."""
@@ -155,7 +181,8 @@ def bind(instruction: tree.Instruction) -> Bound:
     if isinstance(first, tree.Expression) and set(first.operators) == {"|"}:  # %r1|%p1
         first = first.operands[0]
     written = isinstance(first, tree.Address) and opcode not in ("prefetch", "prefetchu", "discard", "applypriority")
-    out = first if result and first != tree.Name("_") else None
+    pending = _PENDING.get(family, "")
+    out = first if result and not pending and first != tree.Name("_") else None
     ins = operands[1:] if result or written else operands[: _GOES.get(opcode)]
     if any(word.split("::")[0] == "param" for word in words):  # no address that a program could have
         ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))
@@ -169,7 +196,8 @@ def bind(instruction: tree.Instruction) -> Bound:
         bits = 64 if type_ == "f64" else 32
     if whole and bits and isinstance(out, tree.Vector):
         bits //= len(out.items)
-    return Bound(out, ins, widths, type_, bits, address, space, size, flops)
+    wider = opcode in _WIDER
+    return Bound(out, ins, widths, tuple(ins_types), wider, type_, bits, address, space, size, flops, pending)
 
 
 def _element(operand: tree.Operand) -> tree.Operand:
@@ -195,6 +223,8 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
     """The type of the value: the last one, but for conversions, comparisons and matrices the first."""
     if fixed := _FIXED.get(instruction.opcode):
         return fixed
+    if instruction.name.startswith("cvt.pack."):
+        return "b32", 32
     found = [match for modifier in instruction.modifiers if (match := _TYPE.fullmatch(modifier))]
     if not found:
         return None, None

@@ -28,7 +28,7 @@ _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
 _OTHERS = {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"}  # no plain cp.async
-_LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
+LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
 
 
 class Site(NamedTuple):
@@ -143,11 +143,16 @@ def _ends(body: Body, position: Position) -> Iterable[Site]:
         yield Site(position, "end", len(body.statements), len(body.statements))
 
 
+def falls_through(statement: Statement) -> bool:
+    """Whether control can come to what stands behind an instruction."""
+    return bool(statement.guard) or statement.head.partition(".")[0] not in LEAVES
+
+
 def falls_off(statements: list[Statement]) -> bool:
     """Whether control can run off the end of a function: its last instruction does not leave, or a label follows."""
     for statement in reversed(statements):
         if statement.kind == "instruction":
-            return bool(statement.guard) or statement.head.partition(".")[0] not in _LEAVES
+            return falls_through(statement)
         if statement.kind == "label":
             return True
     return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpt.probe.code import Code, Condition
 from gpt.probe.model import OPERANDS, SIZES, Snippet, names_of
-from gpt.probe.operands import Bound, Descriptor, Partial
+from gpt.probe.operands import Bound, Descriptor, Low, Partial
 from gpt.probe.types import FLOAT, SPECIAL, integer
 from gpt.ptx import tree
 
@@ -54,14 +54,14 @@ class Reader:
         if not bound or not instruction.operands:
             return
         first = instruction.operands[0]
-        written = set() if isinstance(first, tree.Address) else set(names_of(first))
+        written = dict.fromkeys(() if isinstance(first, tree.Address) else names_of(first))
         asked: set[str] = set()
         for helper in snippet.helpers & (OPERANDS - {"OUT"}):
             for source in self._sources(helper, bound):
                 asked |= set(names_of(source))
         if instruction.guard:
             asked.add(instruction.guard.register)
-        for name in sorted(written & asked):
+        for name in (name for name in written if name in asked):
             type_ = self._type(name)
             kind = "pred" if type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
             self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
@@ -113,8 +113,8 @@ class Reader:
         names = list(names_of(count.read))
         if not names or self.types(names[0]) != "pred":
             return self.sized(count.read, "u32")
-        ignored = str(count.read).replace(names[0], self.copies.get(names[0], names[0]))
-        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), ignored)
+        ignored = Condition(self.copies.get(names[0], names[0]), isinstance(count.read, tree.Prefixed))
+        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), self.code.positive(ignored))
 
     def _described(self, flops: Descriptor) -> str:
         """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
@@ -151,11 +151,19 @@ class Reader:
             raise Misfit(f"has '{name}', which is no register of a plain type")
         return type_
 
-    def sized(self, operand: tree.Operand, wanted: str | None, fresh: bool = False, width: int | None = 0) -> str:
+    def sized(
+        self,
+        operand: tree.Operand,
+        wanted: str | None,
+        *,
+        fresh: bool = False,
+        width: int | None = 0,
+        low: Low | None = None,
+    ) -> str:
         """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
 
-        `width` are the bits that the opcode uses of it: of a longer register, as `ld.u8` takes, that many and no more.
-        None if it does not say, 0 if as many as are wanted.
+        `width` are the bits that the opcode uses of it, None if it does not say, 0 if as many as are wanted. Of a
+        register with more bits than `low` has, as `st.u8` takes, only those count.
         """
         code = self.code
         match operand:
@@ -185,10 +193,14 @@ class Reader:
                 type_, value = "b64", code.make("b64", "mov.u64", operand)
             case tree.Vector(items) if wanted:
                 whole = width or SIZES[wanted] * 8
-                type_, value = f"b{whole}", self._packed(items, whole, fresh, least=8 if width else 16)
+                type_, value = f"b{whole}", self._packed(items, whole, fresh, 8 if width else 16, low)
+                low = None
             case _:
-                return _constant(str(operand), wanted)
+                return _constant(str(operand), wanted, low)
         bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
+        if wanted and low and low.bits < bits:
+            kind = "s" if low.signed else "u"
+            return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{low.bits}", value)
         if wanted is None or to == bits:
             return value
         if to < bits and width is None:
@@ -196,7 +208,7 @@ class Reader:
         kind = "s" if wanted[0] == "s" else "u"
         return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
 
-    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int) -> str:
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: Low | None) -> str:
         """A vector as one register of so many bits, of which each element has `least` or more."""
         each = bits // len(items)
         if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
@@ -205,9 +217,10 @@ class Reader:
             return self._bytewise(items, bits, fresh)
         parts = []
         for item in items:
-            if isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each:
+            longer = isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each
+            if longer and (low is None or low.bits != each):
                 raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
-            part = self.sized(item, f"b{each}", fresh)
+            part = self.sized(item, f"b{each}", fresh=fresh, low=low)
             parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
 
@@ -215,18 +228,24 @@ class Reader:
         """As `_packed`, of bytes: at most four."""
         code, whole = self.code, "0"
         for number, item in enumerate(items):
-            whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh), whole, 8 * number, 8)
+            whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh=fresh), whole, 8 * number, 8)
         return whole if bits == 32 else code.make("b16", "cvt.u16.u32", whole)
 
 
-def _constant(text: str, wanted: str | None) -> str:
-    """A number of the program's as one of another type, which gets its bits. Raises Misfit."""
+def _constant(text: str, wanted: str | None, low: Low | None) -> str:
+    """A number of the program's as one of another type, which gets its bits: the `low` ones. Raises Misfit."""
     digits = text.removeprefix("-")
     if wanted is None or (wanted in ("f32", "f64") and FLOAT.fullmatch(digits)):
         return text
     value = int(text[2:], 16) if FLOAT.fullmatch(text) and text[1] in "dDfF" else integer(digits)
     bits = SIZES[wanted] * 8
-    if value is None or not bits or value >> bits or wanted == "f16":
+    if value is not None and digits != text:
+        value = -value
+    if value is not None and low:
+        value %= 1 << low.bits
+        is_signed = low.signed or (low.bits >= 32 and wanted[0] == "s")
+        value -= (is_signed and value >> (low.bits - 1)) << low.bits
+    if value is None or not bits or abs(value) >> bits or wanted == "f16":
         raise Misfit(f"has '{text}', where .{wanted} is wanted")
-    value = (-value if digits != text else value) % (1 << bits)
+    value %= 1 << bits
     return f"0{'f' if bits == 32 else 'd'}{value:0{bits // 4}X}" if wanted[0] == "f" else str(value)

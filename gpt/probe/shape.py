@@ -1,29 +1,49 @@
 """Instructions of one shape: alike but for their registers, offsets and the labels they go to, so that the code for
 one is that for all.
 
-A kernel has hundreds of loads of a dozen shapes. Each shape is parsed, bound and lowered once, with stand-ins where
-its registers, offsets and labels are; at each instruction they are replaced by what it has there.
+A kernel has hundreds of loads of a dozen shapes. Each shape is parsed, bound and lowered once, with a slot where each
+of its registers, offsets and labels is; at each instruction they are filled with what it has there. A slot is a
+character that no text has: a module is Latin-1, and what comes of a probe is ASCII. So nothing that a probe or a
+program says can be taken for one.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from gpt.probe.operands import Bound, bind
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_instruction
 
 _GOES = "|".join(rf"(?<=\bbra{uni}[ \t]{{{blanks}}})" for uni in ("", r"\.uni") for blanks in (1, 2))
-_PARTS = re.compile(  # what has stand-ins
+_PARTS = re.compile(  # what has slots
     rf"(%[A-Za-z_$][\w$]*+|(?<=\+)-?+\d++(?=\])|(?:{_GOES})[A-Za-z_$][\w$]*+)", re.ASCII
 )
+_FIRST, _COUNT = 0xE000, 6400  # the private use area
+_SLOT = re.compile(f"%?([{chr(_FIRST)}-{chr(_FIRST + _COUNT - 1)}])")
+
+
+class Template:
+    """A text with slots."""
+
+    def __init__(self, text: str) -> None:
+        self._parts = _SLOT.split(text)
+        self._slots = [ord(slot) - _FIRST for slot in self._parts[1::2]]
+
+    def fill(self, values: Sequence[str]) -> str:
+        """The text with the values of its slots, by their number."""
+        parts = self._parts.copy()
+        parts[1::2] = [values[slot] for slot in self._slots]
+        return "".join(parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """An instruction with stand-ins, what helpers mean at it, and the types of the stand-ins that are registers."""
+    """An instruction with slots, what helpers mean at it, and the types of the slots that are registers."""
 
     instruction: tree.Instruction
     bound: Bound
@@ -31,38 +51,57 @@ class Shape:
 
 
 class Shapes:
-    """The shapes of a module's instructions. Neither `prefix` nor `number`, some digits, is anywhere in it."""
+    """The shapes of a module's instructions."""
 
-    def __init__(self, prefix: str, number: str) -> None:
-        self._prefix, self._number = prefix, number
+    def __init__(self) -> None:
         self._found: dict[str, Shape] = {}
 
-    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Shape, dict[str, str]]:
-        """The shape of an instruction, and its stand-ins by what they stand for. Raises MalformedError, in words of
-        the stand-ins.
+    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Shape, list[str]]:
+        """The shape of an instruction, and what its slots hold there. Raises MalformedError, in words of its own.
 
-        What has no type in `types` stands for itself: special registers, variables.
+        What has no type in `types` has no slot: special registers, variables.
         """
         parts = _PARTS.split(text)
-        stands: dict[str, str] = {}
+        slots: dict[str, str] = {}
         for place in range(1, len(parts), 2):
             part = parts[place]
-            stand = stands.get(part)
-            if stand is None:
-                if part[0] in "-0123456789":
-                    stand = f"{self._number}{place:04}"
-                elif part[0] != "%":
-                    stand = f"{self._prefix}label_{place}_"
-                elif type_ := types[part]:
-                    stand = f"%{self._prefix}{type_}_{place}_"
-                else:
+            slot = slots.get(part)
+            if slot is None:
+                type_ = types[part] if part[0] == "%" else ""
+                if type_ is None or (not type_ and part[0] == "%") or len(slots) == _COUNT:
                     continue
-                stands[part] = stand
-            parts[place] = stand
+                slot = slots[part] = f"{type_}{chr(_FIRST + len(slots))}"
+            parts[place] = slot
         key = "".join(parts)
         found = self._found.get(key)
         if found is None:
-            instruction = parse_instruction(key)
-            typed = {stand: types[part] for part, stand in stands.items() if part[0] == "%"}
-            found = self._found[key] = Shape(instruction, bind(instruction), typed)
-        return found, stands
+            found = self._found[key] = _shape(text, parts, slots, types)
+        return found, list(slots)
+
+
+def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> Shape:
+    """The shape of an instruction whose `parts` have these slots: it is parsed with words and numbers that are nowhere
+    in it, and those that became tokens are slots then.
+    """
+    stem = next(stem for number in itertools.count() if (stem := f"98765432{number:03}") not in text)
+    words, tokens, typed = {}, {}, {}
+    for number, (part, slot) in enumerate(slots.items()):
+        sign = "%" if part[0] == "%" else ""
+        words[slot] = word = f"{stem}{number:04}" if part[0] in "-0123456789" else f"{sign}s{stem}_{number}"
+        tokens[word] = sign + slot[-1]
+        if sign:
+            typed[tokens[word]] = types[part]
+    instruction = _with_slots(parse_instruction("".join(words.get(part, part) for part in parts)), tokens)
+    return Shape(instruction, bind(instruction), typed)
+
+
+def _with_slots(node: Any, tokens: Mapping[str, str]) -> Any:
+    """A node, or a piece of one, in which some tokens are others."""
+    match node:
+        case str():
+            return tokens.get(node, node)
+        case tuple():
+            return tuple(_with_slots(part, tokens) for part in node)
+        case _ if is_dataclass(node) and not isinstance(node, type):
+            return type(node)(*(_with_slots(getattr(node, field.name), tokens) for field in fields(node)))
+    return node

@@ -39,6 +39,10 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
             if more:  # a label with what belongs to it
                 node = more[0]
+            if not str(node).isascii():  # a string; shape.py counts on it
+                raise MalformedError(
+                    f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
+                )
             if isinstance(node, tree.Declaration):
                 registers += _registers(node, path, line, probe)
             elif isinstance(node, tree.Instruction) and node.opcode == "SAVE":

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from gpt.errors import MalformedError
 from gpt.probe.code import Code
+from gpt.probe.forms import counts
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
-from gpt.probe.positions import Body, Site, find_sites
-from gpt.probe.shape import Shape, Shapes
+from gpt.probe.positions import Body, Site, falls_through, find_sites
+from gpt.probe.shape import Shape, Shapes, Template
 from gpt.probe.state import Registers
 from gpt.probe.verify import find_misfit
 from gpt.ptx import tree
@@ -38,7 +39,7 @@ class Key(NamedTuple):
 class Use(NamedTuple):
     """A snippet at a place, still to be lowered. `file` is its file's number.
 
-    `stands` are the stand-ins in the shape of the instruction that is there, by what they stand for.
+    `values` are what the slots of the shape hold at the instruction that is there.
     """
 
     file: int
@@ -48,7 +49,7 @@ class Use(NamedTuple):
     key: Key
     site: Site
     shape: Shape | None
-    stands: dict[str, str]
+    values: list[str]
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Function:
     body: Body
     types: Registers
     code: Code
-    shapes: dict[int, tuple[Shape, dict[str, str]]] = field(default_factory=dict)
+    shapes: dict[int, tuple[Shape, list[str]]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     stateful: bool = False
     used: dict[int, set[str]] = field(default_factory=dict)
@@ -73,6 +74,10 @@ class Function:
     def statements(self) -> list[Statement]:
         """Those of its body."""
         return self.body.statements
+
+    def forget(self, code: Code) -> None:
+        """What lowering its probes found."""
+        self.code, self.stateful, self.used, self.shared = code, False, {}, {}
 
 
 class Survey:
@@ -86,13 +91,14 @@ class Survey:
         self._fits: dict[tuple[int, int, int], str | None] = {}
         self._counts: dict[Key, list[int]] = {}
         self._woven: set[int] = set()  # the ids of sites
+        self._unfit: set[int] = set()  # the ids of uses
         self.functions = [
             self._function(item, code()) for item in module.functions if item.kind == "func" or item is entry
         ]
         self.entry = next(function for function in self.functions if function.item is entry)
+        self.is_mute = False  # whether probes were dropped because none could save
+        self.snippets: list[tuple[int, Snippet]] = []  # each once, with the number of its file
         self._drop_idle()
-        # Each snippet once, with the number of its file.
-        self.snippets = {id(use.snippet): (use.file, use.snippet) for use in self.uses}.values()
 
     @property
     def uses(self) -> Iterator[Use]:
@@ -110,10 +116,12 @@ class Survey:
         return {(number, save.map) for number, snippet in self.snippets for save in snippet.saves}
 
     def misfit(self, use: Use, reason: str) -> None:
-        """A probe does not fit the instruction at its position."""
-        for name, stand in use.stands.items():
-            reason = reason.replace(stand, name)
-        text = f"probe '{use.probe.name}' at '{use.key.position}': an instruction {reason}"
+        """A snippet does not fit the instruction at its position."""
+        self._tell(use.key, f"an instruction {Template(reason).fill(use.values)}")
+        self._unfit.add(id(use))
+
+    def _tell(self, key: Key, fact: str) -> None:
+        text = f"probe '{key.probe.partition('.')[2]}' at '{key.position}': {fact}"
         if text not in self.misfits:
             self.misfits.append(text)
 
@@ -158,26 +166,31 @@ class Survey:
                     skipped = _SKIPPED.get(site.kind)
                     placed = [one for one in snippets if one[0] != skipped] if skipped else snippets
                     self._counts.setdefault(key, [0, 0])[0] += bool(placed)
+                    if site.kind in ("instruction", "line") and not falls_through(last := statements[site.last]):
+                        opcode = last.head.partition(".")[0]
+                        if any(when == "after" for when, _ in placed):
+                            self._tell(key, f"'after' an unguarded '{opcode}' never runs")
+                        placed = [one for one in placed if one[0] != "after"]
                     self._place(function, number, probe, placed, key, site)
         return function
 
     def _place(
         self, function: Function, number: int, probe: Probe, snippets: list[tuple[str, Snippet]], key: Key, site: Site
     ) -> None:
-        shape, stands = None, dict[str, str]()
+        shape, values = None, list[str]()
         if site.kind in ("instruction", "exit"):
-            shape, stands = self._shape(function, site.first)
-        uses = [Use(number, probe, when, snippet, key, site, shape, stands) for when, snippet in snippets]
+            shape, values = self._shape(function, site.first)
+        uses = [Use(number, probe, when, snippet, key, site, shape, values) for when, snippet in snippets]
         if shape and uses:
             fit = (number, id(probe), id(shape))
             if fit not in self._fits:
                 self._fits[fit] = find_misfit(probe, shape.bound)
             if reason := self._fits[fit]:
-                self.misfit(uses[0], reason)
+                self._tell(key, f"an instruction {Template(reason).fill(values)}")
                 return
         function.uses += uses
 
-    def _shape(self, function: Function, number: int) -> tuple[Shape, dict[str, str]]:
+    def _shape(self, function: Function, number: int) -> tuple[Shape, list[str]]:
         found = function.shapes.get(number)
         if found is None:
             statement = function.statements[number]
@@ -189,17 +202,58 @@ class Survey:
             function.shapes[number] = found
         return found
 
-    def _drop_idle(self) -> None:
-        """Drops probes that could only tell that nothing happened: of those that share registers, only `kernel` ones
-        matched.
+    def drop_unfit(self) -> bool:
+        """Drops the probes that did not fit at a site when they were lowered. Returns whether that leaves others
+        without their other half or anything to do: what is left is then to be lowered again.
         """
+        if not self._unfit:
+            return False
+        sites = {id(use.site) for use in self.uses if id(use) in self._unfit}
+        again = any(id(use.site) in sites and id(use) not in self._unfit for use in self.uses)
+        for function in self.functions:
+            function.uses = [use for use in function.uses if id(use.site) not in sites]
+        self._unfit.clear()
+        if not (self._drop_idle() or again):
+            return False
+        self._woven.clear()
+        for count in self._counts.values():
+            count[1] = 0
+        return True
+
+    def _drop_idle(self) -> bool:
+        """Drops probes of which nothing would come, and tells whether there were any: of those that share registers,
+        only `kernel` ones matched, which could only tell that nothing happened, or none that saves has a place.
+        """
+        placed = {(use.file, use.probe.name) for use in self.uses}
+        matched = {(use.file, use.probe.name) for use in self.uses if use.site.position.kind != "kernel"}
+        snippets = {id(use.snippet): (use.file, use.snippet) for use in self.uses}
+        acting = {key for key, (number, snippet) in snippets.items() if _acts(snippet, self.files[number])}
+        saving = {(use.file, use.probe.name) for use in self.uses if id(use.snippet) in acting}
+        idle: set[tuple[int, str]] = set()
         for number, file in enumerate(self.files):
-            matched = {u.probe.name for u in self.uses if u.file == number and u.site.position.kind != "kernel"}
             for group in cooperating(file):
+                names = {(number, probe.name) for probe in group} & placed
                 others = any(p.kind != "kernel" for probe in group for p in probe.positions)
-                if others and not any(probe.name in matched for probe in group):
-                    for function in self.functions:
-                        function.uses = [u for u in function.uses if u.file != number or u.probe not in group]
+                is_frame = others and names.isdisjoint(matched)
+                if is_frame or names.isdisjoint(saving):
+                    idle |= names
+                    self.is_mute |= bool(names) and not is_frame
+        for function in self.functions if idle else ():
+            function.uses = [use for use in function.uses if (use.file, use.probe.name) not in idle]
+        left = {id(use.snippet) for use in self.uses} if idle else snippets.keys()
+        self.snippets = [snippet for key, snippet in snippets.items() if key in left]
+        return bool(idle)
+
+
+def _acts(snippet: Snippet, file: ProbeFile) -> bool:
+    """Whether a snippet does more than to set registers of its file: it saves, or does what nobody verified."""
+    nodes = [line.node for line in snippet.lines]
+    own = {register.name for register in file.registers} | {n.name for n in nodes if isinstance(n, tree.Label)} | {"_"}
+    instructions = (node for node in nodes if isinstance(node, tree.Instruction))
+    return any(save.last for save in snippet.saves) or any(
+        node.opcode not in counts() or not node.operands or not set(names_of(node.operands[0])) <= own
+        for node in instructions
+    )
 
 
 _SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # of a probe, where the kernel begins and ends

@@ -16,6 +16,7 @@ from gpt.probe.model import LEVELS, SIZES, Map, Probe, ProbeFile, Register, Save
 from gpt.probe.positions import parse_positions
 from gpt.probe.snippet import parse_snippet
 from gpt.probe.text import lines_of
+from gpt.screen import printable
 
 TOP = {
     "author",
@@ -46,7 +47,10 @@ def parse_toml(source: str, path: str) -> ProbeFile:
         raise MalformedError(f"TOML: {text[:1].lower()}{text[1:]}", where) from None
     except RecursionError:
         raise MalformedError("TOML: nested too deep", path) from None
-    return _Reader(source, path, tables).read()
+    try:
+        return _Reader(source, path, tables).read()
+    except GptError as error:  # it may quote a text of many lines
+        raise type(error)(printable(error.fact), error.where) from error
 
 
 class _Reader:

@@ -77,9 +77,11 @@ class _Declared(NamedTuple):
 class Variables:
     """The variables of a kernel's module. Raises LeftAlone for a kernel that cannot be loaded alone."""
 
-    def __init__(self, module: Module, kernel: str, prefix: str) -> None:
+    def __init__(self, module: Module, kernel: str, prefix: str, relocatable: bool) -> None:
         self.module, self.kernel, self.prefix = module, kernel, prefix
         self.table = f"{prefix}variables"
+        if relocatable:  # linked with others, each of which has a table
+            self.table += "_" + kernel.replace("%", "$")
         found: dict[str, list[_Declared]] = {}
         for name, declared in self._declarations():
             found.setdefault(name, []).append(declared)

@@ -12,50 +12,45 @@ its own two halves of a sum, and `bra.uni` promises for all lanes what a probe c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpt.errors import GptError
+from gpt.probe import constants
+from gpt.probe.constants import is_constant
+from gpt.probe.forms import counts, forms, words
 from gpt.probe.loops import find_fault
 from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet
 from gpt.probe.operands import PARTS, Bound
-from gpt.probe.types import FLOAT, SPECIAL, VECTORS, fits, integer, type_of_name, types_of
+from gpt.probe.types import (
+    BYTES,
+    PACKED,
+    SPECIAL,
+    VECTORS,
+    fits,
+    integer,
+    is_packed,
+    takes_no_constant,
+    type_of_name,
+    types_of,
+)
 from gpt.ptx import tree
+from gpt.screen import printable
 
-_OPERANDS = {  # how many operands, at least and at most, an opcode has: what is not here is not allowed
-    (1, 1): "activemask bra",
-    (2, 2): "abs neg rcp sqrt rsqrt sin cos lg2 ex2 tanh popc clz bfind brev not cnot testp mov isspacep",
-    (2, 4): "cvt",
-    (3, 3): "add sub mul mul24 div rem and or xor shl shr copysign bmsk szext",
-    (3, 4): "min max setp set",
-    (4, 4): "mad mad24 fma sad fns bfe dp4a dp2a selp slct shf prmt",
-    (5, 5): "bfi",
-    (5, 6): "lop3",
-}
-ALLOWED = {opcode: counts for counts, opcodes in _OPERANDS.items() for opcode in opcodes.split()}
-_MODIFIERS = """
-    lo hi wide sat ftz rn rz rm rp rna rni rzi rmi rpi approx full relu noftz xorsign abs NaN pack satfinite
-    eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan and or xor
-    l r wrap clamp shiftamt f4e b4e rc8 rc16 ecl ecr
-    finite infinite number notanumber normal subnormal
-    global shared local const param
-"""
-WORDS = set(_MODIFIERS.split())  # beside types, which are in _TYPE
-_TYPE = re.compile(r"[busf](8|16|32|64)(x2)?|pred|bf16(x2)?|tf32|f16x2")
+_TAKEN = {*HELPERS, "SAVE", "WARP_SZ", "_"}
 
 
 def verify(file: ProbeFile) -> None:
     """Proves every probe of a file harmless. Raises GptError for the first thing that is not."""
     registers = {register.name: register.type for register in file.registers}
     for register in file.registers:
-        if register.name in HELPERS or register.name in SPECIAL or register.name == "SAVE":
+        if register.name in _TAKEN or register.name in SPECIAL:
             raise GptError(f"register '{register.name}' has a name that is taken", f"{file.path}:{register.line}")
     for probe in file.probes:
         for when, snippet in probe.snippets:
             _Check(file, probe, when, snippet, registers).run()
     for map_ in file.maps:
         if not any(save.map == map_.name for probe in file.probes for _, s in probe.snippets for save in s.saves):
-            raise GptError(f"map '{map_.name}': no probe saves to it", f"{file.path}:{map_.line}")
+            raise GptError(printable(f"map '{map_.name}': no probe saves to it"), f"{file.path}:{map_.line}")
 
 
 def find_misfit(probe: Probe, bound: Bound) -> str | None:
@@ -63,8 +58,12 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
     for _, snippet in probe.snippets:
         for helper in sorted(snippet.helpers):
             if not bound.has(helper):
-                mapped = helper == "BYTES" and bound.address is not None and len(bound.address.items) > 1
-                return f"has no {helper}{', which its tensor map knows' * mapped}"
+                why = ""
+                if helper == "BYTES" and bound.address is not None and len(bound.address.items) > 1:
+                    why = ", which its tensor map knows"
+                elif helper == "OUT" and bound.pending:
+                    why = f" yet: its result is there after {bound.pending}"
+                return f"has no {helper}{why}"
         for line in snippet.lines:
             for operand, wanted, loose in _uses(line.node):
                 helper, part = operand.name, "".join(operand.parts)
@@ -91,7 +90,9 @@ def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Nam
     """OUT and IN1 to IN4 where a type is wanted of them, and whether less than that will do: a field takes it."""
     match node:
         case tree.Instruction():
-            pairs = list(zip(node.operands, types_of(node), strict=True)) if node.opcode != "cvt" else []
+            pairs = list(zip(node.operands, types_of(node), strict=True))
+            if node.opcode == "cvt":  # it takes integers of any size
+                pairs = [pair for pair in pairs if (pair[1] or "")[:1] == "f"]
         case Save():
             pairs = list(zip(node.values, node.types, strict=False))
         case _:
@@ -111,7 +112,7 @@ class _Check:
         self.line = probe.line
 
     def refuse(self, fact: str) -> GptError:
-        return GptError(f"probe '{self.probe.name}': {fact}", f"{self.file.path}:{self.line}")
+        return GptError(printable(f"probe '{self.probe.name}': {fact}"), f"{self.file.path}:{self.line}")
 
     def run(self) -> None:
         lines = self.snippet.lines
@@ -141,28 +142,52 @@ class _Check:
             raise self.refuse(f"guard '{guard.register}' is no predicate of this file")
 
     def instruction(self, node: tree.Instruction) -> None:
-        if node.opcode not in ALLOWED:
+        count = len(node.operands)
+        if node.opcode not in counts():
             raise self.refuse(f"'{node.opcode}' is not allowed in a probe")
-        for modifier in node.modifiers:
-            if modifier[1:] not in WORDS and not _TYPE.fullmatch(modifier[1:]):
-                raise self.refuse(f"'{node.name}' is not allowed in a probe")
-        least, most = ALLOWED[node.opcode]
-        if node.opcode in ("set", "setp"):  # the last one goes with an operator
-            least = most = 3 + any(modifier in (".and", ".or", ".xor") for modifier in node.modifiers)
-        if not least <= len(node.operands) <= most:
-            raise self.refuse(f"'{node}' has {len(node.operands)} operands")
+        if any(modifier[1:] not in words() for modifier in node.modifiers):
+            raise self.refuse(f"'{node.name}' is not allowed in a probe")
+        if count not in counts()[node.opcode]:
+            raise self.refuse(f"'{node}' has {count} operands")
+        if (node.name, count) not in forms():
+            if any((node.name, other) in forms() for other in counts()[node.opcode]):
+                raise self.refuse(f"'{node}' has {count} operands")
+            untyped = node.opcode != "bra" and None in types_of(node)
+            raise self.refuse(f"'{node}' lacks a type" if untyped else f"'{node.name}' is not allowed in a probe")
         if node.opcode == "bra":
             return
-        if None in types_of(node):
-            raise self.refuse(f"'{node}' lacks a type")
+        strict = any(modifier[1:] in PACKED for modifier in node.modifiers)  # no register may be longer then
         for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
             parts = parts_of(operand, wanted)
+            self.form(node, place)
             for part, type_ in parts:
                 if part == tree.Name("_") and place == 0 and len(parts) > 1:
                     continue  # one of two results is not wanted
                 if place == 0:
                     self.written(part)
-                self.read(part, type_, node.opcode)
+                self.read(part, type_, "" if strict else node.opcode)
+
+    def form(self, node: tree.Instruction, place: int) -> None:
+        """Refuses an operand that no type says anything of, but the opcode."""
+        operand, packed = node.operands[place], is_packed(node, place)
+        match operand:
+            case tree.Vector(items):
+                packs = node.opcode == "mov" and node.modifiers[0][1] == "b"
+                is_fit = packs and items and not (place and isinstance(node.operands[0], tree.Vector))
+                is_fit = is_fit and any(item != tree.Name("_") for item in items)
+            case tree.Expression(_, operators) if "|" in operators and not is_constant(operand):
+                is_fit = place == 0 and node.opcode == "setp" and node.modifiers[-1] not in (".f16", ".bf16")
+            case tree.Name() if packed and (type_of_name(operand, self.registers) or "b")[0] != "b":
+                raise self.refuse(f"'{operand}' is no register of plain bits, as '{node.name}' wants")
+            case tree.Number(text) if place in BYTES.get(node.opcode, ()):
+                value = integer(text)
+                is_fit = value is not None and value < 256
+            case _ if is_constant(operand):
+                is_fit = not takes_no_constant(node, place)
+            case _:
+                is_fit = node.opcode != "lop3" or place != 4
+        if not is_fit:
+            raise self.refuse(f"'{operand}' has no place in '{node}'")
 
     def written(self, operand: tree.Operand) -> None:
         if not isinstance(operand, tree.Name) or operand.parts or operand.name == "_":
@@ -174,13 +199,11 @@ class _Check:
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
-        if texts := _numbers(operand):
-            for text in texts:
-                self.number(text, wanted)
+        if is_constant(operand):
+            if fault := constants.find_fault(operand, wanted):
+                raise self.refuse(fault)
             return
         match operand:
-            case tree.Name("WARP_SZ", ()):
-                return
             case tree.Name(name, parts):
                 if name in HELPERS:
                     if parts and (HELPERS[name] or parts[0] not in PARTS or len(parts) > 1):
@@ -202,19 +225,6 @@ class _Check:
                 raise self.refuse(f"accesses memory, '{operand}'")
             case _:
                 raise self.refuse(f"'{operand}' has no place in a probe")
-
-    def number(self, text: str, wanted: str | None) -> None:
-        """Refuses what ptxas takes for no number, or for one of another type."""
-        if FLOAT.fullmatch(text):
-            bits = {"f": "b32", "d": "b64"}.get(text[1:2].lower())
-            is_fit = wanted in (None, "f32", "f64", bits)
-        else:
-            value = integer(text)
-            if value is None:
-                raise self.refuse(f"'{text}' is no number of 64 bits")
-            is_fit = wanted is None or (wanted[0] in "usb" and value < 1 << 8 * SIZES[wanted])
-        if not is_fit:
-            raise self.refuse(f"'{text}' where .{wanted} is wanted")
 
     def helper(self, name: str) -> None:
         kinds = {position.kind for position in self.probe.positions}
@@ -250,7 +260,7 @@ class _Check:
                 given = field.type  # a sum may be wider than what it is of
             if given and not fits("SAVE", field.type, given):
                 raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
-            self.read(value, field.type if _numbers(value) else None)
+            self.read(value, field.type if is_constant(value) else None)
 
     # Branches
 
@@ -263,16 +273,3 @@ class _Check:
                     raise self.refuse(f"{fault}, '{node}'")
             case _:
                 raise self.refuse(f"branches out of itself, '{node}'")
-
-
-def _numbers(operand: tree.Operand) -> list[str]:
-    """The numbers of a constant expression; none of anything else."""
-    match operand:
-        case tree.Number(text):
-            return [text]
-        case tree.Prefixed(_, inner):
-            return _numbers(inner)
-        case tree.Expression(operands, _) | tree.Group(operands):
-            found = [_numbers(part) for part in operands]
-            return [text for part in found for text in part] if all(found) else []
-    return []

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from gpt.errors import GptError
 from gpt.probe.calls import LeftAlone, in_front, pass_state, propagate
 from gpt.probe.code import Code, Condition
+from gpt.probe.forms import find_lack
 from gpt.probe.insert import (
     AFTER,
     BEFORE,
@@ -38,18 +39,22 @@ from gpt.probe.lower import Lowering
 from gpt.probe.model import ProbeFile
 from gpt.probe.names import Names
 from gpt.probe.params import Param, behind, layout, limit, reserved, room
+from gpt.probe.positions import LEAVES
 from gpt.probe.reader import Misfit, Reader, Site
 from gpt.probe.saves import Placed
-from gpt.probe.shape import Shape, Shapes
+from gpt.probe.shape import Shape, Shapes, Template
 from gpt.probe.state import State
 from gpt.probe.survey import Function, Matched, Survey, Use
 from gpt.probe.variables import Variable, Variables
+from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 from gpt.records import MAX_RECORD
 
 __all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 NO_PLACE = "no probe has a place in it"
+NO_SAVE = "no probe that saves has a place in it"
+PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links to any module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
 _VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
@@ -75,13 +80,19 @@ class Woven:
 
 
 def weave(
-    data: bytes | Module, kernel: str, files: Sequence[ProbeFile], name: str = "PTX", *, count: bool = False
+    data: bytes | Module,
+    kernel: str,
+    files: Sequence[ProbeFile],
+    name: str = "PTX",
+    *,
+    count: bool = False,
+    relocatable: bool = False,
 ) -> Woven:
     """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
-    counted only. Raises LeftAlone, MalformedError.
+    counted only. A `relocatable` one may call functions that it does not define. Raises LeftAlone, MalformedError.
     """
     module = data if isinstance(data, Module) else scan_module(data, name)
-    return _Weaving(module, kernel, files, count).run()
+    return _Weaving(module, kernel, files, count, relocatable).run()
 
 
 def version(module: Module) -> tuple[int, int]:
@@ -109,16 +120,16 @@ def has_redux(module: Module) -> bool:
 class _Block(NamedTuple):
     """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit."""
 
-    before: str
-    text: str
+    before: Template
+    text: Template
     misfits: list[str]
 
 
 class _Weaving:
     """One kernel and its probes."""
 
-    def __init__(self, module: Module, kernel: str, files: Sequence[ProbeFile], count: bool) -> None:
-        self.module, self.files = module, files
+    def __init__(self, module: Module, kernel: str, files: Sequence[ProbeFile], count: bool, relocatable: bool) -> None:
+        self.module, self.files, self.relocatable = module, files, relocatable
         item = module.find(kernel)
         if item is None or item.kind != "entry":
             raise GptError(f"no kernel '{kernel}'", module.name)
@@ -131,11 +142,9 @@ class _Weaving:
             (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
             for place, (number, map_) in enumerate(numbered)
         }
-        self.variables = Variables(module, kernel, self.prefix)
+        self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
-        number = next(text for n in itertools.count() if (text := f"98765432{n:03}") not in module.text)
-        shapes = Shapes(self.prefix, number)
-        self.survey = Survey(module, item, files, shapes, lambda: Code(f"{self.prefix}f_"))
+        self.survey = Survey(module, item, files, Shapes(), self.new_code)
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
             names.zeros = zeros
         self.entry = self.survey.entry
@@ -143,15 +152,15 @@ class _Weaving:
 
     def run(self) -> Woven:
         survey, module = self.survey, self.module
-        maps = [placed for key, placed in self.maps.items() if key in survey.saved]
-        state = State(self.prefix, self.names, maps)
-        propagate(module, survey.functions, self.entry)
-        kept = [function for function in survey.functions if function.uses or function.stateful]
-        for function in kept:
-            self.lower(function, state)
+        maps, state, kept = self.lower_all()
+        while survey.drop_unfit():  # what they would have done, others do not need
+            self.insertions = Insertions()
+            for function in survey.functions:
+                function.forget(self.new_code())
+            maps, state, kept = self.lower_all()
         if not any(site.woven for site in survey.matched):
             reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"{NO_PLACE}{reason}", self.kernel)
+            raise LeftAlone(f"{NO_SAVE if survey.is_mute else NO_PLACE}{reason}", self.kernel)
         if self.entry not in kept:
             kept.append(self.entry)
         state.hold([function.shared for function in kept if function is not self.entry])
@@ -182,8 +191,37 @@ class _Weaving:
             raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
             raise LeftAlone("its addresses have 32 bits", self.kernel)
+        if not self.relocatable and (name := _undefined(self.module)):
+            raise LeftAlone(
+                f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
+            )
+
+    def check_age(self, maps: Iterable[Placed]) -> None:
+        """Raises LeftAlone for a module that is older than what the probes that go into it are made of."""
+        age = version(self.module), target(self.module)
+        for number, snippet in self.survey.snippets:
+            if lack := find_lack(snippet, *age):
+                raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
+        for placed in maps:
+            if placed.type == "total" and age[1] < 60 and any(f.type == "f64" for f in placed.map.fields):
+                raise LeftAlone(f"a total of type f64 needs sm_60, and it is for sm_{age[1]}", self.kernel)
 
     # Lowering
+
+    def new_code(self) -> Code:
+        """For what is kept in a function."""
+        return Code(f"{self.prefix}f_")
+
+    def lower_all(self) -> tuple[list[Placed], State, list[Function]]:
+        """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
+        maps = [placed for key, placed in self.maps.items() if key in self.survey.saved]
+        state = State(self.prefix, self.names, maps)
+        self.check_age(maps)
+        propagate(self.module, self.survey.functions, self.entry)
+        kept = [function for function in self.survey.functions if function.uses or function.stateful]
+        for function in kept:
+            self.lower(function, state)
+        return maps, state, kept
 
     def lower(self, function: Function, state: State) -> None:
         """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
@@ -203,12 +241,10 @@ class _Weaving:
                     self.survey.misfit(use, reason)
                 else:
                     self.survey.done(use)
-            before, text = block.before, block.text
-            for name, stand in uses[0].stands.items():
-                before, text = before.replace(stand, name), text.replace(stand, name)
-            if before:
+            values = uses[0].values
+            if before := block.before.fill(values):
                 self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
-            self.insertions.put(offset, order, text)
+            self.insertions.put(offset, order, block.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
 
@@ -219,7 +255,7 @@ class _Weaving:
         uses: Sequence[Use],
         sampled: dict[tuple[str, int] | None, Condition],
     ) -> _Block:
-        """The code of some snippets in one place, with stand-ins for what is of its instruction."""
+        """The code of some snippets in one place, with slots for what is of its instruction."""
         code = Code(self.prefix, self.redux)
 
         def base(placed: Placed) -> str:
@@ -235,7 +271,7 @@ class _Weaving:
             site = Site(
                 shape.instruction if shape else None,
                 shape.bound if shape else None,
-                shape.instruction.guard if shape else None,
+                _guard(use),
                 sampled.get(use.probe.sample),
                 use.site.position.kind == "kernel",
                 use.probe.no_pred,
@@ -264,7 +300,7 @@ class _Weaving:
             text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
         if (declared := code.declarations()) or labelled:  # names that stand at each place of the probes
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
-        return _Block(before, text, misfits)
+        return _Block(Template(before), Template(text), misfits)
 
     def sampled(self, function: Function) -> dict[tuple[str, int] | None, Condition]:
         """What holds in the blocks and warps that run the probes with `sample`, found once."""
@@ -305,6 +341,24 @@ class _Weaving:
                 if name in names.initial and function is self.entry:
                     initial.append(state.initial(names, name))
         self.insertions.add(function.item.body + 1, DECLARE, lines + initial)
+
+
+def _undefined(module: Module) -> str | None:
+    """The first function that is declared, and neither defined nor the driver's."""
+    defined = {item.name for item in module.functions} | PROVIDED
+    defined |= {item.name for item in module.items if item.kind == "alias"}
+    return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
+
+
+def _guard(use: Use) -> tree.Guard | None:
+    """Which threads a snippet is for. After a jump that was not taken these are the others; at an exit of a kernel or
+    function, which comes before the instruction, they are not.
+    """
+    instruction = use.shape.instruction if use.shape else None
+    if not instruction or not instruction.guard:
+        return None
+    others = use.when == "after" and use.site.kind == "instruction" and instruction.opcode in LEAVES
+    return tree.Guard(instruction.guard.register, instruction.guard.negated != others)
 
 
 def _offset(function: Function, use: Use) -> tuple[int, int]:

@@ -1,8 +1,10 @@
 """The part of a module that some entries need.
 
 An item is needed when a needed item names it, in a body, an initialiser or a declaration, be it a call, an address
-taken or an alias; a function's prototypes come with it. Items keep their order and their text. Debug sections stay
-as long as every label they name does: of a module made with `-lineinfo` all, of one made with `-G` the strings.
+taken or an alias; a function's prototypes come with it. Items keep their order and their text.
+
+Debug sections stay. What they say of a function that is gone, as those of a module made with `-G` do, is said of no
+address, as linkers do it: in place of its labels stands 0, and in a list of ranges, which a pair of zeros would end, 1.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ import re
 from collections.abc import Iterable
 
 from gpt.errors import GptError
-from gpt.ptx.scan import Item, Module
+from gpt.ptx.scan import NAME, Item, Module
 
-_WORD = re.compile(r"(?<!::)[.%]?[A-Za-z_$][\w$]*+", re.ASCII)
 _BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%:"}
 _SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*+)\s*+:(?!:)", re.ASCII)
+_RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # what is left out where nobody names it
 
 
@@ -34,13 +36,14 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
             raise GptError(f"no kernel '{name}'", module.name)
     named = needed(module, wanted)
     kept = [item for item in module.items if item.kind not in _NAMING or not named.isdisjoint(item.names)]
-    kept = _without_torn_sections(module, kept)
     items, at = [], 0
     for item in kept:
         moved = at - item.start
         items.append(item._replace(start=at, end=item.end + moved, body=item.body and item.body + moved))
         at = items[-1].end + 1
-    text, skeleton = ("".join(s[i.start : i.end] + "\n" for i in kept) for s in (module.text, module.skeleton))
+    gone = _gone(module, kept)
+    without = [(item, _places(module, item, gone)) for item in kept]
+    text, skeleton = ("".join(_cut(s, *one) + "\n" for one in without) for s in (module.text, module.skeleton))
     pieces = tuple((here.start, there.start) for here, there in zip(items, kept, strict=True))
     return Module(module.name, text, skeleton, tuple(items), module, pieces)
 
@@ -64,16 +67,29 @@ def needed(module: Module, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _without_torn_sections(module: Module, items: list[Item]) -> list[Item]:
-    sections = [item for item in items if item.kind == "section"]
-    if not sections:
-        return items
-    defined = {item: {*item.names, *_LABEL.findall(module.skeleton, item.start, item.end)} for item in module.items}
-    lost = {name for item in set(module.items).difference(items) for name in defined[item]}
-    while True:
-        torn = {s for s in sections if not lost.isdisjoint(_WORD.findall(module.skeleton, s.start, s.end))}
-        if not torn:
-            return items
-        lost |= {name for section in torn for name in defined[section]}
-        sections = [section for section in sections if section not in torn]
-        items = [item for item in items if item not in torn]
+def _gone(module: Module, kept: list[Item]) -> set[str]:
+    """The names and labels that what is left out defines, as far as debug sections may name them."""
+    if not any(item.kind == "section" for item in kept):
+        return set()
+    there = set(kept)
+    found: tuple[set[str], set[str]] = set(), set()
+    for item in module.items:
+        labels = _LABEL.findall(module.skeleton, item.start, item.end)
+        found[item in there].update(item.names, labels)
+    return found[False] - found[True]
+
+
+def _places(module: Module, item: Item, gone: set[str]) -> list[tuple[int, int]]:
+    """Where a debug section names what is gone."""
+    if item.kind != "section" or not gone:
+        return []
+    return [found.span() for found in NAME.finditer(module.skeleton, item.start, item.end) if found[0] in gone]
+
+
+def _cut(text: str, item: Item, places: list[tuple[int, int]]) -> str:
+    """An item of a text, with numbers in these places: it is as long as it was."""
+    pieces, at = [], item.start
+    for start, end in places:
+        pieces += [text[at:start], ("1" if item.name in _RANGES else "0").ljust(end - start)]
+        at = end
+    return "".join([*pieces, text[at : item.end]])

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from gpt.errors import MalformedError
 
 MAX_NESTING = 32  # braces; compilers use a handful
+MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are the most ever seen
 
 _NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 NAME = re.compile(rf"(?<![\w$%.]){_NAME}", re.ASCII)
@@ -264,11 +265,13 @@ def blank(text: str, name: str = "PTX") -> str:
 
 def _items(module: Module) -> Iterator[Item]:
     skeleton = module.skeleton
-    for found in _ITEM.finditer(skeleton):
+    for count, found in enumerate(_ITEM.finditer(skeleton)):
         group = next((group for group in _GROUPS if found.start(group) >= 0), None)
         if group is None:  # blanks at the end
             continue
         start, end = found.span(group)
+        if count >= MAX_ITEMS:
+            raise module.malformed(start, f"over {MAX_ITEMS} functions, variables and directives:")
         if group == "bad" or any(found.start(torn) >= 0 for torn in _TORN):
             raise module.malformed(start, "unexpected" if group == "bad" else "no end to")
         match group:

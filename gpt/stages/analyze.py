@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpt import cli
 from gpt.analyze.events import events
 from gpt.analyze.summary import summary
 
-ANALYSES = {"summary": summary, "events": events}
+ANALYSES: dict[str, Callable[..., int]] = {"summary": summary, "events": events}
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpt import cli, records
-from gpt.errors import GptError, MalformedError
+from gpt.errors import GptError, MalformedError, MissingError
 
 if TYPE_CHECKING:
     from gpt.asm.assembler import Assembler, Code
@@ -67,6 +67,7 @@ def asm(
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one a core")
     ] = JOBS,
+    table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -84,10 +85,10 @@ def asm(
     assembler = Assembler(ptxas, Cache(None if no_cache else default_folder()), options, timeout)
     if save:
         save.mkdir(parents=True, exist_ok=True)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json)
+    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
         work = Assembly(stage, assembler, backlog, targets, compare, compress.value if fatbin else None, save)
-        return stage.filter(work.handle, files or (), backlog.drain)
+        return stage.filter(work.handle, files or (), backlog.drain, cli.PTX)
 
 
 class Assembly:
@@ -182,7 +183,7 @@ class Assembly:
         for fault in faults:
             if (fault.where, fault.fact) not in told:
                 told.add((fault.where, fault.fact))
-                yield self._stage.error(fault, ref=ref)
+                yield self._stage.error(fault, ref=ref, once=isinstance(error, MissingError))
 
     def _warn(self, found: list[tuple[str, str]], record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
         for where, fact in found[:MAX_WARNINGS]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -62,13 +63,14 @@ def patch(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
+    no_backup: Annotated[bool, typer.Option("--no-backup", help="With --in-place: keep no original.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Refuse a library that was replaced before.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
     written: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add the path of each library written to FILE, and a NUL.")
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="Print the table of a terminal, not the stream.")] = False,
+    table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -79,16 +81,19 @@ def patch(
         raise UsageError("one of -o DIR, --in-place and --restore is needed")
     if parents and not output:
         raise UsageError("--parents goes with -o DIR")
-    if once and not in_place:
-        raise UsageError("--once goes with --in-place")
+    for option, is_given in (("--once", once), ("--no-backup", no_backup)):
+        if is_given and not in_place:
+            raise UsageError(f"{option} goes with --in-place")
     if restore:
         return _restore(files or [])
     if output and not dry_run:
         output.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
-    patcher = Patcher(stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written, once)
+    patcher = Patcher(
+        stage, output, parents, mode.value, fill, kernels == Kernels.drop, dry_run, written, once, not no_backup
+    )
     try:
-        stage.filter(patcher.handle, files or ())
+        stage.filter(patcher.handle, files or (), wants=cli.LIBRARY)
         patcher.report_unfinished()
     finally:
         patcher.close()
@@ -96,7 +101,7 @@ def patch(
 
 
 def _restore(files: list[Path]) -> int:
-    from gpt.debloat.write import restore
+    from gpt.debloat.backup import restore
 
     if not files:
         raise UsageError("name the libraries to restore")
@@ -104,9 +109,11 @@ def _restore(files: list[Path]) -> int:
     for path in files:
         try:
             restore(path)
-        except GptError as error:
+        except (GptError, OSError) as error:
+            if isinstance(error, OSError):
+                error = GptError(error.strerror or str(error), str(error.filename or path))
             cli.say(TOOL, "error", error.where, error.fact)
-            status = error.status
+            status = max(status, error.status)
     return status
 
 
@@ -124,6 +131,7 @@ class Patcher:
         dry_run: bool,
         written: Path | None,
         once: bool,
+        backup: bool,
     ) -> None:
         self._stage = stage
         self._output = output
@@ -134,21 +142,23 @@ class Patcher:
         self._dry_run = dry_run
         self._written = written
         self._once = once
+        self._backup = backup
         self._wheels: Wheels | None = None
         self._library: dict[str, Any] | None = None
         self._spans: list[tuple[int, int]] = []
         self._unused: dict[int, set[str]] = {}  # offset of an element -> kernels that are not needed
+        self._tallies: list[dict[str, Any]] = []
         self._targets: dict[Path, str] = {}  # output -> library, of this run
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library what was done to it."""
         kind = record["kind"]
-        if kind in ("library", "span", "trim", "library_end") and (fault := records.check(record)):
+        if kind in ("library", "span", "trim", "tally", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         match kind:
             case "library":
                 self.report_unfinished()
-                self._library, self._spans, self._unused = record, [], {}
+                self._library, self._spans, self._unused, self._tallies = record, [], {}, []
             case "span" | "trim":
                 if not self._library or record["library"] != self._library["path"]:
                     raise MalformedError(f"{kind} outside of its library", record["library"])
@@ -156,6 +166,9 @@ class Patcher:
                     self._spans.append((record["start"], record["end"]))
                 else:
                     self._unused.setdefault(record["offset"], set()).update(record["kernels"])
+            case "tally" if self._library and record["library"] == self._library["path"]:
+                self._tallies.append(record)  # until it is known what was cut: of a library that fails, nothing
+                return
             case "library_end" if self._library and record["path"] == self._library["path"]:
                 library, self._library = self._library, None
                 try:
@@ -177,12 +190,16 @@ class Patcher:
 
     def _finish_wheels(self, wheels: Wheels) -> Records:
         """Writes the wheels of which libraries were patched. Faults become `diag`s."""
-        from gpt.debloat.wheel import repack
+        from gpt.debloat.write import append
 
-        for wheel, replaced in wheels.iter_complete():
+        for wheel, replaced in wheels.take_complete().items():
             try:
-                if replaced:
-                    repack(wheel, replaced, self._target(wheel))
+                target = self._target(wheel)
+                wheels.write(wheel, replaced, target)
+                sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
+                if self._written:
+                    append(self._written, os.fsencode(os.path.abspath(target)) + b"\0")
+                yield records.make("repacked", wheel=str(wheel), output=str(target), **sizes)
             except GptError as error:
                 yield self._stage.error(error, ref=str(wheel))
 
@@ -190,19 +207,27 @@ class Patcher:
         """Says that a library was not patched because the stream never said that it is complete."""
         if self._library:
             fact = "the stream ends before the library does: not patched"
-            self._stage.error(MalformedError(fact, self._library["path"]))
+            if self._stage.told:
+                self._stage.status = max(self._stage.status, MalformedError.status)
+            else:
+                self._stage.error(MalformedError(fact, self._library["path"]))
             self._library = None
 
     def _patch(self, library: dict[str, Any]) -> list[dict[str, Any]]:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
+        from gpt.debloat.attributes import copy_attributes
+        from gpt.debloat.backup import check_unreplaced, keep_backup
         from gpt.debloat.plan import find_doomed
-        from gpt.debloat.trim import trim_all
-        from gpt.debloat.write import append, check_output, keep_backup, written
+        from gpt.debloat.trim import amended, trim_all
+        from gpt.debloat.write import append, check_output, written
         from gpt.formats.image import parse_image
+        from gpt.formats.paths import open_regular
         from gpt.formats.source import Source
 
         path, source_path, target, output_name = self._places(library)
-        with open(source_path, "rb") as file:
+        with open_regular(source_path) as file:
+            if source_path != path:  # unpacked for this, and large
+                source_path.unlink()
             source = Source(str(path), file.fileno())
             if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
                 raise GptError("has changed since it was extracted: extract it again", str(path))
@@ -218,18 +243,27 @@ class Patcher:
             plan = self._plan(image, doomed)
             disk_before = disk_after = os.fstat(file.fileno()).st_blocks * 512
             in_place = self._output is None
-            notes = self._check_in_place(target, file.fileno()) if in_place and plan.mode != "copy" else []
+            notes = []
+            if in_place and plan.mode != "copy":
+                notes = self._check_in_place(target, file.fileno(), any(e.dead for e in doomed.all))
             if not (self._dry_run or (in_place and plan.mode == "copy")):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with written(target, file.fileno(), plan) as output:
                     check_output(image, plan, output, str(target))
                     os.fsync(output)
                     disk_after = os.fstat(output).st_blocks * 512
-                    if self._written:  # first: what is listed and not there does no harm
+                    if self._written and source_path == path:  # first: what is listed and not there does no harm
                         append(self._written, os.fsencode(os.path.abspath(target)) + b"\0")
+                    lost = copy_attributes(file.fileno(), output, every=in_place)
                     if in_place:
-                        keep_backup(target, image)
-        done = [trimmed_record(str(path), one) for one in trimmed]
+                        check_unreplaced(target, file.fileno())
+                        if self._backup:
+                            keep_backup(target, file.fileno(), image)
+                if in_place and lost:
+                    fact = f"the new file could not be given {', '.join(lost)}"
+                    notes.append(self._stage.warn(str(path), fact, ref=str(path)))
+        done = [*amended(self._tallies, trimmed, unused)]
+        done += [trimmed_record(str(path), one, one.left(unused)) for one in trimmed]
         patched = records.make(
             "patched",
             library=str(path),
@@ -245,15 +279,21 @@ class Patcher:
         )
         return [*notes, *done, patched]
 
-    def _check_in_place(self, path: Path, fd: int) -> list[dict[str, Any]]:
+    def _check_in_place(self, path: Path, fd: int, slimmed: bool) -> list[dict[str, Any]]:
         """Raises GptError on a file signed or replaced before; gives the `diag` of what else happens to its names."""
-        from gpt.debloat.write import backup_of, find_signature
+        from gpt.debloat.attributes import find_signature
+        from gpt.debloat.backup import backup_of
 
         if signature := find_signature(fd):
             raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
         backup = backup_of(path)
         if self._once and backup.exists() and not backup.samefile(path):
             raise GptError("was replaced before: restore it first, and unite the traces of all runs", str(path))
+        if self._once and slimmed and not backup.exists():
+            fact = (
+                "was slimmed before, and no original is beside it: install it again, and unite the traces of all runs"
+            )
+            raise GptError(fact, str(path))
         names = os.fstat(fd).st_nlink - 1 - backup.exists()
         if names <= 0:
             return []
@@ -266,12 +306,13 @@ class Patcher:
         if not path.exists():  # a member of a wheel: it is patched outside, and put into a new wheel when all are
             from gpt.debloat.wheel import Wheels, split
 
-            if found := split(path):
+            if found := split(library["path"]):
                 if self._output is None:
                     raise GptError("lies in a wheel: use -o DIR", str(path))
                 self._wheels = self._wheels or Wheels()
                 near = Path(tempfile.gettempdir()) if self._dry_run else self._output
                 return path, *self._wheels.add(*found, near), str(self._destination(found[0]) / found[1])
+            raise MissingError(os.strerror(errno.ENOENT), str(path))
         target = self._target(path)
         return path, path, target, str(target)
 
@@ -308,7 +349,7 @@ class Patcher:
         return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
 
 
-def trimmed_record(library: str, trimmed: Trimmed) -> dict[str, Any]:
+def trimmed_record(library: str, trimmed: Trimmed, left: int) -> dict[str, Any]:
     """What became of an element whose unused kernels were to go."""
     return records.make(
         "trimmed",
@@ -319,6 +360,7 @@ def trimmed_record(library: str, trimmed: Trimmed) -> dict[str, Any]:
         code=trimmed.cut.size,
         size_before=trimmed.element.end - trimmed.element.offset,
         size_after=trimmed.size,
+        left=left or None,
         reason=trimmed.reason,
         zeroed=trimmed.zeroed_for,
     )

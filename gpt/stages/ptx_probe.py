@@ -44,6 +44,10 @@ def ptx_probe(
     ] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not prove probes harmless.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Count records, save none.")] = False,
+    relocatable: Annotated[
+        bool, typer.Option("--compile-only", "-c", help="Weave for gpt-asm -c: functions may be defined elsewhere.")
+    ] = False,
+    table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
@@ -58,9 +62,9 @@ def ptx_probe(
     if not no_verify:
         for file in loaded:
             verify(file)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json)
-    weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count)
-    return stage.filter(weaving.handle, files or ())
+    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count, relocatable)
+    return stage.filter(weaving.handle, files or (), wants=cli.PTX)
 
 
 def _load(probes: list[str]) -> list[ProbeFile]:
@@ -94,15 +98,25 @@ class Weaving:
     """One run: each `ptx` record becomes one for each of its kernels."""
 
     def __init__(
-        self, stage: cli.Stage, files: list[ProbeFile], keep: list[str], drop: list[str], verified: bool, count: bool
+        self,
+        stage: cli.Stage,
+        files: list[ProbeFile],
+        keep: list[str],
+        drop: list[str],
+        verified: bool,
+        count: bool,
+        relocatable: bool,
     ) -> None:
         self._stage = stage
         self._files = files
         self._keep, self._drop = keep, drop
         self._verified = verified
         self._count = count
+        self._relocatable = relocatable
         self._modules = self._maps = 0  # ids that were given
         self._seen = self._kernels = 0  # modules and kernels of the segment
+        self._names: list[str] = []  # kernels that are not wanted, some
+        self._wanted = self._woven = False  # whether any kernel so far was
         self._refused = False  # whether one was left alone in which something may have matched
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
@@ -132,8 +146,10 @@ class Weaving:
             return
         self._seen += 1
         left: dict[str, str] = {}
+        self._names += [item.name for item in module.entries if not self._wants(item.name)][: NAMED - len(self._names)]
         for kernel in [item.name for item in module.entries if self._wants(item.name)]:
             self._kernels += 1
+            self._wanted = True
             yield from self._kernel(record, module, kernel, left)
         if left or not (module.entries or self._keep):
             yield from self._pass(record, module, left)
@@ -149,7 +165,7 @@ class Weaving:
 
         try:
             original = pruned(module, [kernel])
-            woven = weave(original, kernel, self._files, count=self._count)
+            woven = weave(original, kernel, self._files, count=self._count, relocatable=self._relocatable)
         except LeftAlone as error:
             left[kernel] = error.fact
             self._refused |= error.fact != NO_PLACE
@@ -165,6 +181,7 @@ class Weaving:
         yield from self._records(record, original.text.encode("latin-1"), woven)
 
     def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
+        self._woven = True
         for site in woven.sites:
             self._matched[site.probe, site.position] += site.matched
         first, self._maps = self._maps, self._maps + len(woven.maps)
@@ -230,15 +247,22 @@ class Weaving:
         if not self._seen:
             return
         if not self._kernels:
-            names = " of these names" if self._keep or self._drop else ""
-            yield from self._tell(f"no kernel{names}", "")
+            if self._names and not self._wanted:
+                there = ", ".join(self._names)
+                yield self._stage.error(GptError(f"--kernel and --filter leave no kernel: there are {there}"))
+            elif not self._names:
+                yield from self._tell("no kernel", "")
             return
         for file in self._files:
             places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
             places = [place for place in places if place[1] != "kernel"]
             if places and not self._refused and not any(self._matched[place] for place in places):
                 where = ":".join(dict.fromkeys(position for _, position in places))
-                yield from self._tell(f"matches nothing: '{where}'", file.path)
+                fact = f"matches nothing: '{where}'"
+                if self._woven:
+                    yield from self._tell(fact, file.path)
+                else:
+                    yield self._stage.error(GptError(fact, file.path))
         self._matched.clear()
         self._seen = self._kernels = 0
         self._refused = False

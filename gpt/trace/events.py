@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gpt import records
 from gpt.errors import GptError, MalformedError
+from gpt.screen import printable_json
 from gpt.trace.clock import Clock
 from gpt.trace.ioctls import Ioctls
 from gpt.trace.rows import CALL, Collector, Rows, Threads
@@ -71,7 +72,8 @@ class Segment:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text.encode(errors="surrogateescape").decode(errors="replace"), ensure_ascii=False)
+    whole = text.encode(errors="surrogateescape").decode(errors="replace")
+    return printable_json(json.dumps(whole, ensure_ascii=False))
 
 
 def _iter_lines(segment: Segment, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "../records.h"
+#include "../say.h"
 #include "follow.h"
 
 #define TICK 50    // ms between two looks at the files
@@ -55,8 +56,12 @@ static void remove_folder(void) {
 // Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
 static _Noreturn void leave(pid_t reader, int error) {
     remove_folder();
-    if (error && error != EPIPE)
-        fprintf(stderr, "gpt-hook: error: %s: %s; the stream ends\n", self->where, strerror(error));
+    if (error && error != EPIPE) {
+        char line[PATH_MAX + 512];
+        snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; the stream ends", self->where,
+                 strerror(error));
+        gpt_write_line(line);
+    }
     close(output.file);
     if (reader > 0)
         waitpid(reader, NULL, 0);

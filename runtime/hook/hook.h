@@ -435,6 +435,7 @@ const void *hook_image_of(uint64_t handle);
 // libs.c
 void hook_scan_libraries(void);
 bool hook_peek(const void *from, void *into, size_t size); // memory that the program may have given back
+bool hook_is_readable(const void *start, size_t size);     // all of it
 const char *hook_find_library(const void *address);        // whose code or data it is in, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 extern handler hook_on_context, hook_on_primary_context;

@@ -55,6 +55,21 @@ bool hook_peek(const void *from, void *into, size_t size) {
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
 }
 
+bool hook_is_readable(const void *start, size_t size) {
+    uintptr_t at = (uintptr_t)start, end;
+    if (__builtin_add_overflow(at, size, &end))
+        return false;
+    while (at < end) { // a byte of each page
+        char bytes[256];
+        struct iovec there[sizeof(bytes)], here = {bytes, 0};
+        for (; at < end && here.iov_len < sizeof(bytes); at = (at | 4095) + 1)
+            there[here.iov_len++] = (struct iovec){(void *)at, 1};
+        if (process_vm_readv(getpid(), &here, 1, there, here.iov_len, 0) != (ssize_t)here.iov_len)
+            return false;
+    }
+    return true;
+}
+
 static void find_build_id(const struct dl_phdr_info *info, char hex[129]) {
     static char notes[4096];
     *hex = '\0';
@@ -186,7 +201,7 @@ static void see_mapping(const char *start, uint64_t mapping) {
     struct link_map *map = NULL;
     if (is_known(mapping) || !hook_peek(start, &head, sizeof(head)) ||
         memcmp(head.e_ident, ELFMAG, SELFMAG) || !head.e_phnum || head.e_phnum > MAX_HEADERS ||
-        !hook_peek(start + head.e_phoff, segments, head.e_phnum * sizeof(*segments)) ||
+        !hook_peek((void *)((uintptr_t)start + head.e_phoff), segments, head.e_phnum * sizeof(*segments)) ||
         !dladdr1(start, &found, (void **)&map, RTLD_DL_LINKMAP) || !map)
         return;
     add_library(&(struct dl_phdr_info){.dlpi_addr = map->l_addr,

@@ -2,14 +2,18 @@
 // the library and what keeps it, in a line on standard error and in the trace. The look-up that failed is
 // recorded as a use, so that the trace keeps the kernel next time.
 //
-// A program may try what is not there and be content; libraries load regions for other devices so. Nothing is
-// said of an image unless it was cut, or the failure is one that no intact library leads to.
+// A program may try what is not there and be content: libraries ask for kernels that they have for other
+// devices alone. So nothing is said of an image unless something was cut out of it. A region that lost an
+// element, or part of one, is empty or holds an element of kind 0; code that became zeros where it was is
+// found by these zeros.
 
+#include <elf.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
 #include "hook.h"
+#include "say.h"
 
 #define MAX_SAID 5
 
@@ -34,17 +38,41 @@ const void *hook_image_of(uint64_t handle) {
     return value ? (const void *)atomic_load(value) : NULL;
 }
 
-// Whether a region lost elements: one of them is dead, or all are gone.
-static bool has_gaps(const char *start) {
+// Whether some code of a cubin is zeros, which no compiler writes. Its offsets may be any, so addresses are
+// numbers.
+static bool has_zeroed_code(uintptr_t cubin) {
+    static const char zeros[64];
+    char code[sizeof(zeros)];
+    Elf64_Ehdr head;
+    Elf64_Shdr section;
+    if (!hook_peek((void *)cubin, &head, sizeof(head)) || memcmp(head.e_ident, ELFMAG, SELFMAG))
+        return false;
+    for (unsigned i = 0; i < head.e_shnum; i++) {
+        if (!hook_peek((void *)(cubin + head.e_shoff + i * sizeof(section)), &section, sizeof(section)))
+            return false;
+        if (section.sh_type == SHT_PROGBITS && section.sh_flags & SHF_EXECINSTR &&
+            section.sh_size >= sizeof(code) &&
+            hook_peek((void *)(cubin + section.sh_offset), code, sizeof(code)) &&
+            !memcmp(code, zeros, sizeof(code)))
+            return true;
+    }
+    return false;
+}
+
+// Whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code was
+// zeroed.
+static bool has_gaps(const char *start, bool code) {
     struct fatbin_region region;
     struct fatbin_element element;
     if (!hook_peek(start, &region, sizeof(region)) || region.magic != FATBIN_MAGIC)
-        return false;
+        return code && has_zeroed_code((uintptr_t)start);
     for (uint64_t at = 0; at < region.size; at += element.header_size + element.payload_size) {
-        if (!hook_peek(start + region.header_size + at, &element, sizeof(element)) ||
+        if (!hook_peek((void *)((uintptr_t)start + region.header_size + at), &element, sizeof(element)) ||
             element.header_size < sizeof(element) || element.payload_size > region.size)
             return false;
-        if (element.kind == FATBIN_DEAD)
+        if (element.kind == FATBIN_DEAD ||
+            (code && element.kind == FATBIN_CUBIN && !(element.flags & FATBIN_PACKED) &&
+             has_zeroed_code((uintptr_t)start + region.header_size + at + element.header_size)))
             return true;
     }
     return !region.size;
@@ -69,7 +97,7 @@ static void find_place(const void *start, struct place *place) {
         place->start = wrapper.data;
     hook_scan_libraries();
     place->path = hook_find_file(place->start, &place->offset, place->buffer, sizeof(place->buffer));
-    place->cut = has_gaps(place->start) || (place->path && was_patched(place->path));
+    place->cut = has_gaps(place->start, false) || (place->path && was_patched(place->path));
 }
 
 // Whether this is told for the first time, and how many were.
@@ -111,23 +139,20 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
                .ref = hook_str(kernel));
     if (said > MAX_SAID)
         return true;
-    char line[8192];
-    int size;
+    char line[5120];
     if (said == MAX_SAID)
-        size = snprintf(line, sizeof(line), "gpt-hook: warning: more GPU code is missing: %s names it\n",
-                        hook_live->path);
+        snprintf(line, sizeof(line), "gpt-hook: warning: more GPU code is missing: %s names it",
+                 hook_live->path);
     else if (kernel)
-        size = snprintf(line, sizeof(line),
-                        "gpt-hook: warning: %s: %s; gpt-locate --keep '%s' or --used %s keeps it\n", where,
-                        fact, kernel, hook_live->path);
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: %s: %s; gpt-locate --keep '%s' or --used %s keeps it", where, fact,
+                 kernel, hook_live->path);
     else
-        size = snprintf(line, sizeof(line),
-                        "gpt-hook: warning: %s: %s; gpt-locate --used a trace of a run like this one, with "
-                        "the library as it was, keeps it\n",
-                        where, fact);
-    size = size < (int)sizeof(line) ? size : (int)sizeof(line) - 1;
-    ssize_t written = write(STDERR_FILENO, line, (size_t)size);
-    (void)written;
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: %s: %s; gpt-locate --used a trace of a run like this one, with "
+                 "the library as it was, keeps it",
+                 where, fact);
+    gpt_write_line(line);
     return true;
 }
 
@@ -159,7 +184,7 @@ static void on_illegal_instruction(const struct frame *frame) {
     uint64_t handle = hook_handle_of(hook_newest_launch());
     const char *kernel = handle ? ask_name(handle) : NULL;
     find_place(hook_image_of(handle), &place);
-    if (place.cut)
+    if (place.cut || has_gaps(place.start, true))
         tell(frame, &place, kernel);
 }
 
@@ -188,14 +213,13 @@ void hook_on_failure(struct frame *frame) {
     } else if (kind == hook_on_function && frame->args[2]) {
         const char *kernel = (const char *)frame->args[2];
         find_place(hook_image_of(frame->args[1]), &place);
-        bool of_library = !strncmp(frame->slot->symbol, "cuLibrary", 9); // asked for what was registered
-        if ((place.cut || (of_library && place.path)) && tell(frame, &place, kernel))
+        if (place.cut && tell(frame, &place, kernel))
             use(frame->args[1], kernel);
     } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
         bool second = kind || frame->slot->flags & SLOT_SECOND;
         uint64_t handle = frame->args[second];
         find_place(hook_image_of(handle), &place);
-        if (none || place.cut)
+        if (place.cut)
             tell(frame, &place, ask_name(handle));
     }
 }

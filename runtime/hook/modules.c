@@ -55,30 +55,38 @@ struct image {
     uint64_t size;
 };
 
-static uint64_t elf_size(const Elf64_Ehdr *head) {
+static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
+    Elf64_Shdr sections[32]; // at a time: the stack may be small
     uint64_t end = sizeof(*head), tables[] = {
                                       head->e_shoff + (uint64_t)head->e_shnum * sizeof(Elf64_Shdr),
                                       head->e_phoff + (uint64_t)head->e_phnum * sizeof(Elf64_Phdr),
                                   };
     for (int i = 0; i < 2; i++)
         end = tables[i] > end ? tables[i] : end;
-    const Elf64_Shdr *sections = (const void *)((const char *)head + head->e_shoff);
-    for (int i = 0; head->e_shoff && head->e_shentsize == sizeof(*sections) && i < head->e_shnum; i++)
-        if (sections[i].sh_type != SHT_NOBITS && sections[i].sh_offset + sections[i].sh_size > end)
-            end = sections[i].sh_offset + sections[i].sh_size;
+    unsigned total = head->e_shoff && head->e_shentsize == sizeof(*sections) ? head->e_shnum : 0;
+    for (unsigned i = 0; i < total; i++) {
+        const Elf64_Shdr *section = &sections[i % 32];
+        unsigned count = total - i < 32 ? total - i : 32;
+        if (i % 32 == 0 && !hook_peek((void *)((uintptr_t)start + head->e_shoff + i * sizeof(*section)),
+                                      sections, count * sizeof(*section)))
+            break;
+        if (section->sh_type != SHT_NOBITS && section->sh_offset + section->sh_size > end)
+            end = section->sh_offset + section->sh_size;
+    }
     return end;
 }
 
-// The driver has just read the image, so it is one.
+// The driver has just read the image, so it is one. But its headers may claim more than is there.
 static struct image read_image(const void *start) {
-    const struct fatbin_wrapper *wrapper = start;
-    if (wrapper->magic == FATBIN_WRAPPER_MAGIC)
-        start = wrapper->data;
-    const struct fatbin_region *region = start;
-    if (region->magic == FATBIN_MAGIC)
-        return (struct image){"fatbin", start, region->header_size + region->size};
-    if (!memcmp(start, ELFMAG, SELFMAG))
-        return (struct image){"cubin", start, elf_size(start)};
+    struct fatbin_wrapper wrapper;
+    struct fatbin_region region;
+    Elf64_Ehdr head;
+    if (hook_peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
+        start = wrapper.data;
+    if (hook_peek(start, &region, sizeof(region)) && region.magic == FATBIN_MAGIC)
+        return (struct image){"fatbin", start, region.header_size + region.size};
+    if (hook_peek(start, &head, sizeof(head)) && !memcmp(head.e_ident, ELFMAG, SELFMAG))
+        return (struct image){"cubin", start, elf_size(start, &head)};
     return (struct image){"ptx", start, strlen(start)};
 }
 
@@ -103,10 +111,10 @@ void hook_on_module_image(struct frame *frame) {
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;
     const char *loader = path ? NULL : hook_find_library((const void *)frame_caller(frame));
-    bool digested = !path || may_digest(image.size);
+    bool digested = (!path || may_digest(image.size)) && hook_is_readable(image.start, image.size);
     if (digested)
         hook_sha256(image.start, image.size, digest);
-    if (!path)
+    if (!path && digested)
         saved = hook_save_image(image.start, image.size, digest, image.type, buffer);
     HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(digested ? digest : NULL),
                .path = hook_str(path), .offset = {path != NULL, offset}, .size = GPT_U64(image.size),
@@ -139,7 +147,7 @@ void hook_on_module_file(struct frame *frame) {
     }
     snprintf(path + size, sizeof(path) - size, "%s", given);
     unsigned char magic[4] = {0};
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t got = file < 0 ? 0 : pread(file, magic, 4, 0);
     off_t bytes = file < 0 ? 0 : lseek(file, 0, SEEK_END);
     char digest[65];

@@ -4,11 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "hook.h"
@@ -37,7 +38,10 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
         return NULL;
     if (!access(path, F_OK))
         return path;
-    snprintf(part, sizeof(part), "%s/.%s.%d.%ld", folder, digest, getpid(), syscall(SYS_gettid));
+    uint64_t number[2]; // that nobody else has, nor foresees: process numbers come again
+    if (getrandom(number, sizeof(number), 0) != sizeof(number))
+        return NULL;
+    snprintf(part, sizeof(part), "%s/.gpt-%016" PRIx64 "%016" PRIx64 ".part", folder, number[0], number[1]);
     int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
     bool good = file >= 0 && write_all(file, data, size);
     good = file >= 0 && !close(file) && good && !rename(part, path);
@@ -48,6 +52,6 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
         unlink(part);
     const char *fact = strerrordesc_np(error);
     if (!atomic_exchange(&complained, true))
-        hook_say(path, fact ? fact : "unknown error", "; it is not saved\n");
+        hook_say(path, fact ? fact : "unknown error", "it is not saved");
     return NULL;
 }

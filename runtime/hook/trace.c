@@ -22,11 +22,11 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "hook.h"
+#include "say.h"
 #include "template.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -58,15 +58,9 @@ static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
 // Errors
 
 void hook_say(const char *where, const char *fact, const char *consequence) {
-    struct iovec parts[] = {
-        {"gpt-hook: error: ", 17},
-        {(void *)where, strlen(where)},
-        {": ", 2},
-        {(void *)fact, strlen(fact)},
-        {(void *)consequence, strlen(consequence)},
-    };
-    if (writev(STDERR_FILENO, parts, 5) < 0)
-        return;
+    char line[4096 + 512];
+    snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; %s", where, fact, consequence);
+    gpt_write_line(line);
 }
 
 void hook_turn_off(const char *where, const char *fact) {
@@ -74,7 +68,7 @@ void hook_turn_off(const char *where, const char *fact) {
         return;
     atomic_store(&hook_live->pid, 0);
     if (fact)
-        hook_say(where, fact, "; nothing more is recorded\n");
+        hook_say(where, fact, "nothing more is recorded");
 }
 
 void hook_fail(const char *where, int error) {

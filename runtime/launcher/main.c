@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../say.h"
 #include "launcher.h"
 
 static const char *replacements; // the folder of --replace
@@ -38,9 +39,11 @@ static const char HELP[] =
 void fail(int status, const char *where, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "gpt-hook: error: %s%s", where ? where : "", where ? ": " : "");
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    char line[2 * PATH_MAX];
+    int size = snprintf(line, sizeof(line), "gpt-hook: error: %s%s", where ? where : "", where ? ": " : "");
+    if (size < (int)sizeof(line))
+        vsnprintf(line + size, sizeof(line) - (size_t)size, format, args);
+    gpt_write_line(line);
     va_end(args);
     exit(status);
 }
@@ -78,6 +81,29 @@ static void prepare_replacements(char auditor[PATH_MAX]) {
     if (!find_runtime("libgptreplace.so", auditor))
         fail(MISSING, auditor, "not found: run 'make runtime', or set GPT_RUNTIME");
     replacements = folder;
+}
+
+// A misspelt type would record nothing, and say nothing. Functions may be new, so that their names are not
+// checked.
+static void check_calls(const char *calls) {
+    static const char *const words =
+        "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "
+        "module, other, stream, sync";
+    for (const char *at = calls; *at; at += *at == ',') {
+        size_t size = strcspn(at, ",");
+        const char *word = at + (*at == '-');
+        int length = (int)(at + size - word);
+        at += size;
+        if (!length || !strncmp(word, "cu", 2) || memchr(word, '*', (size_t)length) ||
+            memchr(word, '?', (size_t)length) || memchr(word, '[', (size_t)length))
+            continue;
+        const char *found = words;
+        while (found && (strncmp(found, word, (size_t)length) || (found[length] && found[length] != ',')))
+            found = (found = strchr(found, ' ')) ? found + 1 : NULL;
+        if (!found)
+            fail(USAGE, "--calls", "'%.*s' is no glob of functions (cu...), and no type (there are %s)",
+                 length, word, words);
+    }
 }
 
 static int run(int argc, char **argv) {
@@ -132,6 +158,7 @@ static int run(int argc, char **argv) {
         calls = ioctls ? "all" : "all,-query";
     if (!*calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
+    check_calls(calls);
     bool simulated = !strcmp(device, "sim");
     if (!simulated && strcmp(device, "real"))
         fail(USAGE, "--device", "'%s' is neither real nor sim", device);

@@ -43,7 +43,7 @@ static void check_elf(int file, const char *path, bool replaces) {
 void check_command(const char *path, bool replaces) {
     char script[PATH_MAX], line[PATH_MAX];
     for (int depth = 0; depth < 5; depth++) {
-        int file = open(path, O_RDONLY | O_CLOEXEC);
+        int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         struct stat status;
         if (file < 0 || fstat(file, &status)) {
             if (file >= 0)

@@ -36,6 +36,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "say.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_DEPTH 32      // of subfolders
 #define MAX_SEGMENTS 1024 // gpt-patch makes up to 1000
@@ -73,15 +75,13 @@ static struct object *objects;
 
 static void warn(const char *where, const char *format, ...) {
     static char line[3 * PATH_MAX];
-    int size = snprintf(line, sizeof(line) - 1, "gpt-hook: warning: %s: ", where);
+    int size = snprintf(line, sizeof(line), "gpt-hook: warning: %s: ", where);
     va_list args;
     va_start(args, format);
-    size += vsnprintf(line + size, sizeof(line) - 1 - (size_t)size, format, args);
+    if (size < (int)sizeof(line))
+        vsnprintf(line + size, sizeof(line) - (size_t)size, format, args);
     va_end(args);
-    size = size < (int)sizeof(line) - 1 ? size : (int)sizeof(line) - 2;
-    line[size++] = '\n';
-    if (write(STDERR_FILENO, line, (size_t)size) < 0)
-        return;
+    gpt_write_line(line);
 }
 
 static const char *base_name(const char *path) {

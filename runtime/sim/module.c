@@ -48,13 +48,14 @@ static unsigned suits(const struct fatbin_element *element) {
 static const struct fatbin_element *next_element(const struct fatbin_region *region,
                                                  const struct fatbin_element *element) {
     const char *end = (const char *)region + region->header_size + region->size;
-    if (element && element->payload_size > (size_t)(end - (const char *)element))
-        return NULL;
     const char *at = element ? (const char *)element + element->header_size + element->payload_size
                              : (const char *)region + region->header_size;
     const struct fatbin_element *next = (const void *)at;
-    return at < end && (size_t)(end - at) >= sizeof(*next) && next->header_size >= sizeof(*next) ? next
-                                                                                                 : NULL;
+    if (at >= end || (size_t)(end - at) < sizeof(*next))
+        return NULL;
+    bool fits = next->header_size >= sizeof(*next) && next->header_size <= (size_t)(end - at) &&
+                next->payload_size <= (size_t)(end - at) - next->header_size;
+    return fits && !(next->header_size % 8) && !(next->payload_size % 8) ? next : NULL;
 }
 
 static unsigned best_of(const struct fatbin_region *region) {
@@ -85,13 +86,17 @@ static bool is_for_device(const Elf64_Ehdr *head) {
     return suits(&element);
 }
 
-static CUresult take_image(struct module *module, const void *start) {
+// `room` is how many bytes there are, SIZE_MAX where the program hands over an address, as to the driver.
+static CUresult take_image(struct module *module, const void *start, size_t room) {
     const struct fatbin_wrapper *wrapper = start;
-    if (wrapper->magic == FATBIN_WRAPPER_MAGIC)
+    if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room == SIZE_MAX) // what is in a file has no addresses
         start = wrapper->data;
     const struct fatbin_region *region = start;
     module->image = start;
     if (region->magic == FATBIN_MAGIC) {
+        if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
+            region->size > room - sizeof(*region))
+            return CUDA_ERROR_INVALID_IMAGE;
         module->size = region->header_size + region->size;
         if (!best_of(region))
             return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -104,6 +109,8 @@ static CUresult take_image(struct module *module, const void *start) {
         uint64_t sections = head->e_shoff + (uint64_t)head->e_shnum * head->e_shentsize;
         uint64_t segments = head->e_phoff + (uint64_t)head->e_phnum * head->e_phentsize;
         module->size = sections > segments ? sections : segments;
+        if (module->size > room)
+            return CUDA_ERROR_INVALID_IMAGE;
     } else {
         module->text = true;
         module->size = strlen(start);
@@ -113,13 +120,13 @@ static CUresult take_image(struct module *module, const void *start) {
     return CUDA_SUCCESS;
 }
 
-static CUresult load(void **handle, const void *image, void *owned) {
+static CUresult load(void **handle, const void *image, size_t room, void *owned) {
     if (!handle || !image)
         return CUDA_ERROR_INVALID_VALUE;
     struct module *module = calloc(1, sizeof(*module));
     if (!module)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult status = take_image(module, image);
+    CUresult status = take_image(module, image, room);
     if (status) {
         free(module);
         return status;
@@ -131,9 +138,9 @@ static CUresult load(void **handle, const void *image, void *owned) {
 }
 
 static CUresult load_file(void **handle, const char *path) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
-    if (file < 0 || fstat(file, &status)) {
+    if (file < 0 || fstat(file, &status) || !S_ISREG(status.st_mode)) {
         if (file >= 0)
             close(file);
         return CUDA_ERROR_FILE_NOT_FOUND;
@@ -141,7 +148,7 @@ static CUresult load_file(void **handle, const char *path) {
     char *image = calloc(1, (size_t)status.st_size + 64);
     bool whole = image && read(file, image, (size_t)status.st_size) == status.st_size;
     close(file);
-    CUresult result = whole ? load(handle, image, image) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = whole ? load(handle, image, (size_t)status.st_size, image) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result)
         free(image);
     return result;
@@ -184,14 +191,14 @@ static CUresult unload(struct module *module) {
     return CUDA_SUCCESS;
 }
 
-API cuModuleLoadData(void **module, const void *image) { return load(module, image, NULL); }
+API cuModuleLoadData(void **module, const void *image) { return load(module, image, SIZE_MAX, NULL); }
 
 API cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     (void)count, (void)options, (void)values;
-    return load(module, image, NULL);
+    return load(module, image, SIZE_MAX, NULL);
 }
 
-API cuModuleLoadFatBinary(void **module, const void *image) { return load(module, image, NULL); }
+API cuModuleLoadFatBinary(void **module, const void *image) { return load(module, image, SIZE_MAX, NULL); }
 
 API cuModuleLoad(void **module, const char *path) { return load_file(module, path); }
 
@@ -214,7 +221,7 @@ API cuModuleGetGlobal_v2(CUdeviceptr *memory, size_t *size, void *module, const 
 API cuLibraryLoadData(void **library, const void *image, int *jit_options, void **jit_values,
                       unsigned jit_count, int *options, void **values, unsigned count) {
     (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    return load(library, image, NULL);
+    return load(library, image, SIZE_MAX, NULL);
 }
 
 API cuLibraryLoadFromFile(void **library, const char *path, int *jit_options, void **jit_values,

@@ -100,9 +100,49 @@ def test_a_trace_without_calls_has_no_lines():
     assert events(forge.trace(*APIS)) == []
 
 
-def test_without_json_it_says_what_it_needs():
-    done = run(data=forge.pack(forge.trace()))
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and b"--json" in done.stderr
+def text_of(*segments, columns="80"):
+    done = run(data=forge.pack(*segments), env={**os.environ, "COLUMNS": columns})
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode().splitlines()
+
+
+def test_as_text_a_call_is_a_line():
+    memory = [(1000, 2500, ALLOC, 2, 0x7F00, 0, 4096, 0), (2000, 10, COPY, 0, 0x7F00, 0x10, 64, 0xABC)]
+    kernel = records.make("function", id=6, name="_Z6matmulIfEvPT_PKS0_i")
+    evil = records.make("function", id=7, name="\x1b[2J\n" + "x" * 400)
+    ioctl = {"kind": "ioctl", "thread": 3, "device": "/dev/nvidiactl", "request": 42, "name": "NV_ESC\x9b",
+             "start": 5000, "duration": 7, "error": 22}  # fmt: skip
+    segment = forge.trace(
+        *APIS,
+        forge.calls(memory, forge.MEMORY, thread=21),
+        forge.calls(
+            [forge.launch(3000, 1, LAUNCH, 6, 0xABC), forge.launch(3500, 1, LAUNCH, 7)], forge.LAUNCH, thread=22
+        ),
+        forge.calls([(4_000_000, 0, SYNC, 0, 0, 0xABC)], forge.OBJECT, thread=22),
+        kernel,
+        evil,
+        ioctl,
+    )
+    lines = text_of(segment)
+    assert [line.split() for line in lines[:3]] == [
+        ["seconds", "took", "pid/tid", "result", "call"],
+        ["0.000001", "2.50us", "10/21", "2", "cuMemAlloc", "size=4096", "ptr=0x7f00"],
+        ["0.000002", "10ns", "10/21", "0", "cuMemcpyHtoD", "size=64", "dst=0x7f00", "src=0x10", "stream=0xabc"],
+    ]
+    assert lines[3].split()[4:8] == ["cuLaunchKernel", "stream=0xabc", "grid=1x2x3", "block=32x4x1"]
+    assert lines[3].endswith(" shared=128 matmul<float>(float*, f…")
+    assert "matmul<float>(float*, float const*, int)" in text_of(segment, columns="160")[3]
+    assert r" \x1b[2J\nxxx" in lines[4] and lines[4].endswith("…")
+    assert lines[5].split()[:4] + lines[5].split()[4:] == ["0.000005", "7ns", "10/3", "22", "ioctl", r"NV_ESC\x9b"]
+    assert lines[6].split() == ["0.004000", "-", "10/22", "-", "cuStreamSynchronize", "stream=0xabc"]
+    assert len(lines) == 7 and "".join(lines).isprintable()
+    assert len({line.index(word) for line, word in zip(lines, ("call", *["cu"] * 4, "ioctl", "cu"), strict=True)}) == 1
+
+
+def test_text_of_many_calls_has_a_line_for_each():
+    rows = [(i, 1, 1 + i % 4, 0) for i in range(1, 70_001)]
+    assert len(text_of(forge.trace(*APIS, forge.calls(rows[:40_000]), forge.calls(rows[40_000:])))) == 70_001
+    assert text_of(forge.trace(*APIS))[1:] == []
 
 
 def test_faults_are_those_of_every_stage(tmp_path):

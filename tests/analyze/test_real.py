@@ -1,9 +1,7 @@
 """gpt-analyze on what gpt-hook really writes: threads, children, programs that are killed."""
 
 import json
-import signal
 import subprocess
-import time
 from collections import Counter
 
 import pytest
@@ -66,6 +64,14 @@ def summed(trace):
     return found, functions
 
 
+def size(trace):
+    return trace.stat().st_size if trace.exists() else 0
+
+
+def launches(trace):
+    return summed(trace)[1].get("cuLaunchKernel", {"calls": 0})["calls"]
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
@@ -126,8 +132,10 @@ def test_a_program_that_is_killed(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:
-        time.sleep(0.4)
-        process.send_signal(signal.SIGKILL)
+        try:
+            hooked.wait_until(lambda: size(tmp_path / "t.mp") > 2 << 20)
+        finally:
+            process.kill()
     trace = hooked.Trace(tmp_path / "t.mp")
     found, functions = summed(tmp_path / "t.mp")
     assert {name: row["calls"] - row["counted"] for name, row in functions.items()} == {
@@ -145,10 +153,10 @@ def test_a_program_that_runs_can_be_looked_at(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:
         try:
-            counts = []
+            hooked.wait_until(lambda: size(tmp_path / "t.mp"))
+            count = 0
             for _ in range(3):
-                time.sleep(0.2)
-                counts.append(summed(tmp_path / "t.mp")[1]["cuLaunchKernel"]["calls"])
+                hooked.wait_until(lambda: launches(tmp_path / "t.mp") > count)  # noqa: B023 (used in this round)
+                count = launches(tmp_path / "t.mp")
         finally:
             process.kill()
-    assert 0 < counts[0] < counts[1] < counts[2]

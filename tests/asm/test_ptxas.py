@@ -231,13 +231,23 @@ def test_output_without_end_is_cut_off(bad, monkeypatch):
 @pytest.mark.parametrize(
     "does", ["sleep 300", "sleep 300 & exit 0", "exec >/dev/null 2>&1; sleep 300", "trap '' TERM; sleep 300"]
 )
-def test_one_that_hangs_is_killed_and_all_that_it_started(bad, tmp_path, does):
+def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does):
+    groups = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            groups.append(self.pid)
+
     begin = time.monotonic()
-    with pytest.raises(GptError, match=r"m: ptxas 13\.0\.1 took over 0\.5 s|wrote no cubin"):
-        bad(f"echo $$ > {tmp_path}/pid; {does}", timeout=0.5)
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(GptError, match=r"m: ptxas 13\.0\.1 took over 0\.5 s|wrote no cubin"),
+    ):
+        patched.setattr(subject.subprocess, "Popen", Noted)
+        bad(does, timeout=0.5)
     assert time.monotonic() - begin < 20
-    group = int((tmp_path / "pid").read_text())
-    assert not alive(group)
+    assert groups and not any(alive(group) for group in groups)
 
 
 def alive(group):

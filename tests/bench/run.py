@@ -2,7 +2,7 @@
 
     python -m tests.bench.run [--runs N] [--output FILE] [NAME=PATH ...]
 
-The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (1.0 GB); NAME=PATH
+The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
 takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians; the raw
 ones and the machine go to tests/bench/results/slim.json. The exit status is 1 if a bound was missed.
 """
@@ -41,12 +41,22 @@ WHEELS = {  # library -> wheel
     "libxgboost.so": "xgboost==3.4.1",
     "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
 }
+READ = {  # library -> wheel: ten of different kinds, how fast they are read
+    **{name: wheel for name, wheel in WHEELS.items() if not name.startswith("libbits")},
+    "libcudf.so": "libcudf-cu12==26.10.2",
+    "libcublasLt.so.13": "nvidia-cublas==13.10.0.20",
+    "libcusparse.so.12": "nvidia-cusparse==12.9.4.2",
+    "libonnxruntime_providers_cuda.so": "onnxruntime-gpu==1.31.1",
+    "thrust.cpython-312-x86_64-linux-gnu.so": "cupy-cuda12x==14.2.0",
+    "libbitsandbytes_cuda128.so": "bitsandbytes==0.50.2",
+}
 WAYS = {  # to slim a library: options of gpt-locate and gpt-patch
     "compact": ("", "--mode compact"),
     "hole": ("", "--mode hole"),
     "kernel": ("--granularity kernel", "--mode compact"),
 }
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17")
+CUOBJDUMP = "cuobjdump -lelf"
 TOOLS = ("gpt-extract", "gpt-locate", "gpt-patch")
 BIN = Path(sys.executable).parent
 
@@ -169,6 +179,8 @@ def main() -> int:
             result["libraries"][name] = {"wheel": WHEELS[name], "names": len(names.read_text().split()), **ways}
             for way in ways:
                 Path(folder, way, library.name).unlink()
+    rows = {name: time_reading(name, wheel, given, runs) for name, wheel in READ.items()}
+    result["reading"] = {"note": "", "libraries": rows}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")
     report(result)
@@ -213,6 +225,16 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
     result["bounds"] = [{"what": w, "value": v, "at_most": m, "held": v <= m} for w, v, m in bounds]
 
 
+def time_reading(name: str, wheel: str, given: dict[str, Path], runs: int) -> dict[str, Any]:
+    """Both tools on a library, in turn. CPU seconds are the figure that other work on the machine changes least."""
+    library = given.get(name) or fetch(name, wheel)
+    row: dict[str, Any] = {"wheel": wheel, "size": library.stat().st_size, "gpt-extract": [], CUOBJDUMP: []}
+    for _ in range(runs):
+        row["gpt-extract"].append(measure(BIN / "gpt-extract", library))
+        row[CUOBJDUMP].append(measure(cuda.tool("cuobjdump"), "-lelf", library))
+    return row
+
+
 def report(result: dict[str, Any]) -> None:
     """Prints the figures as tables."""
     console, raw = Console(highlight=False), result["raw"]
@@ -226,6 +248,12 @@ def report(result: dict[str, Any]) -> None:
     for bound in result["bounds"]:
         held = "held" if bound["held"] else "MISSED"
         table.add_row(bound["what"], f"{bound['value']:.3g}", f"{bound['at_most']:.3g}", held)
+    console.print(table)
+    table = Table("read: library", "gpt-extract, s", "CPU s", "cuobjdump -lelf, s", "CPU s", "ratio", "CPU", box=None)
+    for name, row in result["reading"]["libraries"].items():
+        ours, theirs = ([median(row[tool], key) for key in ("seconds", "cpu")] for tool in ("gpt-extract", CUOBJDUMP))
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        table.add_row(name, *(f"{value:.2f}" for value in (*ours, *theirs, *ratios)))
     console.print(table)
     heads = ["library", "file", "compact", "less", "GPU code", "compact", "less", "by kernels", "less", "hole, on disk"]
     table = Table(*heads, box=None)

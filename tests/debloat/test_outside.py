@@ -21,7 +21,15 @@ print(*(library.outside_size(i) for i in range(3)), library.outside_host() + lib
 
 def locate(folder, *libraries, used=USED, arch="sm_90"):
     (folder / "names").write_text(used)
-    return run("gpt-locate", "--used", folder / "names", "--arch", arch, data=extract("--scan", *libraries).out)
+    return run(
+        "gpt-locate",
+        "--allow-missing",
+        "--used",
+        folder / "names",
+        "--arch",
+        arch,
+        data=extract("--scan", *libraries).out,
+    )
 
 
 def slim(sample, folder, mode="compact", **locating):

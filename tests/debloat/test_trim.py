@@ -72,6 +72,12 @@ def test_unused_kernels_become_zeros(library, mode, tmp_path):
     assert all((t["size_after"] < t["size_before"]) == packed for t in trimmed)
     whole = patch(located(library, "\n".join(USED)), "-o", tmp_path / "whole", "--mode", mode)
     saved = sum(t["size_before"] - t["size_after"] for t in trimmed)
+    tallies = {t["reason"]: t for t in done.kind("tally")}  # what was cut, not what was to be
+    assert (tallies["kernel not used"]["kernels"], tallies["kernel not used"]["bytes"]) == (10, saved)
+    assert (tallies["kept"]["kernels"], tallies["kept"]["bytes"]) == (2, record["gpu_after"])
+    assert [r["kind"] for r in done.records[-6:]] == [
+        "tally", "trimmed", "trimmed", "patched", "library_end", "end",
+    ]  # fmt: skip
     assert whole["gpu_after"] - record["gpu_after"] == saved
     assert whole["gpu_after"] == sum(e["header_size"] + e["payload_size"] for e in extract(
         tmp_path / "whole" / library.name).kind("element"))  # fmt: skip
@@ -146,7 +152,7 @@ def test_records_that_make_no_sense(library, change, words, tmp_path):
 
 
 def test_a_span_goes_before_a_trim(library, tmp_path):
-    made = parsed(located(library, "nothing", "--keep", MANY.format(3), "--granularity", "kernel"))
+    made = parsed(located(library, "", "--keep", MANY.format(3), "--granularity", "kernel"))
     (trim,) = [r for r in made if r["kind"] == "trim"]
     (element,) = [r for r in made if r["kind"] == "element" and r["offset"] == trim["offset"]]
     start = trim["offset"] + element["header_size"]
@@ -163,11 +169,34 @@ def test_a_span_goes_before_a_trim(library, tmp_path):
 def test_what_stays_whole_says_why(tmp_path):
     regions = [cuda.fatbin([("sm_90", "cubin", samples.linked("sm_90", samples.TABLE))], "zstd", ["-link"])]
     library = samples.link(tmp_path / "libtable.so", [*regions, samples.region(samples.MANY)])
-    done = run("gpt-patch", "-o", tmp_path / "slim", data=located(library, "indirect", "--granularity", "kernel"))
+    data = located(library, "indirect", "--granularity", "kernel")
+    made = parsed(data)
+    done = run("gpt-patch", "-o", tmp_path / "slim", data=data)
     (trimmed,) = done.kind("trimmed")
     assert trimmed["reason"] == "variables hold addresses of functions"
     assert (trimmed["kernels"], trimmed["code"], trimmed["size_after"]) == (0, 0, trimmed["size_before"])
     assert done.kind("patched")[0]["mode"] == "compact"
+
+    # Nothing was cut of it, so that no tally says so.
+    located_tallies, tallies = (
+        {r["reason"]: r for r in found if r["kind"] == "tally"} for found in (made, done.records)
+    )
+    announced = located_tallies.pop("kernel not used")
+    assert announced["kernels"] == trimmed["left"] > 0
+    assert tallies.pop("kept")["kernels"] == located_tallies.pop("kept")["kernels"] + announced["kernels"]
+    assert tallies == located_tallies
+    table = run("gpt-patch", "-n", "-o", tmp_path / "slim", "--table", data=data).out.decode()
+    table = " ".join(table.split())
+    assert f"elements kept whole: 1 with {trimmed['left']} unused kernels ({trimmed['reason']})" in table
+    assert "kernel not used" not in table
+
+
+def test_a_library_that_fails_has_no_tallies(library, tmp_path):
+    made = parsed(located(library, "\n".join(USED), "--granularity", "kernel"))
+    data = b"".join(stream.pack({**r, "size": 1} if r["kind"] == "library" else r) for r in made)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=data)
+    assert done.status == 1 and "has changed since it was extracted" in done.err
+    assert done.kind("tally") == []
 
 
 def test_a_bare_cubin(sample, tmp_path):

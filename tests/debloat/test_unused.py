@@ -6,6 +6,7 @@ import os
 import pytest
 
 from gpt import records, stream
+from gpt.arch import parse_arch
 from gpt.debloat.unused import (
     KEPT,
     LINKED,
@@ -16,7 +17,6 @@ from gpt.debloat.unused import (
     Device,
     candidate_of,
     iter_reasons,
-    parse_arch,
 )  # fmt: skip
 from gpt.errors import MalformedError, UsageError
 from tests.stages.tools import run
@@ -237,8 +237,11 @@ LIBRARY = [
 def test_keep(locate):
     assert locate(LIBRARY)[0] == [0]
     assert locate(LIBRARY, "--keep", "^oth")[0] == [0, 2]
-    assert locate(LIBRARY, "--keep", "nothing", "--keep", "x$")[0] == [0, 5]
+    assert locate(LIBRARY, "--keep", "^oth")[1].err == ""
+    left, done = locate(LIBRARY, "--keep", "nothing", "--keep", "x$")
+    assert (left, done.err) == ([0, 5], "gpt-locate: warning: --keep: matches no kernel: 'nothing'\n")
     assert locate(LIBRARY, "--keep", "[")[1].status == 2
+    assert locate(LIBRARY, "--keep", "(?i)^OTH", "--keep", "(x)\\1|x$")[0] == [0, 2, 5]  # flags and groups of its own
 
 
 def test_keep_ptx(locate):
@@ -345,7 +348,7 @@ def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
 
 
 def test_names_that_are_nowhere_are_named(locate):
-    _, done = locate(LIBRARY, used="k\nnowhere\nother\n", arch="sm_80")
+    _, done = locate(LIBRARY, "--allow-missing", used="k\nnowhere\nother\n", arch="sm_80")
     assert done.status == 0
     assert "used, but in no library: 'nowhere'" in done.err
     assert "used, but in no code for these devices: 'other'" in done.err
@@ -361,5 +364,6 @@ def test_an_element_without_payload_needs_no_span(locate):
     empty = {**element(text, 0), "payload_size": 0}
     made = [stream.header("t", []), records.make("library", path="lib.so", size=999), empty]
     made += [records.make("library_end", path="lib.so"), records.make("end", records=3, status=0)]
-    done = run("gpt-locate", "--used", os.devnull, "--arch", "sm_90", data=b"".join(map(stream.pack, made)))
+    options = ("--used", os.devnull, "--arch", "sm_90", "--allow-missing")
+    done = run("gpt-locate", *options, data=b"".join(map(stream.pack, made)))
     assert (done.status, done.kind("span")) == (0, [])

@@ -4,7 +4,8 @@ set -eu
 PATH=$PYTHONPATH/bin:$PATH
 gpt-hook check >/dev/null 2>&1 || test $? -ne 4 || { echo "no gpt-hook: make runtime"; exit 77; }
 python3 -m tests.demo.build lib
-export XDG_STATE_HOME="$PWD/state"
+mkdir tmp
+export XDG_STATE_HOME="$PWD/state" TMPDIR="$PWD/tmp" # others use /tmp at the same time
 sum() { sha256sum <"$1"; }
 original=$(sum lib/libdemo.so)
 
@@ -48,11 +49,31 @@ test ! -e nothing
 # In place, with a check, and back. Nothing is left behind.
 gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
 grep -q "check: same status (0), same output" out
+test "$(grep -c "warning: check" err)" -eq 0
 test "$(sum lib/libdemo.so.gpt-orig)" = "$original"
 test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
-gpt-debloat --restore | grep -qx "libraries restored: 1"
+gpt-debloat --restore -n >out
+grep -q "^ *[0-9.]*[KM]iB  $PWD/lib/libdemo.so.gpt-orig$" out
+grep -q "^backups: 1, [0-9.]*[KM]iB$" out
+test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
+gpt-debloat --restore | grep -q "^libraries restored: 1, from [0-9.]*[KM]iB of backups$"
 test "$(sum lib/libdemo.so)" = "$original"
 test ! -e lib/libdemo.so.gpt-orig
+
+# Without a backup there is no way back, and none to cut more for another program.
+mkdir image
+cp lib/libdemo.so image/libdemo.so
+gpt-debloat --apply --no-backup --traces matmul.mp -r image >out
+test "$(sum image/libdemo.so)" = "$(sum slim/libdemo.so)"
+test "$(find image -type f | wc -l)" -eq 1
+test -z "$(ls state/gpt/applied 2>/dev/null)"
+status=0
+gpt-debloat --apply --traces fill.mp -r image >out 2>err || status=$?
+test $status -eq 1
+grep -q "was slimmed before, and no original is beside it: install it again" err
+test "$(sum image/libdemo.so)" = "$(sum slim/libdemo.so)"
+gpt-debloat --apply --traces matmul.mp -r image >out # nothing goes: no error
+test "$(find image -type f | wc -l)" -eq 1
 
 # A process that has the library loaded keeps the original, whatever happens to the name.
 mkfifo ready go
@@ -72,6 +93,17 @@ seq 3 >numbers
 gpt-debloat --apply --check --device sim -- sh -c './use ./lib/libdemo.so matmul && cat' <numbers >out 2>err
 grep -q "check: same status (0), same output (11 bytes)" out
 gpt-debloat --restore >out
+
+# What equal runs that fail, or say nothing, prove.
+status=0
+gpt-debloat --check --device sim -- sh -c './use ./lib/libdemo.so matmul; exit 3' >out 2>err || status=$?
+test $status -eq 0
+grep -q "check: same status (3)" out
+grep -q "warning: check: both runs failed" err
+gpt-debloat --check --device sim -- sh -c './use ./lib/libdemo.so matmul >/dev/null' >out 2>err
+grep -q "check: same status (0), same output (0 bytes)" out
+grep -q "warning: check: neither run wrote to standard output" err
+test "$(grep -c "both runs failed" err)" -eq 0
 
 # A program that says something else with the new library: told, and undone.
 status=0
@@ -104,7 +136,7 @@ chmod +x stages/gpt-patch
 sed "s|^PATH=.*|PATH=$PWD/stages:$PYTHONPATH/bin:\$PATH|" "$PYTHONPATH/bin/gpt-debloat" >debloat
 setsid bash ./debloat --apply --traces matmul.mp -r two >out 2>&1 || true
 test "$(sum two/a.so.gpt-orig)" = "$original"
-gpt-debloat --restore | grep -qx "libraries restored: 2"
+gpt-debloat --restore | grep -q "^libraries restored: 2, from [0-9.]*[KM]iB of backups$"
 test "$(sum two/a.so)" = "$original"
 test "$(sum two/b.so)" = "$original"
 test "$(find two -type f | wc -l)" -eq 2
@@ -129,7 +161,7 @@ test "$(sum env/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
 test "$(stat -c %a env/deep/libdemo.so)" = 444
 gpt-debloat --traces matmul.mp -r env -o tree >out
 test "$(sum "tree$PWD/env/libother.so")" = "$(sum slim/libdemo.so)"
-gpt-debloat --restore -r env | grep -qx "libraries restored: 2"
+gpt-debloat --restore -r env | grep -q "^libraries restored: 2, from [0-9.]*[KM]iB of backups$"
 test "$(sum env/deep/libdemo.so)" = "$original"
 test "$(find env -type f | wc -l)" -eq 2
 
@@ -147,6 +179,7 @@ gpt-debloat --check --device sim --traces matmul.mp -r names -o named -- ./use .
 mkdir wheels
 (cd env && python3 -m zipfile -c ../wheels/env-1-py3-none-any.whl libother.so deep/)
 gpt-debloat --traces matmul.mp -r wheels -o new >out
+grep -q "^wheel written: new$PWD/wheels/env-1-py3-none-any.whl  (.* before, .* after)$" out
 python3 -m zipfile -e "new$PWD/wheels/env-1-py3-none-any.whl" new/x
 test "$(sum new/x/libother.so)" = "$(sum slim/libdemo.so)"
 test "$(sum new/x/deep/libdemo.so)" = "$(sum slim/libdemo.so)"
@@ -184,10 +217,14 @@ expect 2 "name a COMMAND" gpt-debloat
 expect 2 "there is no option '--frobnicate'" gpt-debloat --frobnicate
 expect 2 "no option '--apply=yes'" gpt-debloat --apply=yes ./use
 expect 2 "wants a value" gpt-debloat -o
+expect 2 "name of a folder" gpt-debloat --apply -r "" --traces matmul.mp
+expect 4 "nothing.mp: No such file" gpt-debloat --traces nothing.mp
 expect 2 "neither real nor sim" gpt-debloat --device simulated touch ran
 expect 2 "is not one of 'fill'" gpt-debloat --mode full touch ran
 test ! -e ran # options come first
-expect 2 "goes with -r DIR alone" gpt-debloat --restore -n
+expect 2 "goes with -r DIR and -n alone" gpt-debloat --restore --check
+expect 2 "no-backup goes with --apply" gpt-debloat --no-backup true
+expect 2 "no-backup goes with no --check" gpt-debloat --apply --no-backup --check true
 expect 4 "nothing: No such file" gpt-debloat --restore -r nothing
 expect 2 "goes with no -o" gpt-debloat --apply -o x true
 expect 2 "is for --check" gpt-debloat --traces matmul.mp -- true
@@ -201,4 +238,4 @@ gpt-debloat -o torn --traces torn.mp 2>err || status=$?
 test $status -eq 1
 grep -q "truncated" err
 test -z "$(ls torn 2>/dev/null)"
-test -z "$(find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'tmp.*' -newer torn.mp)"
+test -z "$(find tmp -mindepth 1 -maxdepth 1 -newer torn.mp)"

@@ -65,6 +65,9 @@ builder/bin/pip --python plain/bin/python install --no-index dist/*.whl
 works "$PWD/plain/bin/gpt-hook" "$PWD/plain/lib/python3.*/site-packages/gpt/_runtime"
 head -c 4 plain/bin/gpt-hook | grep -q ELF # no interpreter is started
 test -f plain/share/man/man1/gpt-hook.1
+for name in bash-completion/completions/gpt-hook zsh/site-functions/_gpt-hook fish/vendor_completions.d/gpt-hook.fish; do
+    grep -q save-modules "plain/share/$name"
+done
 test -f "$(echo plain/lib/python3.*/site-packages/gpt/_probes/block_sched.toml)"
 builder/bin/pip --python plain/bin/python uninstall -y gpu-probe-toolchain
 test ! -e plain/bin/gpt-hook
@@ -96,10 +99,14 @@ grep -q "^gpt-hook: error: not built: run 'make runtime' in .*/tree$" err.txt
 # make install, and away again.
 make -s -C tree install PREFIX="$PWD/prefix"
 works "$PWD/prefix/bin/gpt-hook" "$PWD/prefix/lib/gpt/lib/python3.*/site-packages/gpt/_runtime"
-test -f prefix/share/man/man1/gpt-hook.1
+test -f prefix/share/man/man1/gpt-hook.1 -a -f prefix/share/bash-completion/completions/gpt-debloat
+if make -s -C tree install PREFIX="$PWD/none" CC=no-such-cc 2>err.txt; then exit 1; fi
+grep -q "^install: error: 'no-such-cc' does not compile C (Debian: apt-get install gcc libc6-dev)" err.txt
+test ! -e none
 make -s -C tree uninstall PREFIX="$PWD/prefix"
 test "$(find prefix -type f -o -type l)" = ""
 
 # Without a compiler there is one line that says so.
 if CC=no-such-cc PIP_QUIET=0 builder/bin/pip wheel --no-build-isolation -w none dist/*.tar.gz >err.txt 2>&1; then exit 1; fi
 grep -q "setup: error: no 'no-such-cc', which builds gpt-hook (Debian: apt-get install gcc libc6-dev)" err.txt
+! grep -q Collecting.numpy err.txt

@@ -76,6 +76,15 @@ def archive_of_long_names():
     return b"!<arch>\n" + table + b"".join(members)
 
 
+def nested_archives(depth):
+    data = b""
+    for _ in range(depth):
+        data = (
+            b"!<arch>\n" + b"a/".ljust(48) + str(len(data)).encode().ljust(10) + b"`\n" + data + b"\n" * (len(data) % 2)
+        )
+    return data
+
+
 def note_that_claims_gigabytes():
     names = b"\0.note.gnu.build-id\0"
     note = struct.pack("<III", 0xFFFFFFF0, 0xFFFFFFF0, 3) + b"GNU\0" + bytes(20)
@@ -91,7 +100,7 @@ FILES = {
     "comments": (lambda: b"/**/" * 10_000 + b"x", [], 3, "no ELF file", 0),
     "PTX of empty lines": (lambda: b".version 8.0\n.target sm_90\n" + b"\n" * 3_000_000, [], 0, "", 0),
     "PTX of open comments": (lambda: b".version 8.0\n.target sm_90\n" + b"/* " * 2_000_000, [], 0, "", 0),
-    "PTX of open brackets": (lambda: b".version 8.0\n.target sm_90\n" + b".func (" * 500_000, [], 0, "", 0),
+    "PTX of open brackets": (lambda: b".version 8.0\n.target sm_90\n" + b".func (" * 260_000, [], 0, "", 0),
     "PTX of one line": (lambda: b".version 8.0\n.target sm_90\n" + b".weak " * 1_000_000, [], 0, "", 0),
     "PTX of names": (
         lambda: b".version 8.0\n.target sm_90\n" + b"".join(b".entry a%d " % n for n in range(1_000_000)),
@@ -103,7 +112,13 @@ FILES = {
     ),
     "packed variables": (
         lambda: forge.region(forge.zstd(b".version 8.0\n.target sm_90\n" + b".global .b32 x;\n" * 3_000_000, kind=1)),
-        ["-j1"], 0, "", UNPACKED,
+        ["-j1"], 3, "over 262144 functions and variables", UNPACKED,
+    ),
+    "PTX that is all variables": (
+        lambda: b".version 8.0\n.target sm_90\n" + b" .global " * 20_000_000, [], 3, "over 262144 functions", UNPACKED,
+    ),
+    "PTX that is all variables in a comment": (
+        lambda: b".version 8.0\n.target sm_90\n//" + b" .global " * 1_000_000, [], 3, "over 262144 functions", 0,
     ),
     "PTX for an odd target": (lambda: b".version 8.0\n.target sm_" + b"9" * 60_000, [], 0, "", 0),
     "names that overlap": (
@@ -111,7 +126,7 @@ FILES = {
     ),
     "more symbols than bytes": (lambda: forge.cubin(200_000), [], 3, "more functions and names than", 0),
     "packed symbols": (
-        lambda: forge.region(forge.zstd(forge.cubin(8_000_000)) * 20), ["-j1"], 3, "more functions", 2 * UNPACKED,
+        lambda: forge.region(forge.zstd(forge.cubin(8_000_000))), ["-j1"], 3, "more functions", 2 * UNPACKED,
     ),
     "symbols beyond the end": (
         lambda: forge.cubin(9)[:-104] + struct.pack("<Q", 1 << 40) + forge.cubin(9)[-96:], [], 3, "beyond its end", 0,
@@ -134,12 +149,16 @@ FILES = {
     "section headers": (lambda: forge.elf_header(shoff=HUGE, shnum=1), [], 3, "section headers do not fit", 0),
     "program headers": (lambda: forge.elf_header(phoff=HUGE, phnum=1), [], 3, "program headers do not fit", 0),
     "a note": (note_that_claims_gigabytes, [], 1, "no GPU code", 0),
-    "regions and zeros": (lambda: (forge.region(b"") + bytes(8)) * 400_000, [], 3, "over 262144 fatbin regions", 0),
+    "regions and zeros": (lambda: (forge.region(b"") + bytes(8)) * 400_000, [], 3, "over 65536 fatbin regions", 0),
     "tiny elements": (
-        lambda: forge.region(forge.element(b"", kind=9) * 300_000), ["--type", "ptx"], 3, "over 262144 elements", 0,
+        lambda: forge.region(forge.element(b"", kind=9) * 300_000), ["--type", "ptx"], 3, "over 65536 elements", 0,
+    ),
+    "a bomb in many elements": (
+        lambda: forge.region(forge.zstd(bytes(8 << 20), 255 << 20) * 200), [], 3, "elements unpack to over 2", 0,
     ),
     "nested regions": (nested_regions, ["--scan"], 3, "too much that only begins like GPU code", 0),
     "long names of members": (archive_of_long_names, [], 1, "no GPU code", 0),
+    "nested archives": (lambda: nested_archives(1_100), [], 3, "archives nested over 8 deep", 0),
     "region of another version": (lambda: forge.region(b"", version=2), [], 3, "fatbin region of version 2", 0),
     "region beyond the file": (lambda: forge.region(bytes(64), 1 << 40), [], 3, "ends beyond its container", 0),
     "region that overflows": (lambda: forge.region(bytes(64), HUGE), [], 3, "ends beyond its container", 0),

@@ -9,7 +9,7 @@ import pytest
 
 from gpt import records, stream
 from tests import cuda
-from tests.formats import oracle
+from tests.formats import forge, oracle
 from tests.formats.samples import ONE, image, region
 from tests.stages.tools import extract, run
 
@@ -65,6 +65,25 @@ def test_a_broken_file_in_a_directory_is_named_and_the_rest_read(tree):
     assert "deep/a.so" in done.err
     assert paths(done) == [f"{tree}/b.so", f"{tree}/outside"]
     assert [record["level"] for record in done.kind("diag")] == ["error"]
+
+
+def test_one_fault_is_one_message_behind_others(tmp_path, sample):
+    for name in ("a.so", "b.so"):
+        (tmp_path / name).write_bytes(sample("cubin").read_bytes()[:100])
+    done = extract("-r", tmp_path / "a.so", tmp_path / "b.so")
+    assert (done.status, done.err.count("error: "), done.err.count("\n")) == (3, 2, 2)
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_rest_read(sample):
+    """As on a disk that fails: this file opens as any other, and reading its first byte is an error."""
+    done = extract("/proc/self/mem", sample("cubin"))
+    assert (done.status, done.err) == (3, "gpt-extract: error: /proc/self/mem: empty file\n")
+    assert len(paths(done)) == 1
+
+
+def test_an_empty_name_is_not_the_folder_that_one_is_in(tmp_path):
+    done = extract("-r", "", cwd=tmp_path)
+    assert (done.status, done.err) == (2, "gpt-extract: error: '' names no file\n")
 
 
 def test_a_missing_file_does_not_keep_from_the_next(sample, tmp_path):
@@ -152,6 +171,64 @@ def elf_header(machine=62, bits=2, order=1):
     return b"\x7fELF" + bytes([bits, order, 1]) + bytes(9) + struct.pack("<HH", 3, machine) + bytes(44)
 
 
+def test_what_is_wanted_and_not_there_is_told_with_what_there_is(sample):
+    path = sample("zstd")
+    there = "there is cubin for sm_75, sm_80, sm_90; ptx for sm_90"
+    for args, fact in {
+        "--arch sm_100,sm_120": f"no code for sm_100 or sm_120: {there}",
+        "--arch 7.5 --ptx": f"no PTX for sm_75: {there}",
+        "--type ltoir": f"no ltoir: {there}",
+        "--kernel nope": "no kernel matches 'nope': there are ",
+    }.items():
+        done = extract(*args.split(), path)
+        assert (done.status, done.err.count("\n")) == (1, 1)
+        assert done.err.startswith(f"gpt-extract: error: {path}: {fact}")
+        assert [record["kind"] for record in done.records] == ["header", "library", "library_end", "diag", "end"]
+    cubin = sample("cubin")
+    done = extract("--ptx", cubin)
+    assert done.status == 1 and f"{cubin}: no PTX: there is cubin for sm_" in done.err and "nvcc adds PTX" in done.err
+    woven = run("gpt-ptx-probe", "-p", "block_sched", data=done.out)
+    assert (woven.status, woven.err) == (1, "")
+    assert run("gpt-asm", "--arch", "sm_90", data=woven.out).status == 1
+    assert extract("--ptx", cubin, path).status == 0  # one has some
+
+
+def test_a_folder_without_gpu_code_is_a_warning(tmp_path):
+    assert extract("-r", tmp_path).err == ""  # without files too
+    (tmp_path / "a.txt").write_text("text")
+    done = extract("-r", tmp_path)
+    assert done.status == 0 and done.err.startswith(
+        f"gpt-extract: warning: {tmp_path}: no GPU code in any of 1 files (--scan "
+    )
+
+
+def test_names_of_kernels(sample, tmp_path):
+    path = sample("zstd")
+    names = sorted({kernel["name"] for element in extract(path).kind("element") for kernel in element["kernels"]})
+    done = extract("--names", path, path)
+    assert (done.status, done.out.decode().splitlines()) == (0, names)
+    assert extract("--names", "--kernel", names[0], path).out.decode() == names[0] + "\n"
+    assert extract("--names", data=extract(path).out).out == done.out  # of a stream
+    (tmp_path / "names.txt").write_bytes(done.out)
+    located = run("gpt-locate", "--used", tmp_path / "names.txt", "--arch", "sm_90", data=extract(path).out)
+    assert (located.status, located.err) == (0, "")
+    assert extract("--names", "--kernel", "nope", path).status == 1
+    for wrong in (["-C", path], ["--names", "--json", path], ["--names", "--ptx", path]):
+        assert extract(*wrong).status == 2
+
+
+def test_names_hold_nothing_for_a_terminal():
+    numbers = ("region", "index", "offset", "header_size", "payload_size", "size", "flags", "variables")
+    kernels = [{"name": "_Z6matmulIfEvPT_i"}, {"name": "_Z\x1b[2Jk\n"}]
+    texts = {"library": "l", "type": "ptx", "arch": "sm_90", "codec": "none"}
+    element = records.make("element", kernels=kernels, functions=[], **texts, **dict.fromkeys(numbers, 0))
+    data = segment(element)
+    assert extract("--names", data=data).out == b"_Z\\x1b[2Jk\\n\n_Z6matmulIfEvPT_i\n"
+    assert extract("--names", "-C", data=data).out == b"_Z\\x1b[2Jk\\n\nvoid matmul<float>(float*, int)\n"
+
+
+PE = b"MZ".ljust(60, b"\0") + struct.pack("<I", 128) + bytes(64) + b"PE\0\0" + bytes(20)
+
 REFUSED = {
     "empty": (b"", "empty file"),
     "text": (b"int main() {}\n", "no ELF file, archive, fatbin, cubin or PTX"),
@@ -161,6 +238,15 @@ REFUSED = {
     "32-bit cubin": (elf_header(machine=190, bits=1), "ELF file of a machine that does not run CUDA (or 32-bit)"),
     "thin": (b"!<thin>\n/               0           0     0     0       0         `\n", "thin archive: name"),
     "zip": (b"PK\3\4" + bytes(30), "zip file or wheel: read it with -r"),
+    "PE": (PE, "PE file (Windows): only ELF files are read"),
+    "MZ": (b"MZ".ljust(99, b"\0"), "DOS program: only ELF files are read"),
+    "a PE header beyond the end": (b"MZ" + bytes(58) + b"\xff" * 4, "DOS program: only ELF files are read"),
+    "Mach-O": (b"\xcf\xfa\xed\xfe" + bytes(28), "Mach-O file (macOS): only ELF files are read"),
+    "Mach-O, fat": (b"\xca\xfe\xba\xbe\0\0\0\2" + bytes(56), "Mach-O file (macOS): only ELF files are read"),
+    "Java": (b"\xca\xfe\xba\xbe\0\0\0\x34" + bytes(56), "no ELF file, archive, fatbin, cubin or PTX"),
+    "HIP": (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(40), "code for AMD GPUs (a clang offload bundle): only NVIDIA's"),
+    "HIP, packed": (b"CCOB" + bytes(40), "code for AMD GPUs (a packed clang offload bundle): only NVIDIA's is read"),
+    "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an ELF file of theirs): only NVIDIA's is read"),
     "comments": (b"/**/" * 5000 + b"// c\n" * 1000 + b"int x;", "no ELF file, archive, fatbin, cubin or PTX"),
 }  # fmt: skip
 
@@ -174,6 +260,34 @@ def test_refuses_with_a_reason(name, tmp_path):
     assert (done.status, done.err.count("\n")) == (3, 1)
     assert done.err.startswith(f"gpt-extract: error: {path}: {reason}")
     assert done.seconds < 5
+
+
+def hip_library():
+    names = b"\0.hip_fatbin\0"
+    sections = forge.section(0, 0) + forge.section(1, 1, offset=64, size=64) + forge.section(0, 3, offset=128, size=13)
+    return forge.elf_header(shoff=144, shnum=3, shstrndx=2) + bytes(64) + names.ljust(16, b"\0") + sections
+
+
+def test_a_library_for_other_gpus(tmp_path):
+    """Named itself it is an error; below a folder or in a wheel a warning, where nothing else is found."""
+    reason = "code for AMD GPUs (section '.hip_fatbin'): only NVIDIA's is read"
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "a.so").write_bytes(hip_library())
+    done = extract(tmp_path / "lib" / "a.so")
+    assert (done.status, done.err) == (1, f"gpt-extract: error: {tmp_path}/lib/a.so: {reason}\n")
+    (tmp_path / "lib" / "b.dll").write_bytes(PE)
+    with zipfile.ZipFile(tmp_path / "w.whl", "w") as wheel:
+        for name in ("b.dll", "a.so"):
+            wheel.write(tmp_path / "lib" / name, name)
+    for path in (tmp_path / "w.whl", tmp_path / "lib"):
+        done = extract("-r", path)
+        assert done.status == 0
+        counts = [
+            done.err.count(f"{path}: no GPU code found, and files skipped (1): {what}") for what in (reason, "PE file")
+        ]
+        assert counts == [1, 1], done.err
+    (tmp_path / "lib" / "c.cubin").write_bytes(forge.cubin(1))
+    assert extract("-r", tmp_path / "lib").err == ""
 
 
 def test_a_library_without_gpu_code_is_a_fault_only_when_named(sample, tmp_path):

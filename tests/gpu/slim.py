@@ -300,15 +300,13 @@ def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
     digest = sh("sha256sum", library).stdout
     failed = 0
     want: list[float] = []
-    names = work / "torch.txt"
-    names.write_text("none\n")
     env = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     for mode in ("-", *MODES):
         patched: dict[str, object] = {}
         if mode != "-":
             line = (
                 f"set -o pipefail; {stage('extract')} {library}"
-                f" | {stage('locate')} --used {names} --arch sm_90 --keep ."
+                f" | {stage('locate')} --used /dev/null --arch sm_90 --keep ."
                 f" | {stage('patch')} --in-place --mode {mode} --json"
             )
             done = sh("bash", "-c", line, env=env)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from gpt import records
-from gpt.formats import elf, fatbin, files
+from gpt.formats import elf, fatbin, image, ptxtext, zips
 from tests.demo.build import build
 
 ROOT = Path(__file__).parents[2]
@@ -216,8 +216,13 @@ def test_limits_are_those_of_fatbins():
     assert f"{fatbin.MAX_UNPACKED >> 20} MiB at most" in text
     assert f"a window of {fatbin.MAX_WINDOW >> 20} MiB" in text
     assert f"{fatbin.MAX_REGIONS} regions" in text
-    assert fatbin.MAX_REGIONS == fatbin.MAX_ELEMENTS == elf.MAX_TABLE
-    assert f"{files.MAX_MEMBER >> 30} GiB" in text
+    assert fatbin.MAX_REGIONS == fatbin.MAX_ELEMENTS
+    assert f"{elf.MAX_TABLE} ELF sections" in text
+    assert f"{ptxtext.MAX_DIRECTIVES} functions and variables" in text
+    assert f"together may unpack to {fatbin.MAX_UNPACKED >> 20} MiB and {image.MAX_RATIO} times the size" in text
+    assert f"Such a member may have {zips.MAX_MEMBER >> 30} GiB" in text
+    assert f"{zips.MAX_RATIO} times its size, or to {zips.FREE >> 30} GiB" in text
+    assert f"its directory may have {zips.MAX_DIRECTORY >> 20} MiB" in text
     assert f"the limit is {fatbin.MAX_UNPACKED}" in PAGES["gpt-extract.1"].read_text()
 
 
@@ -328,3 +333,17 @@ def test_examples_are_compared_as_they_are_meant():
     assert not pattern(["a 1"]).fullmatch("a b")
     assert not pattern(["a"]).fullmatch("a\nb")
     assert not pattern([]).fullmatch("error")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_item_of_a_list_has_a_text(page):
+    """An item without one is a line of its own, which reads as if the next were about it too."""
+    lines = PAGES[page].read_text().splitlines()
+    depth = []
+    for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):
+        if line.startswith(".Bl"):
+            depth.append("-tag" in line)
+        elif line.startswith(".El"):
+            depth.pop()
+        elif line.startswith(".It") and depth[-1]:
+            assert not following.startswith((".It", ".El")), f"{page}:{number}: {line}"

@@ -395,3 +395,19 @@ def test_mutated_files_are_read_or_refused(data):
     except GptError as error:
         assert error.where.startswith("p.toml")
         assert "\n" not in error.fact
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[x]\nposition = 'kernel'\ndatamodel = '''warp\n8'''\nbefore = 'SAVE.u64 {CLOCK};'\n",
+        "[x]\nposition = '''ld\n;'''\nbefore = 'SAVE.u64 {CLOCK};'\n",
+        "[map.\"a\\nb\"]\ndata = {a = 'u64'}\n[probe.x]\nposition = 'kernel'\nbefore = '.reg .b64 %a;'\n",
+        "[\"x\\ny\"]\nposition = 'kernel'\nbefore = '''exit;'''\n",
+        "[x]\nposition = 'kernel'\nbefore = '''.reg .b32 %a; mov.b32 %a, \"\n\";'''\n",
+    ],
+)
+def test_a_message_is_one_line_whatever_it_quotes(text):
+    with pytest.raises(GptError) as error:
+        verify(parse_toml(text, "p.toml"))
+    assert error.value.fact.isprintable()

@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import GptError
+from gpt.probe.forms import counts
 from gpt.probe.load import parse_toml
 from gpt.probe.operands import bind
-from gpt.probe.verify import ALLOWED, find_misfit, verify
+from gpt.probe.verify import find_misfit, verify
 from gpt.ptx.parse import parse_statements
 
 OPERANDS = ["%a", "%x", "%y", "%f", "%p", "%q", "%r1", "ADDR", "BYTES", "OUT", "IN1", "L", "{%x, %y}", "[%a]"]
@@ -134,6 +135,40 @@ def test_what_computes_is_allowed(snippet):
         ("mov.u32 %x, %smid.x;", "'%smid.x' is no special register"),
         ("mov.u32 %x, 0x1FFFFFFFF;", "'0x1FFFFFFFF' where .u32 is wanted"),
         ("mov.b64 %a, 0f3F800000;", "'0f3F800000' where .b64 is wanted"),
+        ("min.f32 %f, %f, %f, %f, %f;", "has 5 operands"),
+        ("min.u32 %x, %x, %x, %x;", "has 4 operands"),
+        ("ex2.approx.ftz.f16 %h, %h;", "'ex2.approx.ftz.f16' is not allowed in a probe"),
+        ("add.f32.f16 %f, %h, %f;", "'add.f32.f16' is not allowed in a probe"),
+        ("add.lt.u32 %x, %x, %x;", "'add.lt.u32' is not allowed in a probe"),
+        ("add.sat.u32 %x, %x, %x;", "'add.sat.u32' is not allowed in a probe"),
+        ("div.f32 %f, %f, %f;", "'div.f32' is not allowed in a probe"),
+        ("cvt.f32.u32 %f, %x;", "'cvt.f32.u32' is not allowed in a probe"),
+        ("mov.u32 %x, 5/0;", "'5 / 0' divides by what is no number, or 0"),
+        ("mov.u32 %x, 5%(3-3);", "'5 % (3-3)' divides by"),
+        ("mov.s64 %a, (-9223372036854775807-1)/-1;", "divides by"),  # ptxas dies of it
+        ("mov.f32 %f, 1.0/0.0;", "divides by"),
+        ("mov.f32 %f, 1e999;", "'1e999' is no number of 64 bits"),
+        ("mov.f32 %f, 1e-320;", "'1e-320' is no number of 64 bits"),
+        ("mov.f32 %f, -0f3F800000;", "'-0f3F800000' is not a PTX constant"),
+        ("mov.f32 %f, ~1.5;", "'~1.5' is not a PTX constant"),
+        ("mov.f32 %f, WARP_SZ;", "'WARP_SZ' where .f32 is wanted"),
+        ("mov.u32 %x, (1, 2);", "'(1, 2)' is not a PTX constant"),
+        ("mov.u32 %x, (.f64)1;", "'(.f64)1' is not a PTX constant"),
+        ("add.f16x2 %x, %x, 1;", "'1' has no place in 'add.f16x2 %x, %x, 1;'"),
+        ("add.f16x2 %x, %x, BYTES;", "'BYTES' is no register of plain bits"),
+        (".reg .u32 %u; add.f16x2 %u, %x, %x;", "'%u' is no register of plain bits"),
+        ("abs.f16 %h, 5;", "'5' has no place"),
+        ("cvt.rn.bf16.f32 %h, %a;", "'%a' is .b64, where .f32 is wanted"),
+        ("bfe.u32 %x, %x, 256, 1;", "'256' has no place"),
+        ("lop3.b32 %x, %x, %x, %x, %y;", "'%y' has no place"),
+        ("add.u32 %x, {%h, %h}, 1;", "'{%h, %h}' has no place"),
+        ("mov.u64 %a, {%x, %y};", "'{%x, %y}' has no place"),
+        ("mov.b64 {%x, %y}, {%y, %x};", "'{%y, %x}' has no place"),
+        ("mov.b64 {_, _}, %a;", "'{_, _}' has no place"),
+        ("and.pred %p, %p|%q, %p;", "'%p|%q' has no place"),
+        ("mov.u32 %x, %current_graph_exec_hi;", "reads program register '%current_graph_exec_hi'"),
+        (".reg .b32 WARP_SZ;", "register 'WARP_SZ' has a name that is taken"),
+        (".reg .b32 _;", "register '_' has a name that is taken"),
         ("L: .branchtargets M; M:", "'.branchtargets' has no place in a probe"),
         (".reg .b32 %c<4.5>;", "'%c<4.5>' is no number of registers"),
         ("mov.u64 IN1.x, %a;", "writes 'IN1.x', which is no register"),
@@ -166,7 +201,7 @@ def test_what_is_refused(snippet, fact):
     st.lists(
         st.tuples(
             st.sampled_from(["", "@%p ", "@!%q ", "@PRED "]),
-            st.sampled_from([*ALLOWED, "bra", "bra", "setp.lt", "add", "mov", "L: add", "SAVE", "ld"]),
+            st.sampled_from([*counts(), "bra", "bra", "setp.lt", "add", "mov", "L: add", "SAVE", "ld"]),
             st.sampled_from(["", ".u32", ".u64", ".s32", ".f32", ".pred", ".wide.u32", ".u64.u32", ".lt.u32"]),
             st.lists(
                 st.sampled_from(OPERANDS),

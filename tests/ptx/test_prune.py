@@ -1,5 +1,7 @@
 """What is left of a module for one kernel."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,36 @@ def test_places_are_told_in_the_whole():
             there = whole.find(here.name)
             for a, b in zip(part.statements(here), whole.statements(there), strict=True):
                 assert (part.where(a.start), part.line(a.end)) == (whole.where(b.start), whole.line(b.end))
+
+
+def test_debug_sections_say_nothing_of_what_is_gone(tmp_path):
+    """Of two functions and a variable that are left out: nothing has their names, all else stays, and its places."""
+    module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", ["-G"]), "m")
+    pruned = prune.pruned(module, ["one"])
+    sections = {item.name: item for item in module.items if item.kind == "section"}
+    kept = {item.name: item for item in pruned.items if item.kind == "section"}
+    assert kept.keys() == sections.keys() >= {".debug_info", ".debug_abbrev"}
+    info, whole = pruned.source(kept[".debug_info"]), module.source(sections[".debug_info"])
+    assert len(info) == len(whole) and info != whole
+    labels = {label for item in pruned.functions for label in re.findall(r"\$L__\w+(?=:)", pruned.source(item))}
+    named = set(re.findall(r"\$L__\w+", info))
+    assert named and named <= labels and set(re.findall(r"\$L__\w+", whole)) - labels
+    path = tmp_path / "pruned.ptx"
+    path.write_bytes(prune.prune(module, ["one"]))
+    cuda.run("ptxas", "-g", "-arch", "sm_90", path, "-o", tmp_path / "out")
+    headers = subprocess.run(["readelf", "-SW", tmp_path / "out"], capture_output=True, text=True, check=True).stdout
+    assert {".debug_info", ".debug_line", ".debug_abbrev"} <= set(re.findall(r"\.debug_\w+", headers))
+
+
+def test_a_list_of_ranges_does_not_end_where_something_is_gone():
+    text = b""".version 9.0
+.target sm_90, debug
+.address_size 64
+.entry k() { a: ret; b: }
+.entry gone() { c: ret; d: }
+.section .debug_ranges { .b64 c .b64 d .b64 a .b64 b .b64 0 .b64 0 }
+.section .debug_info { .b64 c+4 .b8 99 .b64 gone .b32 .debug_ranges .b64 a .b64 k }
+"""
+    found = prune.prune(scan.scan_module(text), ["k"]).decode()
+    assert ".section .debug_ranges { .b64 1 .b64 1 .b64 a .b64 b .b64 0 .b64 0 }" in found
+    assert ".section .debug_info { .b64 0+4 .b8 99 .b64 0    .b32 .debug_ranges .b64 a .b64 k }" in found

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +92,14 @@ def run(
     """Runs a command under gpt-hook, its trace in `out`."""
     line = command("run", "-o", out, "--device", device, *options, "--", *args)
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
+    """Waits for something that another process does: at most a minute, for the machine may be busy."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
 
 
 def rows(record: dict) -> list[dict]:

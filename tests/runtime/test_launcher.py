@@ -30,6 +30,15 @@ def gpt_hook(*args, **more):
         (("run", "-o", "%x", "true"), 2, "%x: only %p, %h, %r and %% mean something in a file's name"),
         (("run", "--device", "tpu", "true"), 2, "--device: 'tpu' is neither real nor sim"),
         (("run", "--calls", "", "true"), 2, "--calls: names nothing; 'none' records no calls"),
+        *(
+            (
+                ("run", "--calls", calls, "true"),
+                2,
+                f"--calls: '{word}' is no glob of functions (cu...), and no type (there are all, none, query, context, "
+                "device, event, graph, kernel, memcpy, memory, memset, module, other, stream, sync)",
+            )
+            for calls, word in (("kernels", "kernels"), ("all,-quer", "quer"), ("cuMem*,sync, graph", " graph"))
+        ),
         (("run", "no-such-command"), 127, "no-such-command: command not found"),
         (("run", "./no-such-command"), 127, "./no-such-command: No such file or directory"),
         (("run", "-o", "no/such/t.mp", "true"), 1, "{}/no/such/: No such file or directory"),

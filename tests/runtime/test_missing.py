@@ -16,7 +16,7 @@ FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
 STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
 
 
-def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None):
+def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop"):
     """The library with one kernel, or what a trace used."""
     used = used or folder.parent / "nothing.txt"
     if used.suffix == ".txt":
@@ -26,7 +26,7 @@ def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None):
         (
             f"{STAGE % 'extract'} {library}",
             f"{STAGE % 'locate'} --used {used} {keep} --arch sm_90 {' '.join(options)}",
-            f"{STAGE % 'patch'} -o {folder} --mode {mode}",
+            f"{STAGE % 'patch'} -o {folder} --mode {mode} --kernels {kernels}",
         )
     )
     done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT, check=False)
@@ -137,8 +137,60 @@ def test_a_kernel_that_was_dropped(tmp_path):
     )
 
 
+def three_kernels(folder):
+    """For sm_90 and sm_80 in one region: an sm_90 never had `three`. All but `one` are pages long."""
+    sizes = {"one": 1, "two": 2000, "three": 2000}
+    code = {
+        name: f'extern "C" __global__ void {name}(volatile int *p) {{ {"*p = 1;" * size} }}'
+        for name, size in sizes.items()
+    }
+    elements = [("sm_90", code["one"] + code["two"]), ("sm_80", "".join(code.values()))]
+    cubins = [(arch, "cubin", cuda.nvrtc_compile(source, arch)) for arch, source in elements]
+    (folder / "two.c").write_text(
+        "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
+    )
+    return cuda.shared_library(folder / "libthree.so", [cuda.fatbin(cubins, "none")], sources=[folder / "two.c"])
+
+
+def test_kernels_that_only_other_devices_have(tmp_path):
+    library = three_kernels(tmp_path)
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    done = hooked.run(tmp_path / "t.mp", program, "three", "one", "four")
+    assert (done.stdout, done.stderr) == ("500 0 500 " * 3, "")
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.of("diag") == [] and trace.functions == ["one"]
+
+
+@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+@pytest.mark.parametrize("kernels", [[], ["--granularity", "kernel"]])
+def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
+    library = three_kernels(tmp_path)
+    program = hooked.compile_c(tmp_path / "client", CLIENT % library)
+    patched = slim(library, tmp_path / "slim", *kernels, mode=mode, keep="^one$" if kernels else "^(one|two)$")
+    if kernels:  # the code for sm_80 stays, so that this is found by what is lost of the cubin for sm_90
+        again = slim(library, tmp_path / "again", "--arch", "sm_80,sm_90", *kernels, mode=mode, keep="^one$")
+        assert again.read_bytes() != patched.read_bytes()
+        patched = again
+    assert (patched.stat().st_size < library.stat().st_size - 4096) == (mode == "compact")
+    shutil.copy(patched, library)
+    missing = "two" if kernels else "three"
+    done = hooked.run(tmp_path / "t.mp", program, "one", missing)
+    assert done.stdout == "0 500 " * 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"gpt-hook: warning: {library}: no code for kernel '{missing}' (cuLibraryGetKernel: ")
+    assert cuda.run("cuobjdump", "-lelf", library).count("ELF file") == (2 if kernels else 1)
+
+    # The mark survives being slimmed again, to the same.
+    again = slim(library, tmp_path / "third", mode="compact", keep=".")
+    done = hooked.run(tmp_path / "t.mp", program, "one", missing, options=["-f", "--replace", tmp_path / "third"])
+    assert (done.stdout, done.stderr.count("no code for kernel")) == ("0 500 " * 3, 1)
+    shutil.copy(again, library)
+    assert hooked.run(tmp_path / "u.mp", program, "one", missing).stderr.count("no code for kernel") == 1
+
+
 def test_no_more_than_a_few_lines(tmp_path):
     library = two_kernels(tmp_path)
+    shutil.copy(slim(library, tmp_path / "slim", keep="^one$"), library)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     names = [f"k{i}" for i in range(20)]
     done = hooked.run(tmp_path / "t.mp", program, *names)
@@ -333,7 +385,16 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
     assert line.startswith(f"{warning} a kernel of the fatbin at 0x")
 
 
-@pytest.mark.parametrize("calls", ["all", "none"])
+@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+def test_code_that_was_zeroed_says_so_itself(tmp_path, mode):
+    library = two_kernels(tmp_path, together=True)
+    patched = slim(library, tmp_path / "slim", "--granularity", "kernel", mode=mode, keep="^one$", kernels="zero")
+    shutil.copy(patched, library)
+    fact = "no instruction in kernel 'two' (cuCtxSynchronize: CUDA_ERROR_ILLEGAL_INSTRUCTION 715)"
+    assert run_empty(tmp_path, library).startswith(f"gpt-hook: warning: {library}: {fact}; ")
+
+
+@pytest.mark.parametrize(("calls", "cut"), [("all", True), ("none", True), ("all", False)])
 @pytest.mark.parametrize(
     ("call", "line"),
     [
@@ -342,8 +403,10 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
         ("cuLaunchKernelEx", "launch_ex(config, kernels[1], 0, 0)"),
     ],
 )
-def test_code_that_is_found_missing_late(tmp_path, calls, call, line):
+def test_code_that_is_found_missing_late(tmp_path, calls, cut, call, line):
     library = two_kernels(tmp_path)
+    if cut:
+        library.with_name(f"{library.name}.gpt-orig").touch()
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver.c").write_text(DRIVER)
     soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic"
@@ -371,6 +434,9 @@ def test_code_that_is_found_missing_late(tmp_path, calls, call, line):
     trace = tmp_path / "t.mp"
     done = hooked.run(trace, program, env=env, device="real", options=["--calls", calls])
     assert done.stdout == "209 " * 3
+    if not cut:
+        assert done.stderr == ""
+        return
     fact = f"no code for kernel 'two' ({call}: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
     assert done.stderr == f"gpt-hook: warning: {library}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
     assert Trace(trace).functions == ["one", "two"]

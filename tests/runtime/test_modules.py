@@ -45,6 +45,31 @@ def test_digest(tmp_path, size):
     assert module["sha256"] == hashlib.sha256(PTX + b"\n" * size).hexdigest()
 
 
+@pytest.mark.parametrize(
+    "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
+)
+def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
+    """The driver may never look at what the claim is about; the hook does not either, beyond what is there."""
+    source = f"""
+    #include <elf.h>
+    int main(void) {{
+        begin();
+        Elf64_Ehdr *head = calloc(1, 4096);
+        Elf64_Shdr *section = (Elf64_Shdr *)(head + 1);
+        memcpy(head->e_ident, ELFMAG, SELFMAG);
+        head->e_machine = 190, head->e_flags = 90;
+        head->e_shoff = sizeof(*head), head->e_shnum = 1, head->e_shentsize = sizeof(*section);
+        section->sh_type = SHT_PROGBITS, section->sh_size = 64;
+        {claim};
+        void *module;
+        OK(cuModuleLoadData(&module, head));
+    }}
+    """
+    (module,) = hooked.traced(tmp_path, source).of("module")
+    assert module["type"] == "cubin"
+    assert "sha256" not in module and "path" not in module
+
+
 def test_a_module_in_a_mapped_file_has_its_place(tmp_path):
     (tmp_path / "code").write_bytes(bytes(4096 + 100) + PTX)
     source = f"""

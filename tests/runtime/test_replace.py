@@ -417,7 +417,7 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
 def test_a_library_in_many_pieces(sample, tmp_path):
     """Of which gpt-patch has left as many as it may."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
-    (tmp_path / "names").write_text("nothing\n")
+    (tmp_path / "names").touch()
     found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)
     record = patch(found.out, "-o", tmp_path / "slim")
     assert record["mode"] == "compact"

@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_saved_is_named(tmp_path):
     path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
     path.mkdir(parents=True)
     done = asm(segment(ptx(1, PLAIN)), "--save", tmp_path / "images")
-    assert (done.status, done.err) == (1, f"gpt-asm: error: {path}: Is a directory\n")
+    assert (done.status, done.err) == (1, f"gpt-asm: error: {path}: is not a regular file\n")
 
 
 def test_on_a_terminal_there_is_a_table(tmp_path):
@@ -240,7 +240,7 @@ def test_a_newer_ptx_wants_a_newer_ptxas(tmp_path):
     ("args", "status", "fact"),
     [
         ([], 2, "--arch SM,... is needed"),
-        (["--arch", "90"], 2, "no compute capability"),
+        (["--arch", "90"], 2, "not a compute capability: '90' (did you mean sm_90?)"),
         (["--arch", "host"], 4, "simulated device"),
         (["--arch", "sm_90", "--ptxas", "/absent/ptxas"], 4, "/absent/ptxas: --ptxas: no such executable"),
         (["--arch", "sm_90", "-O", "9"], 2, "-O"),

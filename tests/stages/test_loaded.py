@@ -176,28 +176,49 @@ def test_what_needs_no_cut_stays_as_it_is(sample, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
 
 
-def test_the_table_of_a_pipe(sample, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")  # readline, which pytest loads, sets it behind Python's back
-    monkeypatch.delenv("COLUMNS")
-    made = located([sample("zstd"), sample("lz4")], "_Z4manyILi3EEvPfi", "--granularity", "kernel")
-    done = run("gpt-patch", "-o", tmp_path / "out", "--table", data=made)
+def tables(made, columns, monkeypatch, folder):
+    """What gpt-patch says of a stream on a screen of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = run("gpt-patch", "-n", "-o", folder, "--table", data=made)
     assert done.status == 0, done.err
-    text = done.out.decode()
-    assert "other architecture" in text
-    assert "kernel not used" in text
-    assert "cut out of elements that stay: 14 kernels and 0 device functions" in text
-    assert re.search(rf"^{sample('zstd')} +compact .* [0-9.]+ %$", text, re.MULTILINE)  # however long its name is
-    columns = re.search("^library +elements +left +kernels +left +(.*)$", text, re.MULTILINE)[1].split("  ")
-    reasons = [column.strip() for column in columns if column]
-    tallies = [record for record in parsed(made) if record["kind"] == "tally"]
-    for library in (sample("zstd"), sample("lz4"), None):
-        found = [t for t in tallies if library in (None, Path(t["library"]))]
-        left = [t for t in found if t["reason"] == "kept"]
-        counts = [sum(t[key] for t in rows) for key in ("elements", "kernels") for rows in (found, left)]
-        gone = [sum(t["bytes"] for t in found if t["reason"] == reason) for reason in reasons]
-        row = [library or "total", *counts, *(human(size) for size in gone)]
-        assert re.search(r"^" + " +".join(map(re.escape, map(str, row))) + "$", text, re.MULTILINE)
-    assert set(reasons) | {"kept"} == {t["reason"] for t in tallies}
+    lines = done.out.decode().splitlines()
+    assert max(map(len, lines)) <= columns
+    return lines
+
+
+def test_tables_of_patched_libraries(sample, tmp_path, monkeypatch):
+    libraries = [sample("zstd"), sample("lz4")]
+    shared = libraries[0].parents[1]
+    assert shared == libraries[1].parents[1]
+    made = located(libraries, "_Z4manyILi3EEvPfi", "--granularity", "kernel")
+    tallies = run("gpt-patch", "-n", "-o", tmp_path, data=made).kind("tally")  # with what is cut of elements that stay
+    for width in (80, 120, 160):
+        lines = tables(made, width, monkeypatch, tmp_path)
+        text = "\n".join(lines)
+        assert "other architecture" in text and "kernel not used" in text
+        assert "cut out of elements that stay: 14 kernels and 0 device functions" in " ".join(text.split())
+        folders = [line for line in lines if line.startswith("in ")]
+        assert len(folders) == 2 and len(folders[0]) <= 80  # once for each table
+        if width >= len(str(shared)) + 5:
+            assert folders[0] == f"in {shared}/:"
+        assert str(shared / "zstd") not in text
+        assert re.search(r"^zstd/libzstd.so +[0-9].* [0-9.]+ %$", text, re.MULTILINE)
+        columns = re.search("^library +elements +left +kernels +left +(.*)$", text, re.MULTILINE)[1].split("  ")
+        columns = [column.strip() for column in columns if column]
+        cut = {t["reason"] for t in tallies} - {"kept"}
+        reasons = {"bytes cut": cut} if width == 80 else {reason: {reason} for reason in cut}
+        assert reasons.keys() == {*columns}
+        for library in (*libraries, None):
+            found = [t for t in tallies if library in (None, Path(t["library"]))]
+            left = [t for t in found if t["reason"] == "kept"]
+            counts = [sum(t[key] for t in rows) for key in ("elements", "kernels") for rows in (found, left)]
+            gone = [sum(t["bytes"] for t in found if t["reason"] in reasons[column]) for column in columns]
+            row = [
+                f"{library.parent.name}/{library.name}" if library else "total",
+                *counts,
+                *(human(size) for size in gone),
+            ]
+            assert re.search(r"^" + " +".join(map(re.escape, map(str, row))) + "$", text, re.MULTILINE)
 
 
 def test_an_upgrade_is_not_undone(sample, tmp_path):

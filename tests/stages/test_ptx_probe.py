@@ -121,13 +121,18 @@ def test_built_in_probes_and_names(text):
 def test_nothing_matches(text, tmp_path):
     path = tmp_path / "wgmma.toml"
     path.write_text(PROBE.replace('"ld.global"', '"wgmma:ld.const"'))
-    done = weave("-p", path, data=segment(text))
-    assert f"gpt-ptx-probe: warning: {path}: matches nothing: 'wgmma:ld.const'" in done.err.splitlines()
+    done = weave("-p", path, data=segment(text), status=1)
+    assert f"gpt-ptx-probe: error: {path}: matches nothing: 'wgmma:ld.const'" in done.err.splitlines()
     (left,) = done.kind("ptx")
     assert left["data"] == text and len(done.kind("kernel")) == 3
     assert any(record["text"].startswith("matches nothing") for record in done.kind("diag"))
-    done = weave("-p", path, "-k", "absent", data=segment(text))
-    assert "no kernel of these names" in done.err and not done.kind("ptx")
+    done = weave("-p", path, "-p", "block_sched", data=segment(text))
+    assert f"gpt-ptx-probe: warning: {path}: matches nothing: 'wgmma:ld.const'" in done.err.splitlines()
+    done = weave("-p", path, "-k", "absent", data=segment(text), status=1)
+    fact = "--kernel and --filter leave no kernel: there are copy, fill, none"
+    assert done.err == f"gpt-ptx-probe: error: {fact}\n" and not done.kind("ptx")
+    done = weave("-p", "block_sched", "-k", "fill", data=segment(text.replace(b"fill", b"full"), text))
+    assert done.err == "" and done.kind("ptx")
 
 
 def test_counted_only(text, probe_file):
@@ -243,3 +248,25 @@ def test_the_whole_pipeline(text, probe_file, tmp_path):
     assert len(done.kind("cubin")) == 3
     needs = [record for record in done.kind("kernel") if "registers" in record]
     assert len(needs) == 3 and all(record["registers"] >= record["registers_before"] for record in needs)
+
+
+ELSEWHERE = """
+extern "C" __device__ int elsewhere(int x);
+extern "C" __global__ void far(int *x) { x[0] = elsewhere(x[1]); }
+extern "C" __global__ void near(int *x) { x[0] = x[1]; }
+"""
+
+
+def test_a_kernel_that_needs_another_module_is_for_linking(probe_file):
+    data = segment(cuda.nvrtc_compile(ELSEWHERE, "compute_75", ["-rdc=true"]))
+    done = weave("-p", probe_file, data=data)
+    reason = "it needs function 'elsewhere', which is defined elsewhere (-c weaves it, for gpt-asm -c)"
+    assert done.err.splitlines() == [f"gpt-ptx-probe: warning: far: left alone, {reason}"]
+    woven, left = done.kind("kernel")
+    assert (woven["name"], left["name"], left["reason"]) == ("near", "far", reason)
+    done = weave("-p", probe_file, "-c", data=data)
+    assert not done.err and ["maps" in kernel for kernel in done.kind("kernel")] == [True, True]
+    asm = run("gpt-asm", "--arch", "sm_75", "--no-cache", data=done.out)
+    assert "Unresolved extern function 'elsewhere' (-c makes relocatable code)" in asm.err and asm.status == 3
+    asm = run("gpt-asm", "--arch", "sm_75", "--no-cache", "-c", data=done.out)
+    assert asm.status == 0 and len(asm.kind("cubin")) == 2

@@ -164,7 +164,9 @@ class Kernel:
     def weave(self, names: list[str]) -> Result:
         """One weave. `status` is woven, nowhere (nothing to probe), left (with `why`), or failed (with `why`)."""
         try:
-            woven = weave(self.data, self.kernel, [probes()[name] for name in names], self.name)
+            woven = weave(
+                self.data, self.kernel, [probes()[name] for name in names], self.name, relocatable=self.relocatable
+            )
         except LeftAlone as error:
             if error.fact == NOWHERE:
                 return {"status": "nowhere"}

@@ -183,7 +183,8 @@ def test_probes_see_the_shared_variable(tmp_path):
 
 
 def test_debug_information_names_no_variable(tmp_path):
-    source = '__device__ int v; __constant__ int c; extern "C" __global__ void k(int *x) { *x = v + c; }'
+    source = '__device__ int v; __constant__ int c; extern "C" __global__ void k(int *x) { *x = v + c; } '
+    source += 'extern "C" __global__ void other(int *x) { *x = 2; }'
     data = cuda.nvrtc_compile(source, "compute_90", ["-G"])
     data = prune(scan_module(data), ["k"])
     assert b".b64 v" in data
@@ -191,6 +192,9 @@ def test_debug_information_names_no_variable(tmp_path):
     assert unweave(woven.data) == data
     (tmp_path / "k.ptx").write_bytes(woven.data)
     subprocess.run([cuda.tool("ptxas"), "-g", "-arch=sm_90", "k.ptx", "-o", "k.cubin"], cwd=tmp_path, check=True)
+    read = ["readelf", "--debug-dump=info", "k.cubin"]
+    told = subprocess.run(read, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"DW_TAG_subprogram(?s:.*?)DW_AT_high_pc +: 0x[1-9a-f](?s:.*?)DW_AT_name +: k\n", told)
 
 
 @pytest.mark.parametrize(
@@ -242,3 +246,18 @@ def test_torn_modules(edits):
     except GptError:
         return
     assert unweave(woven.data) == text.encode()
+
+
+def test_relocatable_kernels_have_tables_of_their_own(tmp_path):
+    """Two of them, of two modules, are linked."""
+    cubins = []
+    for name in ("first", "second"):
+        data = kernel(f"ld.global.u32 %r1, [{name}];", f".global .u32 {name};")
+        data = data.replace(b" k(", f" {name}_k(".encode())
+        woven = weave(data, f"{name}_k", [SCHED], relocatable=True)
+        assert woven.table == f"gpt_variables_{name}_k" and unweave(woven.data) == data
+        source, cubin = tmp_path / f"{name}.ptx", tmp_path / f"{name}.cubin"
+        source.write_bytes(woven.data)
+        subprocess.run([cuda.tool("ptxas"), "-c", "-arch=sm_90", source, "-o", cubin], check=True)
+        cubins.append(cubin)
+    subprocess.run([cuda.tool("nvlink"), "-arch=sm_90", *cubins, "-o", tmp_path / "linked.cubin"], check=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError, MalformedError
 from gpt.probe.load import find_probe, load_probes, parse_toml
+from gpt.probe.verify import verify
 from gpt.probe.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import scan_module
@@ -253,9 +254,8 @@ def test_vectors_are_packed(tmp_path):
     out = probe('[x]\nposition = "ld.global.v4"\ndatamodel = "thread:8"\nafter = "SAVE.u64 {OUT};"\n')
     load = "ld.global.v4.u16 {%h1, %h2, %h3, %h4}, [%rd1];"
     check(kernel(f".reg .b16 %h<5>;\n{load}\nret;"), out, tmp_path=tmp_path)
-    for load in ("ld.global.v4.u16 {%r1, %r2, %r3, %r4}, [%rd1];", "ld.global.v4.u16 {%r1, _, %r2, _}, [%rd1];"):
-        with pytest.raises(LeftAlone, match="has '"):
-            weave(kernel(f"{load}\nret;"), "k", [out])
+    with pytest.raises(LeftAlone, match="has '_' where the probe reads"):
+        weave(kernel("ld.global.v4.u16 {%r1, _, %r2, _}, [%rd1];\nret;"), "k", [out])
 
 
 @pytest.mark.parametrize(
@@ -545,6 +545,13 @@ def test_a_function_whose_address_is_taken_is_no_place_for_probes():
         weave(text, "k", [simple("ld.global", "mov.u32 %a, 1;")])
 
 
+def test_function_that_another_kernel_calls():
+    leaf = ".func leaf() { .reg .b32 %r<3>; .reg .b64 %rd<3>; ld.global.u32 %r1, [%rd1]; ret; }\n"
+    data = kernel("call leaf; ret;", f"{HEAD}{leaf}.entry child() {{ call leaf; ret; }}\n")
+    with pytest.raises(LeftAlone, match=r"function 'leaf', .* which another kernel calls"):
+        weave(data, "k", [simple("ld.global", "mov.u32 %a, 1;")])
+
+
 # What is left alone
 
 
@@ -741,3 +748,70 @@ def test_what_is_no_instruction_is_told_with_its_place_in_the_module():
     with pytest.raises(MalformedError) as caught:
         weave(pruned(module, ["k"]), "k", [simple("ld.global", "mov.u32 %a, 1;")])
     assert (caught.value.where, caught.value.fact) == (module.where(data.index(b"]]") + 1), "PTX: unexpected ']'")
+
+
+@pytest.mark.parametrize(
+    ("head", "snippet", "reason"),
+    [
+        ("8.8 sm_90", "min.f32 %f, %f, %f, %f;", "needs sm_100, and it is for sm_90"),
+        ("8.7 sm_100", "min.f32 %f, %f, %f, %f;", "needs PTX 8.8, and it is PTX 8.7"),
+        ("8.8 sm_100", "min.f32 %f, %f, %f, %f;", None),
+        ("7.0 sm_80", "mov.u32 %a, %cluster_ctarank;", "'%cluster_ctarank' needs PTX 7.8, and it is PTX 7.0"),
+        ("8.0 sm_80", "mov.u32 %a, %clusterid.x;", "'%clusterid' needs sm_90"),
+        ("7.8 sm_90", "mov.u32 %a, %clusterid.x;", None),
+        ("6.2 sm_70", "cvt.u64.u32 %d, %a; mov.u64 %d, %current_graph_exec;", "needs PTX 8.0"),
+        ("6.5 sm_75", "tanh.approx.f32 %f, %f;", "needs PTX 7.0"),
+        ("7.0 sm_52", "tanh.approx.f32 %f, %f;", "needs sm_75, and it is for sm_52"),
+    ],
+)
+def test_a_module_that_is_too_old_for_a_probe_is_left_alone(head, snippet, reason, tmp_path):
+    version, target = head.split()
+    data = kernel("ld.global.u32 %r1, [%rd1];\nret;", HEAD.replace("8.0", version).replace("sm_90", target))
+    file = simple("ld.global", f".reg .f32 %f; .reg .u64 %d;\n{snippet}")
+    verify(file)
+    if reason is None:
+        assembled(weave(data, "k", [file]).data, tmp_path, target)
+        return
+    with pytest.raises(LeftAlone) as caught:
+        weave(data, "k", [file])
+    assert caught.value.fact.startswith("probe.toml:8: ") and reason in caught.value.fact
+
+
+def test_a_total_of_doubles_needs_sm_60(tmp_path):
+    text = '[map.m]\ntype = "total"\ndata = {a = "f64"}\n[probe.x]\nposition = "kernel"\nbefore = "SAVE [m] {1.0};"\n'
+    data = kernel("ret;", HEAD.replace("sm_90", "sm_53"))
+    with pytest.raises(LeftAlone, match="a total of type f64 needs sm_60"):
+        weave(data, "k", [probe(text)])
+    assembled(weave(data.replace(b"sm_53", b"sm_60"), "k", [probe(text)]).data, tmp_path)
+
+
+@pytest.mark.parametrize("snippet", ["bfe.u32 %a, %a, BYTES, IN2;", "cvt.rna.tf32.f32 %b, IN1;", "abs.f16x2 %b, IN1;"])
+def test_a_constant_of_the_program_where_ptxas_takes_none(snippet, tmp_path):
+    body = "st.global.b32 [%rd1], 5;\nst.global.b32 [%rd1], %r1;\ncp.async.bulk.prefetch.L2.global [%rd1], 4096;\nret;"
+    position = "cp.async.bulk.prefetch" if "BYTES" in snippet else "st.global"
+    file = simple(position, f".reg .b32 %b;\n{snippet.replace('IN2', '5')}")
+    verify(file)
+    check(kernel(body), file, tmp_path=tmp_path)
+
+
+def test_a_function_whose_arguments_vary_in_number(tmp_path):
+    """What it gets more would go behind an array that must be its last parameter."""
+    text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
+{{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
+.visible .entry k() {{ .reg .b64 %rd; .reg .b32 %r;
+{{ .param .b32 n; .param .align 8 .b8 va[8]; .param .b32 r;
+st.param.b32 [n], 1; st.param.b64 [va], %rd; call (r), sum, (n, va); ld.param.b32 %r, [r]; }}
+ld.global.u32 %r, [%rd]; ret; }}"""
+    file = simple("ld.global", "mov.u32 %a, BYTES;")
+    with pytest.raises(LeftAlone, match="probes in function 'sum', whose arguments vary in number"):
+        weave(text.encode(), "k", [file])
+    check(text.replace("ld.global.u32 %r, [%rd]; st", "st").encode(), file, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("source", ["%smid", "%clock64", "SMID", "CLOCK", "%tid.x"])
+def test_a_special_register_is_converted_to_a_float(source, tmp_path):
+    """ptxas takes one in a conversion between integers only."""
+    type_ = "u64" if "clock" in source.lower() else "u32"
+    file = simple("ld.global", f".reg .f32 %f;\ncvt.rn.f32.{type_} %f, {source}; mov.b32 %a, %f;")
+    verify(file)
+    check(kernel("ld.global.u32 %r1, [%rd1];\nret;"), file, tmp_path=tmp_path)

@@ -1,0 +1,71 @@
+"""What a file has beside its bytes: owner, mode, access control list, capabilities, other extended attributes.
+
+Nobody may do more with the copy than with the original, at no moment: it is made for its owner alone, gets owner and
+group first, what the folder lets it inherit goes, and the mode comes last. Where the group cannot be kept its rights
+become those of everybody, and a set-ID bit never outlives the owner or group that it was for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from contextlib import suppress
+
+SIGNATURES = ("security.ima", "security.evm")  # of the kernel's integrity subsystem
+FS_IOC_GETFLAGS, FS_VERITY_FL = 0x80086601, 0x00100000
+ACL = "system.posix_acl_access"
+SET_IDS = {"its set-user-ID bit": stat.S_ISUID, "its set-group-ID bit": stat.S_ISGID}
+
+
+def copy_attributes(source: int, new: int, every: bool) -> list[str]:
+    """Gives a file of mode 0600 the mode and ACL of another, and, where that is permitted, its owner and group.
+
+    With `every` also set-ID bits, capabilities and all other extended attributes. Returns what could not be kept.
+    """
+    status = os.fstat(source)
+    for owner in (status.st_uid, -1):  # only root gives files away; to a group that one is in anybody may
+        with suppress(OSError):
+            os.fchown(new, owner, status.st_gid)
+            break
+    got = os.fstat(new)
+    same_group = got.st_gid == status.st_gid
+    lost = ["its owner"] * (got.st_uid != status.st_uid) + ["its group"] * (not same_group)
+    names = _names(source)
+    with suppress(OSError):
+        os.removexattr(new, ACL)  # which the folder gives to every new file
+    for name in names if every else set(names) & {ACL}:
+        try:
+            value = os.getxattr(source, name)
+            if name == ACL and not same_group:
+                raise PermissionError
+            if name not in _names(new) or os.getxattr(new, name) != value:
+                os.setxattr(new, name, value)
+        except OSError:
+            lost.append("its ACL" if name == ACL else name)
+    mode = stat.S_IMODE(status.st_mode)
+    if not every or lost[:1] in (["its owner"], ["its group"]):
+        mode &= 0o777
+    if not same_group or "its ACL" in lost:  # with an ACL the bits of the group are its mask
+        mode &= ~0o070 | mode << 3
+    os.fchmod(new, mode)
+    got = os.fstat(new)
+    return lost + [name for name, bit in SET_IDS.items() if status.st_mode & bit and not got.st_mode & bit]
+
+
+def find_signature(fd: int) -> str | None:
+    """What vouches for the bytes of a file and refuses others in their place; None where nothing does."""
+    if names := [name for name in SIGNATURES if name in _names(fd)]:
+        return names[0]
+    with suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8)), "little")
+        if flags & FS_VERITY_FL:
+            return "fs-verity"
+    return None
+
+
+def _names(fd: int) -> list[str]:
+    """The extended attributes of a file; none where the file system has none."""
+    with suppress(OSError):
+        return os.listxattr(fd)
+    return []

@@ -1,0 +1,39 @@
+"""Programs and GPU code of other systems, told by name: nobody need look for CUDA code in them."""
+
+from __future__ import annotations
+
+import struct
+
+from gpt.formats import elf
+from gpt.formats.source import Source
+
+AMD = "code for AMD GPUs ({}): only NVIDIA's is read"
+EM_AMDGPU = 224
+HIP_SECTIONS = (".hip_fatbin", ".hipFatBinSegment")
+HEADS = {
+    b"__CLANG_OFFLOAD_BUNDLE__": AMD.format("a clang offload bundle"),
+    b"CCOB": AMD.format("a packed clang offload bundle"),
+    b"\xcf\xfa\xed\xfe": "Mach-O file (macOS): only ELF files are read",
+    b"\xce\xfa\xed\xfe": "Mach-O file (macOS): only ELF files are read",
+}
+
+
+def find_other(source: Source) -> str | None:
+    """What a file is, and what is read instead; None where it is nothing of this kind."""
+    head = source.pread(0, min(64, source.size))
+    for magic, what in HEADS.items():
+        if head.startswith(magic):
+            return what
+    if len(head) == 64 and head[:2] == b"MZ":
+        (at,) = struct.unpack_from("<I", head, 60)
+        is_pe = at + 4 <= source.size and source.pread(at, 4) == b"PE\0\0"
+        return f"{'PE file (Windows)' if is_pe else 'DOS program'}: only ELF files are read"
+    # A universal binary has the number of its parts there, a Java class a version from 45 on.
+    if head[:4] == b"\xca\xfe\xba\xbe" and 0 < int.from_bytes(head[4:8], "big") < 40:
+        return "Mach-O file (macOS): only ELF files are read"
+    return AMD.format("an ELF file of theirs") if elf.machine_of(head) == EM_AMDGPU else None
+
+
+def find_other_in(tables: elf.Elf | None) -> str | None:
+    """The same of an ELF file of the host by what lies in it."""
+    return AMD.format(f"section '{HIP_SECTIONS[0]}'") if tables and tables.named(*HIP_SECTIONS) else None

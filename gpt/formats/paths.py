@@ -1,0 +1,49 @@
+"""Paths out of records: whoever wrote them chose them, so they may name anything, or be no path at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import IO
+
+from gpt.errors import MissingError
+from gpt.formats.source import BLOCK
+
+
+def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
+    """A regular file, open for reading. Raises MissingError on anything else, OSError where it cannot be opened.
+
+    Opening a pipe would wait for a writer that may never come, a device has no end. Without `follow` a link counts as
+    no regular file.
+    """
+    try:
+        if not follow and os.path.islink(path):
+            raise MissingError("a symbolic link", str(path))
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        number = os.open(path, flags | (0 if follow else os.O_NOFOLLOW))
+    except ValueError:  # a NUL, or half a surrogate pair
+        raise MissingError("no file can have this name", str(path)) from None
+    mode = os.fstat(number).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(number)
+        raise MissingError("a directory" if stat.S_ISDIR(mode) else "not a regular file", str(path))
+    return open(number, "rb")
+
+
+def read_at_most(file: IO[bytes], size: int) -> bytes:
+    """What a file holds, at most `size` bytes, without room for as many where there are fewer."""
+    blocks: list[bytes] = []
+    while size and (block := file.read(min(size, BLOCK))):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
+
+
+def real_path(path: str | Path) -> str:
+    """Its canonical form, or the path itself where no file can have it."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return str(path)

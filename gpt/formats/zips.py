@@ -1,0 +1,161 @@
+"""Zip files, which wheels are, made by anybody: looked at before they are unpacked, and within bounds.
+
+zipfile knows the format. It believes what the tables say, however, and a small file can say much: so the directory is
+read within MAX_DIRECTORY, no two members share bytes or a name, all of them together unpack to at most MAX_RATIO times
+the file, or to FREE bytes if that is more, and a member is unpacked to its end only after its first bytes have shown
+that it may hold GPU code. Only members that are stored or deflated are read, as PyPI takes no others: what bzip2 and
+LZMA make of a few bytes is beyond every bound.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from operator import attrgetter
+from typing import IO
+from zipfile import ZipInfo
+
+from gpt.errors import MalformedError
+from gpt.formats.image import HEAD, may_be_image
+from gpt.formats.source import Source
+
+MAGIC = b"PK\3\4"
+MAX_DIRECTORY = 16 << 20  # bytes
+MAX_MEMBER = 8 << 30  # bytes of a member, unpacked
+MAX_RATIO, FREE = 100, 1 << 30
+LOCAL = struct.Struct("<4s22xHH")  # magic, ..., sizes of name and of extra fields
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+BLOCK = 1 << 20
+
+_FAULTS = (
+    zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError, IndexError,
+    OverflowError,
+)  # fmt: skip
+
+
+def is_zip(source: Source) -> bool:
+    """Whether it is a wheel, or any zip file."""
+    return source.size >= len(MAGIC) and source.pread(0, len(MAGIC)) == MAGIC
+
+
+class Zip:
+    """The members of a zip file, without its folders, in the order of its directory.
+
+    Raises MalformedError, here and in each method.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        with self.faults():
+            self._file = zipfile.ZipFile(_Bounded(source.open().detach()))
+        self.all = self._file.infolist()
+        self.members = [info for info in self.all if not info.filename.endswith("/")]
+        self.comment = self._file.comment
+        self.directory = self._file.start_dir
+        self.by_name = {info.filename: info for info in self.members}
+        self._ends = dict(self._iter_ends())
+        if "" in self.by_name:
+            raise self._fault("a member without a name")
+        if len(self.by_name) < len(self.members):
+            raise self._fault("two members of one name")
+        size, limit = sum(info.file_size for info in self.all), max(FREE, MAX_RATIO * source.size)
+        if size > limit:
+            raise self._fault(f"{source.size} bytes that unpack to {size}; the limit is {limit}")
+
+    def end_of(self, info: ZipInfo) -> int:
+        """Where the next member begins, or the directory."""
+        return self._ends[info.header_offset]
+
+    def open(self, info: ZipInfo) -> IO[bytes]:
+        """A member, to be unpacked by reading it; faults come from there as well, so read it within `faults`."""
+        if info.compress_type not in METHODS:
+            raise self._fault("members that are neither stored nor deflated are not read", info)
+        if info.file_size > MAX_MEMBER:
+            raise self._fault(f"unpacks to {info.file_size} bytes; the limit is {MAX_MEMBER}", info)
+        self.local_extra(info)
+        with self.faults(info):
+            return self._file.open(info)
+
+    def local_extra(self, info: ZipInfo) -> bytes:
+        """The extra fields in front of a member's bytes, which end before the next member begins."""
+        start = info.header_offset
+        magic, name, extra = LOCAL.unpack(self.source.pread(start, LOCAL.size))
+        if magic != MAGIC or start + LOCAL.size + name + extra + info.compress_size > self.end_of(info):
+            raise self._fault("shares bytes with another member", info)
+        return self.source.pread(start + LOCAL.size + name, extra)
+
+    def read(self, info: ZipInfo, limit: int) -> bytes:
+        """The bytes of a small member."""
+        if info.file_size > limit:
+            raise self._fault(f"has {info.file_size} bytes; the limit is {limit}", info)
+        with self.faults(info), self.open(info) as packed:
+            return packed.read()
+
+    def unpack(self, info: ZipInfo, file: IO[bytes]) -> None:
+        """Writes a member to a file. Raises OSError where it cannot."""
+        with self.open(info) as packed:
+            self._pour(info, packed, file)
+
+    @contextmanager
+    def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:
+        """How a member begins, and all of it in a temporary file, or None where it can hold no GPU code."""
+        with self.open(info) as packed:
+            with self.faults(info):
+                head = packed.read(HEAD)
+            if not may_be_image(head):
+                yield head, None
+                return
+            with tempfile.TemporaryFile() as file:
+                file.write(head)
+                self._pour(info, packed, file)
+                yield head, Source(f"{self.source.name}/{info.filename}", file.fileno())
+
+    def _pour(self, info: ZipInfo, packed: IO[bytes], file: IO[bytes]) -> None:
+        block = b"."
+        while block:
+            with self.faults(info):
+                block = packed.read(BLOCK)
+            file.write(block)
+        file.flush()
+
+    @contextmanager
+    def faults(self, info: ZipInfo | None = None) -> Iterator[None]:
+        """What zipfile raises becomes MalformedError."""
+        try:
+            yield
+        except _FAULTS as error:
+            raise self._fault(str(error) or type(error).__name__, info) from None
+
+    def _fault(self, fact: str, info: ZipInfo | None = None) -> MalformedError:
+        return MalformedError(f"zip: {fact}", f"{self.source.name}/{info.filename}" if info else self.source.name)
+
+    def _iter_ends(self) -> Iterator[tuple[int, int]]:
+        """Where each member begins, and where the next one does, or the directory."""
+        ends = self.directory
+        for info in sorted(self.all, key=attrgetter("header_offset"), reverse=True):
+            start = info.header_offset
+            if start < 0 or start + LOCAL.size + len(info.orig_filename) + info.compress_size > ends:
+                raise self._fault("shares bytes with another member", info)
+            yield start, ends
+            ends = start
+
+
+class _Bounded(BufferedReader):
+    """zipfile reads a directory in one piece, of the size that the file says, and where it says."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return super().seek(offset, whence)
+        except MalformedError as error:
+            raise zipfile.BadZipFile(error.fact) from None
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size and size > MAX_DIRECTORY:
+            raise MalformedError(f"zip: a directory of {size} bytes; the limit is {MAX_DIRECTORY}")
+        return super().read(size)

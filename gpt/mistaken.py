@@ -1,0 +1,40 @@
+"""What an input is that is not what was expected, by its first bytes, and what reads it."""
+
+from __future__ import annotations
+
+import re
+
+_MAGIC = {
+    b"\x7fELF": "an ELF file (gpt-extract reads it)",
+    b"!<arch>\n": "an archive (gpt-extract reads it)",
+    b"\x50\xed\x55\xba": "a fatbin (gpt-extract reads it)",
+    b"PK\3\4": "a zip file or wheel (gpt-extract -r reads it)",
+    b"\x1f\x8b": "a gzip file (unpack it first)",
+    b"BZh": "a bzip2 file (unpack it first)",
+    b"\xfd7zXZ\0": "an xz file (unpack it first)",
+    b"\x28\xb5\x2f\xfd": "a zstd file (unpack it first)",
+}
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # no text has these
+
+
+def find_form(head: bytes) -> str | None:
+    """What a file or stream with these first bytes is and what to do with it; None for a GPT stream and the unknown."""
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
+    text = head.lstrip()
+    if text.startswith((b"{", b"[")):
+        return "JSON lines (add --from-json)" if b'"kind"' in text else "other JSON"
+    if is_stream(head):
+        return "a stream in msgpack (leave out --from-json)"
+    if b".version" in text and b".target" in text:
+        return "PTX (gpt-extract --ptx reads it)"
+    if text and not _CONTROL.search(text):
+        return "text"
+    return None
+
+
+def is_stream(head: bytes) -> bool:
+    """Whether this may be the begin of a stream: a map in msgpack, perhaps after padding."""
+    first = head.lstrip(b"\0")[:1]
+    return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf")

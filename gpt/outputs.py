@@ -1,0 +1,98 @@
+"""Files that appear under their name whole, or not at all.
+
+What is written goes into a new file in the folder of its name. Where the file system can (O_TMPFILE) that file has no
+name until it is complete, so not even SIGKILL leaves anything; elsewhere, and for the moment between the two steps of
+replacing a file, it has one that nobody can foresee, is created exclusively, and follows no link. From then on the
+open descriptor is the file: what is written and checked goes through it, and the name is compared with it before and
+after the renaming. So a file that somebody left or put there is never taken for ours, nor written to.
+
+This holds in folders that others may write to, as /tmp. Against the owner of the folder nothing helps: who may rename
+our files may do so a moment later too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A new file, open for reading and writing, that takes the name `path` if the block ends without an exception.
+
+    A link at `path` is replaced, not followed. `mode` is that of open(2). Raises OSError, whose `filename` is `path`.
+    """
+    with _named(path):
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    part = f".gpt-{secrets.token_hex(16)}.part"
+    taken = False
+    try:
+        with _named(path):
+            with suppress(FileNotFoundError):
+                if not is_replaceable(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
+                    raise OSError(0, "is not a regular file")
+            nameless = _open_nameless(folder, mode)
+            file = open(_open_named(folder, part, mode) if nameless is None else nameless, "w+b")
+        with file:
+            try:
+                yield file
+                file.flush()
+            except OSError as error:
+                error.filename = error.filename or str(path)
+                raise
+            with _named(path):
+                if nameless is not None:
+                    # Relative to a descriptor, so that Python has the kernel follow the link in /proc.
+                    os.link(f"/proc/self/fd/{nameless}", part, dst_dir_fd=folder)
+                _check_name(folder, part, file.fileno())
+                os.rename(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                taken = True
+                _check_name(folder, path.name, file.fileno())
+    finally:
+        if not taken:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+        os.close(folder)
+
+
+def is_replaceable(status: os.stat_result) -> bool:
+    """Whether what has a name may lose it to a file: a file or a link, but no device, pipe or folder."""
+    return stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+
+
+def is_same(a: os.stat_result, b: os.stat_result) -> bool:
+    """Whether both are of one file."""
+    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+
+
+def _open_nameless(folder: int, mode: int) -> int | None:
+    """None where that cannot be, for whatever reason; /proc is needed to give it a name."""
+    with suppress(OSError):
+        file = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
+        if os.path.exists(f"/proc/self/fd/{file}"):
+            return file
+        os.close(file)
+    return None
+
+
+def _open_named(folder: int, name: str, mode: int) -> int:
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
+
+
+def _check_name(folder: int, name: str, file: int) -> None:
+    if not is_same(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(file)):
+        raise OSError(0, "somebody else renames files in its folder")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Faults name the output, not the name that it has meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno or 0, error.strerror or str(error), str(path)) from None

@@ -1,0 +1,232 @@
+"""Runs a target over mutated inputs in a process of its own, within bounds of time and memory.
+
+What an input may lead to is the target's to say: its `run` returns, or raises. Input number n of a seed is always the
+same where no coverage guides (`guided`); where it does, one input in SAMPLE runs under a tracer, and one that reaches
+new lines of gpt/ becomes a parent of others. Every failure is saved, with the traceback beside it, once for each place.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import mmap
+import os
+import random
+import re
+import resource
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.fuzz.mutate import Mutator, mutate_bytes
+
+ROOT = Path(__file__).parents[2]
+GPT = str(ROOT / "gpt") + os.sep
+SAMPLE = 16  # inputs of which one is traced
+WALL = 60  # seconds that a process may wait for something other than a processor
+MAX_CORPUS = 2000
+MEMORY = 1 << 30  # bytes beyond what the process has when it begins
+Sample = Callable[[str], Path]  # the file of a name in tests/formats/samples.py
+_SHARED = struct.Struct("<QQQQdQ")  # executions, lines, corpus, failures, begin of this one, bytes of the input
+_ROOM = 4 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is attacked. `seeds` makes the inputs to begin with, in a folder that is then the current one."""
+
+    name: str
+    seeds: Callable[[Sample], list[bytes]]
+    run: Callable[[bytes], None]
+    mutate: Mutator = mutate_bytes
+    seconds: float = 10  # of CPU time for an input
+    quick: int = 200  # inputs in `make test`
+
+
+@dataclass
+class Result:
+    """What came of it."""
+
+    name: str
+    executions: int = 0
+    lines: int = 0
+    corpus: int = 0
+    failures: list[Path] = field(default_factory=list)
+
+
+class Wrong(AssertionError):
+    """What a target says that must not be."""
+
+
+class Slow(BaseException):
+    """An input takes too much CPU time."""
+
+
+def run(
+    target: Target, sample: Sample, folder: Path, failures: Path, *, seed: str,
+    count: int | None = None, seconds: float | None = None, guided: bool = False,
+) -> Result:  # fmt: skip
+    """Runs `count` inputs, or as many as `seconds` allow. Failures are saved as files of the folder `failures`."""
+    end = time.monotonic() + seconds if seconds else float("inf")
+    before = set(saved(target.name, failures))
+    shared = mmap.mmap(-1, _SHARED.size + _ROOM)
+    first, stop = 0, count if count is not None else 1 << 62
+    tries = 0
+    while first < stop and time.monotonic() < end and tries < 20:
+        tries += 1
+        pid = os.fork()
+        if not pid:
+            _child(target, sample, folder, failures, shared, seed, range(first, stop), end, guided)
+        status = _wait(pid, shared)
+        first = _SHARED.unpack_from(shared)[0]
+        if os.WIFSIGNALED(status):
+            *_, size = _SHARED.unpack_from(shared)
+            data = shared[_SHARED.size : _SHARED.size + size]
+            number = os.WTERMSIG(status)
+            said = "hangs" if number == signal.SIGKILL else f"killed by signal {number}"
+            _save(failures, target, data, said, said)
+            first += 1
+            _SHARED.pack_into(shared, 0, first, *_SHARED.unpack_from(shared)[1:])
+        elif status:
+            raise RuntimeError(f"{target.name}: the fuzzer itself failed: {os.waitstatus_to_exitcode(status)}")
+    executions, lines, corpus, *_ = _SHARED.unpack_from(shared)
+    return Result(target.name, executions, lines, corpus, sorted(set(saved(target.name, failures)) - before))
+
+
+def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | None:
+    """One input again, in this process: what is wrong, or None."""
+    os.chdir(folder)
+    target.seeds(sample)
+    _limit()
+    failure = _attempt(target, data)
+    return failure and failure[1]
+
+
+def _wait(pid: int, shared: mmap.mmap) -> int:
+    """The status of a child; one that waits is killed. One that works for too long ends itself."""
+    seen, since = "", time.monotonic()
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        state = _state(pid)
+        if state != seen or state.startswith("R") or not _SHARED.unpack_from(shared)[4]:
+            seen, since = state, time.monotonic()
+        elif time.monotonic() - since > WALL:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    """Whether a process runs, or could, and the processor time that it has had."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return f"{fields[0]} {fields[11]} {fields[12]}"
+
+
+def _child(
+    target: Target, sample: Sample, folder: Path, failures: Path, shared: mmap.mmap, seed: str,
+    numbers: range, end: float, guided: bool,
+) -> None:  # fmt: skip
+    """The life of the process that runs inputs. Never returns."""
+    status = 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        corpus = target.seeds(sample)
+        for data in corpus:
+            if failure := _attempt(target, data):  # also loads what is imported late
+                _save(failures, target, data, *failure)
+        _limit()
+        lines: set[tuple[str, int]] = set()
+        if guided:
+            for data in corpus:
+                _attempt(target, data, lines)
+        known: set[str] = set()
+        for number in numbers:
+            if time.monotonic() >= end:
+                break
+            rng = random.Random(f"{seed} {target.name} {number}")
+            data = target.mutate(rng, rng.choice(corpus), corpus)
+            shared[_SHARED.size : _SHARED.size + min(len(data), _ROOM)] = data[:_ROOM]
+            _SHARED.pack_into(shared, 0, number, len(lines), len(corpus), len(known), time.monotonic(), len(data))
+            traced = lines if guided and number % SAMPLE == 0 else None
+            seen = len(lines)
+            failure = _attempt(target, data, traced)
+            if failure and failure[0] not in known:
+                known.add(failure[0])
+                _save(failures, target, data, *failure)
+            if len(lines) > seen and len(corpus) < MAX_CORPUS:
+                corpus.append(data)
+            _SHARED.pack_into(shared, 0, number + 1, len(lines), len(corpus), len(known), 0, len(data))
+        status = 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def _limit() -> None:
+    """Bounds memory and files from here on."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _attempt(target: Target, data: bytes, lines: set[tuple[str, int]] | None = None) -> tuple[str, str] | None:
+    """Runs an input. Where it fails: what is the same for all failures of its kind, and the traceback."""
+
+    def too_slow(number: int, frame: FrameType | None) -> None:
+        raise Slow
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(GPT):
+            return None
+        if event == "line":
+            lines.add((frame.f_code.co_filename, frame.f_lineno))  # type: ignore[union-attr]
+        return trace
+
+    signal.signal(signal.SIGPROF, too_slow)
+    signal.setitimer(signal.ITIMER_PROF, target.seconds * (10 if lines is not None else 1))
+    try:
+        sys.settrace(trace if lines is not None else None)
+        target.run(data)
+        return None
+    except (Exception, Slow) as error:
+        return _describe(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.settrace(None)
+        gc.collect(0)
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
+    cause = error.__cause__ or error
+    places = [f for f in traceback.extract_tb(cause.__traceback__) if f.filename.startswith(GPT)]
+    where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
+    said = "" if places else re.sub(r"[\d'\"\\x]+", "", str(error))[:80]
+    text = "".join(traceback.format_exception(error))
+    return f"{type(cause).__name__} {where} {said}", text[-8000:]
+
+
+def _save(folder: Path, target: Target, data: bytes, kind: str, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{target.name}-{hashlib.sha256(kind.encode()).hexdigest()[:10]}"
+    if not (folder / name).exists():
+        (folder / f"{name}.txt").write_text(text, errors="backslashreplace")
+        (folder / name).write_bytes(data)
+
+
+def saved(name: str, folder: Path) -> list[Path]:
+    """The inputs of a target that failed."""
+    found = folder.glob(f"{name}-*") if folder.is_dir() else ()
+    return [path for path in found if re.fullmatch(re.escape(name) + r"-[0-9a-f]{10}", path.name)]

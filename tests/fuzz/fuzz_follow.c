@@ -1,0 +1,81 @@
+// The helper of live streams, on the file of a process that writes what it likes: segment.c.
+//
+// Input: how many chunks, what happens between steps; for each chunk the size of its records, and they.
+
+#include "../../runtime/follow/segment.c"
+#include "harness.h"
+
+#define MOST 3
+
+static char trace[64]; // a name in the current folder, for segment_open follows no link
+
+static void put(int file, const void *data, size_t size, uint64_t at) {
+    if (pwrite(file, data, size, (off_t)at) != (ssize_t)size)
+        abort();
+}
+
+static void put_used(int file, uint64_t chunk, uint32_t used) {
+    used = htobe32(used);
+    put(file, &used, sizeof(used), chunk * CHUNK_SIZE + CHUNK_USED);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const char head[] = "\x83\xd9\x04kind\xd9\x05"
+                               "chunk\xa4used\xce\0\0\0\0\xa4"
+                               "data\xc6\0\x07\xff\xde";
+    static int file = -1;
+    if (file < 0) {
+        snprintf(trace, sizeof(trace), "trace-%d", getpid());
+        file = open(trace, O_RDWR | O_CREAT | O_EXCL, 0600);
+    }
+    if (file < 0 || ftruncate(file, 0))
+        abort();
+    if (size < 2)
+        return 0;
+    unsigned count = 1 + data[0] % MOST, doing = data[1];
+    const uint8_t *at = data + 2, *end = data + size, *records[MOST];
+    uint32_t used[MOST] = {0};
+    if (ftruncate(file, count * (off_t)CHUNK_SIZE))
+        abort();
+    for (unsigned i = 0; i < count; i++) {
+        if (end - at >= 2) {
+            used[i] = at[0] | (uint32_t)at[1] << 8;
+            at += 2;
+        }
+        used[i] = used[i] < (size_t)(end - at) ? used[i] : (uint32_t)(end - at);
+        records[i] = at;
+        at += used[i];
+        put(file, head, CHUNK_HEAD, i * (uint64_t)CHUNK_SIZE);
+        put(file, records[i], used[i], i * (uint64_t)CHUNK_SIZE + CHUNK_HEAD);
+        put_used(file, i, i && doing & 1 ? 0 : used[i]);
+    }
+    struct tail tail = {.pid = 1, .ticket = doing & 2 ? UINT64_MAX : count};
+    put(file, &tail, sizeof(tail), CHUNK_SIZE - CHUNK_TAIL);
+
+    struct segment *segment = segment_open(trace);
+    if (!segment)
+        return 0;
+    struct output output = {.file = open("/dev/null", O_WRONLY | O_CLOEXEC)};
+    enum step step = segment_step(segment, &output, false);
+    for (unsigned i = 0; i < count; i++) { // rows are filled in, chunks closed, `used` may say anything
+        uint64_t closed = 1, word = 77;
+        for (size_t j = 0; j < 4 && (doing & 4) && used[i]; j++)
+            put(file, &word, sizeof(word),
+                i * (uint64_t)CHUNK_SIZE + CHUNK_HEAD + ((size_t)doing * 131 + 64 * j) % used[i]);
+        put_used(file, i,
+                 doing & 8    ? UINT32_MAX - doing
+                 : doing & 16 ? CHUNK_SIZE - CHUNK_HEAD - CHUNK_TAIL
+                              : used[i]);
+        if (i && doing & 32)
+            put(file, &closed, sizeof(closed),
+                i * (uint64_t)CHUNK_SIZE + CHUNK_SIZE - CHUNK_TAIL + offsetof(struct tail, closed));
+    }
+    for (int i = 0; i < 50 && step != STEP_DONE && step != STEP_FAILED; i++)
+        step = segment_step(segment, &output, i > 1);
+    if (step == STEP_WAIT)
+        abort(); // the helper would never end
+    segment_close(segment);
+    close(output.file);
+    free(output.bytes.data);
+    return 0;
+}

@@ -1,0 +1,49 @@
+// The hook, on images that a program hands to the driver: modules.c. What is read must lie in them, whatever
+// they say.
+
+#include "../../runtime/hook/libs.c"
+#include "../../runtime/hook/modules.c"
+#include "../../runtime/hook/sha256.c"
+#include "harness.h"
+
+#define ROOM (1u << 16)
+
+struct live *hook_live;
+TLS struct thread *hook_thread;
+TLS bool hook_writing;
+
+ABSENT(hook_begin_replaced)
+ABSENT(hook_begin_thread)
+ABSENT(hook_close)
+ABSENT(hook_driver_function)
+ABSENT(hook_driver_is_simulated)
+ABSENT(hook_find_replaced)
+ABSENT(hook_is_forked)
+ABSENT(hook_open)
+ABSENT(hook_read_maps)
+ABSENT(hook_save_image)
+ABSENT(hook_set_image)
+ABSENT(hook_share_image)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static uint8_t *room; // with a page behind it that cannot be read
+    if (!room) {
+        room = mmap(NULL, ROOM + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (room == MAP_FAILED || mprotect(room + ROOM, 4096, PROT_NONE))
+            abort();
+    }
+    if (!size || size > ROOM - 1)
+        return 0;
+    uint8_t *start = room + ROOM - 1 - size; // and a NUL, which ends PTX
+    memcpy(start, data, size);
+    room[ROOM - 1] = 0;
+    struct fatbin_wrapper wrapper;
+    memcpy(&wrapper, start, size < sizeof(wrapper) ? size : sizeof(wrapper));
+    if (size >= sizeof(wrapper) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
+        return 0; // its address is the program's own
+    struct image image = read_image(start);
+    char digest[65];
+    if (hook_is_readable(image.start, image.size))
+        hook_sha256(image.start, image.size, digest);
+    return 0;
+}

@@ -1,0 +1,41 @@
+// The hook, on libraries of the process and on images that were cut: libs.c, missing.c.
+
+#include "../../runtime/hook/libs.c"
+#include "../../runtime/hook/missing.c"
+#include "harness.h"
+
+struct live *hook_live;
+TLS struct thread *hook_thread;
+TLS bool hook_writing;
+
+ABSENT(hook_begin_replaced)
+ABSENT(hook_begin_thread)
+ABSENT(hook_close)
+ABSENT(hook_driver_function)
+ABSENT(hook_driver_is_simulated)
+ABSENT(hook_find_replaced)
+ABSENT(hook_handle_of)
+ABSENT(hook_is_forked)
+ABSENT(hook_map_find)
+ABSENT(hook_name)
+ABSENT(hook_newest_launch)
+ABSENT(hook_on_function)
+ABSENT(hook_on_kernel_function)
+ABSENT(hook_on_module_file)
+ABSENT(hook_on_module_image)
+ABSENT(hook_open)
+ABSENT(hook_read_maps)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char hex[129];
+    gpu_bytes(harness_file(data, size));
+    size_t count = size / sizeof(Elf64_Phdr);
+    struct dl_phdr_info info = {.dlpi_addr = (uintptr_t)data,
+                                .dlpi_phdr = (const Elf64_Phdr *)data,
+                                .dlpi_phnum = (Elf64_Half)(count < 16 ? count : 16)};
+    find_build_id(&info, hex);
+    if (strlen(hex) > 128)
+        abort();
+    has_gaps((const char *)data, size % 2);
+    return 0;
+}

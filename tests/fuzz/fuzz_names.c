@@ -1,0 +1,48 @@
+// The hook and the launcher, on names that a program or a user gives: decode.c, template.h.
+
+#include "../../runtime/hook/decode.c"
+#include "../../runtime/hook/template.h"
+#include "harness.h"
+
+struct slot hook_slots[SLOTS];
+struct live *hook_live;
+TLS bool hook_writing;
+bool hook_has_tsc, hook_gpu_time;
+
+ABSENT(hook_open)
+ABSENT(hook_close)
+ABSENT(hook_on_context)
+ABSENT(hook_on_context_gone)
+ABSENT(hook_on_enumerate)
+ABSENT(hook_on_function)
+ABSENT(hook_on_get_proc_address)
+ABSENT(hook_on_instantiate)
+ABSENT(hook_on_kernel_function)
+ABSENT(hook_on_library_module)
+ABSENT(hook_on_module_file)
+ABSENT(hook_on_module_image)
+ABSENT(hook_on_primary_context)
+ABSENT(hook_on_variable_of_1)
+ABSENT(hook_on_variable_of_2)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char *text = strndup((const char *)data, size), *wanted = strndup((const char *)data, size / 2);
+    char name[NAME_BYTES];
+    if (!text || !wanted)
+        abort();
+    calls = wanted;
+    if (strlen(text) < NAME_BYTES) { // longer symbols get no slot
+        hook_describe(&hook_slots[SLOTS - 1], text);
+        hook_name(&hook_slots[SLOTS - 1], name);
+        hook_is_old(text);
+    }
+    for (size_t room = 1; room < 200; room += 13) {
+        char *path = malloc(room);
+        if (path && gpt_expand_name(text, path, room) >= room)
+            abort();
+        free(path);
+    }
+    free(text);
+    free(wanted);
+    return 0;
+}

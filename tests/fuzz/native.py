@@ -1,0 +1,168 @@
+"""What is fuzzed in C: a harness each (fuzz_NAME.c), built with sanitizers.
+
+With clang and its libFuzzer they are guided by coverage; else driver.c, built by the system's compiler, changes inputs
+at random. `make test` always takes the latter, whose inputs are the same each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz.engine import ROOT, Result, Sample, saved
+
+HERE = Path(__file__).parent
+FLAGS = (
+    "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", f"-I{ROOT}/runtime",
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-ffunction-sections", "-Wl,--gc-sections",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A harness, its first inputs, and how many of them `make test` makes."""
+
+    name: str
+    seeds: Callable[[Sample], list[bytes]]
+    quick: int = 2000
+
+
+def build(harness: Harness, folder: Path, guided: bool) -> Path:
+    """The executable; `guided` by libFuzzer. Raises CalledProcessError where it cannot be built."""
+    out = folder / f"{harness.name}{'.guided' if guided else ''}"
+    compiler = ["clang", "-fsanitize=fuzzer"] if guided else [os.environ.get("CC", "cc"), HERE / "driver.c"]
+    command = [*compiler, *FLAGS, HERE / f"fuzz_{harness.name[2:]}.c", "-o", out]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    return out
+
+
+def why_not(folder: Path, guided: bool = False) -> str | None:
+    """Why no harness can be built here; None where one can."""
+    compiler = "clang" if guided else os.environ.get("CC", "cc")
+    if not shutil.which(compiler):
+        return f"no {compiler}" + (" (Debian: apt-get install clang libclang-rt-14-dev)" if guided else "")
+    source = folder / "probe.c"
+    source.write_text("int LLVMFuzzerTestOneInput(void) { return 0; }" if guided else "int main(void) { return 0; }")
+    flags = ["-fsanitize=fuzzer,address,undefined" if guided else "-fsanitize=address,undefined"]
+    command = [compiler, *flags, str(source), "-o", str(folder / "probe")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{compiler} has no {'libFuzzer' if guided else 'sanitizers'}" if done.returncode else None
+
+
+def run(
+    harness: Harness, sample: Sample, folder: Path, failures: Path, *, seed: str, guided: bool,
+    count: int | None = None, seconds: float | None = None,
+) -> Result:  # fmt: skip
+    """Runs `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with what was said."""
+    folder.mkdir(parents=True, exist_ok=True)
+    failures.mkdir(parents=True, exist_ok=True)
+    corpus, grown = folder / "seeds", folder / "corpus"
+    for path in (corpus, grown):
+        path.mkdir(exist_ok=True)
+    for number, data in enumerate(harness.seeds(sample)):
+        (corpus / f"{number:03}").write_bytes(data)
+    program = build(harness, folder, guided)
+    result = Result(harness.name, corpus=len(list(corpus.iterdir())))
+    number, end = int.from_bytes(seed.encode()[-6:], "little") % (1 << 31), time.monotonic() + (seconds or 0)
+    while True:
+        bound = [f"-runs={count or (-1 if guided else 20_000)}"]
+        if guided and seconds:
+            bound += [f"-max_total_time={max(1, int(end - time.monotonic()))}", "-print_final_stats=1", "-timeout=25"]
+        prefix = f"-artifact_prefix={folder}/"
+        command = [program, *bound, f"-seed={number}", prefix, *([grown] if guided else []), corpus]
+        done = subprocess.run(list(map(str, command)), capture_output=True, check=False, cwd=folder)
+        said = done.stderr.decode(errors="replace")
+        _count(result, said, count or 20_000, guided, grown)
+        if done.returncode:
+            _save(harness, folder, failures, said or f"status {done.returncode}")
+        number += 1
+        if done.returncode or not seconds or time.monotonic() >= end:
+            break
+    result.failures = sorted(saved(harness.name, failures))
+    return result
+
+
+def _count(result: Result, said: str, count: int, guided: bool, grown: Path) -> None:
+    if not guided:
+        result.executions += count
+        return
+    result.executions += int((re.findall(r"number_of_executed_units: (\d+)", said) or re.findall(r"^#(\d+)", said, re.M)
+                              or ["0"])[-1])  # fmt: skip
+    result.lines = int((re.findall(r"cov: (\d+)", said) or ["0"])[-1])
+    result.corpus = len(list(grown.iterdir()))
+
+
+def _save(harness: Harness, folder: Path, failures: Path, said: str) -> None:
+    """Keeps the input that failed, under the place where it did."""
+    found = re.findall(r"SUMMARY: .*|runtime error: .*|ERROR: .*", said) or [said[-200:]]
+    name = f"{harness.name}-{zlib.crc32(found[-1].encode()):010x}"
+    (failures / f"{name}.txt").write_text(said[-8000:])
+    inputs = [path for path in folder.iterdir() if re.match(r"(crash|timeout|oom|leak)", path.name)]
+    (failures / name).write_bytes(inputs[0].read_bytes() if inputs else b"")
+    for path in inputs:
+        path.unlink()
+
+
+def repeat(harness: Harness, folder: Path, data: bytes) -> str | None:
+    """One input again: what is wrong, or None."""
+    (folder / "input").write_bytes(data)
+    program = build(harness, folder, guided=False)
+    done = subprocess.run([program, folder / "input"], capture_output=True, text=True, check=False, cwd=folder)
+    return done.stderr or f"status {done.returncode}" if done.returncode else None
+
+
+# Inputs
+
+
+def _small(sample: Sample) -> list[bytes]:
+    return [sample(name).read_bytes()[: 1 << 16] for name in ("small", "cubin", "fatbin", "ptx")]
+
+
+def _follow(sample: Sample) -> list[bytes]:
+    """Chunks of a trace, whose rows are aligned in one of eight cases."""
+    from gpt import records, stream
+    from tests.trace import forge
+
+    api, child = forge.api(1, "cuMemAlloc"), records.make("child", pid=3, how="fork", path="x")
+    calls = forge.calls([(1000 + n, n % 2, 1, 0, 1, 2, 3, 4) for n in range(4)], forge.MEMORY)
+    rest = [forge.launches({1: 3}), forge.gpu_times([(1001, 4, 2, 0)]), records.make("end", records=5, status=0)]
+    first = forge.pack(forge.trace(end=False)) + stream.pack(api) + stream.pack(child)
+    made = []
+    for pad in range(8):
+        chunks = [first + bytes(pad) + stream.pack(calls), bytes(pad) + b"".join(map(stream.pack, rest))]
+        sized = b"".join(struct.pack("<H", len(chunk)) + chunk for chunk in chunks)
+        made += [bytes([1, doing]) + sized for doing in (pad, 0x34, 0x3D)]
+    return made
+
+
+def _libraries(sample: Sample) -> list[bytes]:
+    """Files, and program headers with the notes that they are about."""
+    note = struct.pack("<III", 4, 20, 3) + b"GNU\0" + bytes(range(20))
+    headers = struct.pack("<IIQQQQQQ", 4, 4, 0, 56, 56, len(note), len(note), 4)
+    return [*_small(sample), headers + note, headers + struct.pack("<III", 5, 3, 1) + b"abcde\0\0\0xyz\0" + note]
+
+
+def _names(sample: Sample) -> list[bytes]:
+    names = ["cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2_ptsz", "cuLaunchKernelEx_ptsz", "cuNew_v", "%p-%h.%r%%", "x%",
+             "all,-kernel,query,cuMem*,-cu[a-z]*", "-query"]  # fmt: skip
+    return [name.encode() for name in names]
+
+
+HARNESSES = [
+    Harness("c-follow", _follow, quick=300),
+    Harness("c-images", _small),
+    Harness("c-libs", _libraries),
+    Harness("c-msgpack", lambda sample: [bytes([0, 1, n, 9]) + b"012345678" * 20 for n in range(8)]),
+    Harness("c-names", _names),
+    Harness("c-refuse", lambda sample: [*_small(sample), b"#! /bin/sh -x\n", b"#!\n"]),
+    Harness("c-replace", lambda sample: [*_small(sample), b"$ORIGIN/../libfoo.so.1", b"/x/${ORIGIN}/y"]),
+    Harness("c-sim", _small),
+]

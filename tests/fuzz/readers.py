@@ -1,0 +1,246 @@
+"""What reads files, PTX and probe files: the libraries, which may raise GptError and nothing else, and gpt-extract."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpt import records, stream
+from gpt.errors import GptError
+from tests.fuzz import words
+from tests.fuzz.engine import ROOT, Sample, Target, Wrong
+from tests.fuzz.mutate import text_mutator
+from tests.fuzz.stages import call, stage_main
+
+
+def refuses(read: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    """A reader of bytes, which may raise a GptError that says what and where."""
+
+    def run(data: bytes) -> None:
+        try:
+            read(data)
+        except GptError as error:
+            if not error.fact or error.status not in (1, 3):
+                raise Wrong(f"status {error.status}: {error}") from error
+
+    return run
+
+
+def samples(*names: str) -> Callable[[Sample], list[bytes]]:
+    return lambda sample: [sample(name).read_bytes() for name in names]
+
+
+# Files
+
+
+def read_file(data: bytes) -> None:
+    """All that gpt-extract does with a file."""
+    from gpt.formats import cubin, nvinfo
+    from gpt.formats.contents import Opener
+    from gpt.formats.image import find_image
+    from gpt.formats.source import Source
+
+    image = find_image(Source("file", data))
+    if image is None:
+        return
+    opener = Opener(image.source)
+    for placed in list(image.iter_elements(scan=zlib.crc32(data) % 2 == 0)):
+        item = opener.open(placed, keep=True)
+        if item.data is not None and placed.element.type == "cubin":
+            cubin.find_ptx(item.data)
+            try:
+                nvinfo.read_needs(item.data)
+            except GptError:
+                pass  # names of sections, which nothing else reads
+
+
+def read_frames(data: bytes) -> None:
+    from gpt.formats import frames
+    from gpt.formats.source import Source
+
+    source = Source("file", data)
+    if frame := frames.find_frame(source, 0):
+        frames.parse_cubin(source, 0, frame)
+
+
+def frame_seeds(sample: Sample) -> list[bytes]:
+    import zstandard
+
+    code = sample("cubin").read_bytes()
+    makers = [zstandard.ZstdCompressor(level=level, write_checksum=sums) for level, sums in ((1, True), (19, False))]
+    return [maker.compress(code) for maker in makers]
+
+
+def pack_again(data: bytes) -> None:
+    """What gpt-asm makes of a cubin that somebody's ptxas wrote."""
+    from gpt.formats import fatbinwrite, nvinfo
+
+    nvinfo.read_needs(data)
+    fatbinwrite.pack_fatbin([fatbinwrite.Image("cubin", "sm_100a", data)], "zstd")
+
+
+def wheel_seeds(sample: Sample) -> list[bytes]:
+    made = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", method) as wheel:
+            wheel.writestr("x/libsmall.so", sample("small").read_bytes())
+            wheel.writestr("x/\u00e4.txt", "text" * 100)
+            wheel.writestr("x-1.dist-info/RECORD", "x/libsmall.so,sha256=abc,1\nx-1.dist-info/RECORD,,\n")
+        made.append(out.getvalue())
+    return made
+
+
+def zip_seeds(sample: Sample) -> list[bytes]:
+    """Small ones, in which most bytes are tables."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.comment = b"comment"
+        for name in ("x/", "x/a.so", "./\u00e4.txt", "x-1.dist-info/RECORD"):
+            info = zipfile.ZipInfo(name)
+            info.extra, info.comment = b"\x55\x54\1\0\3\1\0\x08\0" + bytes(8), b"c"
+            wheel.writestr(info, b"" if name.endswith("/") else b"x/a.so,md5=abc,1\n" * 9)
+    return [out.getvalue()]
+
+
+def rebuild_zip(data: bytes) -> None:
+    """Each member is looked at; one is replaced, and then all are there in the same order, that one as it should be."""
+    from gpt.debloat.wheel import repack
+    from gpt.formats.source import Source
+    from gpt.formats.zips import Zip
+
+    wheel = Zip(Source("file.whl", data))
+    for info in wheel.members:
+        try:
+            with wheel.spooled(info):
+                pass
+        except GptError:
+            pass  # the rest goes on
+    new = Path("new")
+    new.write_bytes(b"new" * 99)
+    for name in list(wheel.by_name)[:2]:
+        out = io.BytesIO()
+        repack(wheel, {name: new}, out)
+        made = Zip(Source("out.whl", out.getvalue()))
+        if [i.filename for i in made.all] != [i.filename for i in wheel.all]:
+            raise Wrong("the members are others")
+        if made.read(made.by_name[name], 1 << 20) != new.read_bytes():
+            raise Wrong(f"'{name}' is not what it should be")
+
+
+def extract_file(*args: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        Path("file.whl").write_bytes(data)
+        call(stage_main("extract"), "gpt-extract", "-j1", *args, "file.whl")
+
+    return run
+
+
+# PTX
+
+
+def read_ptx(data: bytes) -> None:
+    from gpt.formats import ptxtext
+
+    ptxtext.is_ptx(data[:4096])
+    ptxtext.find_target(data)
+    ptxtext.parse_ptx(data)
+
+
+def scan_ptx(data: bytes) -> None:
+    """The scanner, and the instructions that it finds as the weaver reads them."""
+    from gpt.ptx import quick, scan
+
+    module = scan.scan_module(data, "module")
+    for function in module.functions[:20]:
+        for statement in module.statements(function)[:100]:
+            if statement.kind == "instruction":
+                try:
+                    quick.parse_instruction(module.source(statement))
+                except GptError:
+                    pass  # the rest goes on
+
+
+def parse_ptx(data: bytes) -> None:
+    from gpt.ptx import parse
+
+    parse.parse_module(data, "module")
+
+
+def ptx_seeds(sample: Sample) -> list[bytes]:
+    text = sample("ptx").read_bytes()
+    return [text, (ROOT / "tests/ptx/shapes.ptx").read_bytes(), text.replace(b"\n", b"\r\n")]
+
+
+def weave_ptx(data: bytes) -> None:
+    probe = sorted(path.stem for path in (ROOT / "probes").glob("*.toml"))[zlib.crc32(data) % 12]
+    module = records.make("ptx", id=1, module="m", arch="sm_90", kernels=[], data=data)
+    first, last = stream.header("test", []), records.make("end", records=1, status=0)
+    call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", probe, data=b"".join(map(stream.pack, (first, module, last))))
+
+
+# Probe files
+
+
+def probe_seeds(suffix: str) -> Callable[[Sample], list[bytes]]:
+    def seeds(sample: Sample) -> list[bytes]:
+        if suffix == ".toml":
+            return [path.read_bytes() for path in sorted((ROOT / "probes").glob("*.toml"))]
+        return [PYTHON]
+
+    return seeds
+
+
+PYTHON = b"""
+from gpt import probe
+@probe.Map(level="warp", type="array", size=16, cap=1)
+class sched:
+    start: probe.u64
+    elapsed: probe.u32
+    smid: probe.u32
+start: probe.u64 = 0
+elapsed: probe.u64 = 0
+@probe(pos="kernel", level="warp", before=True)
+def begin():
+    start = probe.clock()
+@probe(pos="kernel", level="warp")
+def end():
+    elapsed = probe.clock() - start
+    sched.save(start, elapsed, probe.smid())
+"""
+
+
+def load_probe(suffix: str) -> Callable[[bytes], Any]:
+    def run(data: bytes) -> None:
+        from gpt.probe.load import load_probes
+        from gpt.probe.verify import verify
+
+        path = Path(f"probe{suffix}")
+        path.write_bytes(data)
+        verify(load_probes(path))
+
+    return run
+
+
+ptx, probe = text_mutator(*words.PTX), text_mutator(*words.PROBE)
+READERS = [
+    Target("elf", samples("zstd", "relocatable", "relr", "scattered"), refuses(read_file), quick=200),
+    Target("fatbin", samples("fatbin"), refuses(read_file), quick=200),
+    Target("cubin", samples("cubin"), refuses(read_file), quick=400),
+    Target("nvinfo", samples("cubin"), refuses(pack_again), quick=200),
+    Target("archive", samples("archive", "object_"), refuses(read_file), quick=100),
+    Target("frames", frame_seeds, refuses(read_frames), quick=300),
+    Target("wheel", wheel_seeds, extract_file("-r"), quick=40),
+    Target("zip", zip_seeds, refuses(rebuild_zip), quick=300),
+    Target("file", samples("small", "cubin", "ptx"), extract_file("--scan"), quick=40),
+    Target("ptx-text", ptx_seeds, refuses(read_ptx), ptx, quick=300),
+    Target("ptx-scan", ptx_seeds, refuses(scan_ptx), ptx, quick=100),
+    Target("ptx-grammar", ptx_seeds, refuses(parse_ptx), ptx, quick=40),
+    Target("ptx-weave", ptx_seeds, weave_ptx, ptx, quick=40),
+    Target("probe-toml", probe_seeds(".toml"), refuses(load_probe(".toml")), probe, quick=100),
+    Target("probe-python", probe_seeds(".py"), refuses(load_probe(".py")), probe, quick=200),
+]  # fmt: skip

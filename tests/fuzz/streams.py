@@ -1,0 +1,196 @@
+"""What reads streams, traces and the files of other tools: the stages, run whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpt import records, stream
+from tests.asm import fake
+from tests.fuzz import words
+from tests.fuzz.engine import Sample, Target
+from tests.fuzz.mutate import pack, record_mutator, text_mutator, unpack
+from tests.fuzz.patched import patch
+from tests.fuzz.stages import call, fits, stage_main
+
+
+def furnish(sample: Sample) -> None:
+    """What paths in records may name: libraries, and what is no file."""
+    if not Path("folder").exists():
+        Path("folder").mkdir()
+        os.mkfifo("fifo")
+        with socket.socket(socket.AF_UNIX) as there:
+            there.bind("socket")
+        for name in ("zstd", "small", "relocatable"):
+            shutil.copy(sample(name), f"{name}.so")
+        Path("names.txt").write_text("_Z3onePf\n")
+        shutil.copy(sample("cubin"), "one.cubin")
+
+
+def extracted(sample: Sample, *args: str) -> bytes:
+    furnish(sample)
+    return call(stage_main("extract"), "gpt-extract", "-j1", *args).out
+
+
+def extract_seeds(sample: Sample) -> list[bytes]:
+    return [extracted(sample, "zstd.so"), extracted(sample, "small.so", "relocatable.so", "one.cubin")]
+
+
+def module_seeds(sample: Sample) -> list[bytes]:
+    furnish(sample)
+    code, text = Path("one.cubin").read_bytes(), sample("ptx").read_bytes()
+    digest = hashlib.sha256(code).hexdigest()
+    found = [
+        records.make("module", id=1, type="cubin", sha256=digest, data=code),
+        records.make("module", id=2, type="cubin", path="one.cubin", offset=0, size=len(code)),
+        records.make("module", id=3, type="ptx", data=text),
+    ]
+    return [b"".join(map(stream.pack, [stream.header("t", []), *found, records.make("end", records=3, status=0)]))]
+
+
+def locate_seeds(sample: Sample, *args: str) -> list[bytes]:
+    args = ("--used", "names.txt", "--arch", "sm_90", *args)
+    return [call(stage_main("locate"), "gpt-locate", *args, data=data).out for data in extract_seeds(sample)]
+
+
+def kernel_seeds(sample: Sample) -> list[bytes]:
+    return locate_seeds(sample) + locate_seeds(sample, "--granularity", "kernel")
+
+
+def ptx_stream_seeds(sample: Sample) -> list[bytes]:
+    plain = extracted(sample, "--ptx", "zstd.so")
+    return [plain, call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", "dmat", data=plain).out]
+
+
+def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
+    """A filter over a stream, with one of several command lines."""
+
+    def run(data: bytes) -> None:
+        args = fits(data, *variants)
+        call(stage_main(name), f"gpt-{name.replace('_', '-')}", *args, data=data)
+
+    return run
+
+
+ASM = ("--ptxas", "./ptxas", "--no-cache", "-j1", "--arch", "sm_90")
+
+
+def asm_seeds(sample: Sample) -> list[bytes]:
+    found = ptx_stream_seeds(sample)
+    fake.ptxas(Path.cwd(), f'cp {Path.cwd()}/one.cubin "$out"')
+    return found
+
+
+def to_json(found: list[Any]) -> bytes:
+    """Records as JSON lines; what no record can be is written as JSON has it."""
+    import json
+
+    from gpt import jsonl
+
+    return b"".join(json.dumps(jsonl.encode(value)).encode() + b"\n" for value in found)
+
+
+def json_mutate(rng: Any, data: bytes, corpus: Any) -> bytes:
+    """Lines: as records, as text."""
+    if rng.random() < 0.6:
+        return _json_records(rng, data, corpus)
+    lines = to_json(unpack(data))
+    return json_text(rng, lines, [lines])
+
+
+_json_records = record_mutator(to_json)
+json_text = text_mutator(*words.JSON)
+
+
+def trace_seeds(sample: Sample) -> list[bytes]:
+    from tests.trace import forge
+
+    furnish(sample)
+    apis = [forge.api(n, name) for n, name in enumerate(forge.TYPES, 1)]
+    memory = [(1000 + 9 * i, 5, 1 + i % 4, 0, 1, 2, 4096, 0) for i in range(9)]
+    objects = [(5000 + 9 * i, 5, 8, 0, 77, 0) for i in range(3)]
+    inner = [
+        *apis, records.make("clock", monotonic=500, tsc=900),
+        records.make("library", path="zstd.so", type="elf", size=os.stat("zstd.so").st_size, gpu=1),
+        records.make("device", index=0, name="H200", arch="sm_90", runs="sass"),
+        records.make("module", id=1, type="fatbin", path="zstd.so", offset=4096, size=64),
+        records.make("function", id=1, module=1, name="_Z3onePf"),
+        records.make("lookup", module=1, what="enumerate"),
+        records.make("child", pid=11, how="fork", path="child.mp"),
+        forge.calls(memory, forge.MEMORY), forge.calls(objects, forge.OBJECT),
+        forge.calls([forge.launch(7000, 9, 5, 1)], forge.LAUNCH), forge.launches({1: 3}),
+        forge.gpu_times([(1001, 4, 2, 0), (7005, 5, 5, 1)]),
+        records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2]),
+        records.make("ioctl", thread=1, device="/dev/nvidia0", request=7, name="NV_ESC", start=1100, duration=3),
+        records.make("range", id=1, type="push", thread=1, name="step", start=900),
+        records.make("range_end", id=1, thread=1, end=1900), records.make("sync", id=1),
+    ]  # fmt: skip
+    plain = forge.pack(forge.trace(*inner))
+    chunked = forge.pack(forge.trace(end=False)) + forge.chunk(forge.pack(inner))[: 34 + len(plain)]
+    small = records.make("chunk", used=len(forge.pack(inner)), data=forge.pack(inner) + bytes(20))
+    return [plain, chunked, forge.pack(forge.trace(small)), forge.pack(forge.trace(*inner), forge.trace(end=False))]
+
+
+def locate_used(data: bytes) -> None:
+    """What was used, in each of its forms: the bytes say which."""
+    Path("used").write_bytes(data)
+    args = fits(data, (), ("--allow-incomplete",), ("--trace-json", "trace.json"), ("--granularity", "kernel"))
+    arch = ("--arch", "sm_90") if len(data) % 2 else ()
+    call(stage_main("locate"), "gpt-locate", "--used", "used", *arch, *args, data=Path("stream.mp").read_bytes())
+
+
+def used_seeds(sample: Sample) -> list[bytes]:
+    Path("stream.mp").write_bytes(extract_seeds(sample)[0])
+    return trace_seeds(sample)
+
+
+def negativa_seeds(sample: Sample) -> list[bytes]:
+    Path("stream.mp").write_bytes(extract_seeds(sample)[0])
+    return [b'{"loaded_sos": ["/a/b.so"], "detected_kernels": ["_Z3onePf", "two"]}\n', b"_Z3onePf\n# a comment\n two\n"]
+
+
+def read_spans(data: bytes) -> None:
+    Path("zstd.so.json").write_bytes(data)
+    call(stage_main("locate"), "gpt-locate", "--spans-json", "zstd.so.json", data=Path("stream.mp").read_bytes())
+
+
+def spans_seeds(sample: Sample) -> list[bytes]:
+    Path("stream.mp").write_bytes(extract_seeds(sample)[0])
+    return [b'{"so_path": "zstd.so", "spans": [{"start": 5000, "end": 6000}, {"start": 7000, "end": 9000}]}\n']
+
+
+def extract_loaded(data: bytes) -> None:
+    Path("loaded").write_bytes(data)
+    call(stage_main("extract"), "gpt-extract", "-j1", "--loaded", "loaded")
+
+
+changed = record_mutator(pack)
+TRACE = (("summary",), ("summary", "--json"), ("events", "--json"))
+STREAMS = [
+    Target("extract", module_seeds, stage("extract", *[
+        ("-j1", *more) for more in ((), ("--ptx",), ("--json",))
+    ]), changed, quick=150),
+    Target("extract-loaded", trace_seeds, extract_loaded, changed, quick=60),
+    Target("locate", extract_seeds, stage("locate", *[
+        ("--used", "names.txt", "--arch", "sm_90", *more)
+        for more in ((), ("--json",), ("--granularity", "kernel"), ("--spans-json", "spans"), ("--keep", "o"))
+    ]), changed, quick=60),
+    Target("locate-used", used_seeds, locate_used, changed, quick=100),
+    Target("locate-names", negativa_seeds, locate_used, json_text, quick=60),
+    Target("locate-spans", spans_seeds, read_spans, json_text, quick=60),
+    Target("patch", kernel_seeds, patch, changed, quick=60),
+    Target("patch-table", kernel_seeds, stage("patch", ("-n", "-o", "slim", "--table")), changed, quick=30),
+    Target("ptx-probe", ptx_stream_seeds, stage("ptx_probe", ("-p", "dmat"), ("-p", "block_sched")), changed, quick=15),
+    Target("asm", asm_seeds, stage("asm", ASM, (*ASM, "--fatbin", "--save", "made"), (*ASM, "--compare")), changed,
+           quick=10),
+    Target("analyze", trace_seeds, stage("analyze", *TRACE), changed, quick=100),
+    Target("jsonl", kernel_seeds, stage("patch", ("--from-json", "-n", "-o", "slim")), json_mutate, quick=60),
+    Target("jsonl-trace", trace_seeds, stage("analyze", *[
+        (*variant, "--from-json") for variant in TRACE
+    ]), json_mutate, quick=60),
+]  # fmt: skip

@@ -1,0 +1,33 @@
+"""A few thousand inputs for every reader, the same each time; `make fuzz` does more."""
+
+import pytest
+
+from tests.fuzz import engine, native
+from tests.fuzz.native import HARNESSES
+from tests.fuzz.targets import TARGETS
+
+SEED = "0"
+
+
+def report(result):
+    """What `make fuzz` would say, with what was saved."""
+    return "\n".join(
+        f"{path}, python -m tests.fuzz --repeat {result.name} FILE:\n{path.with_suffix('.txt').read_text()}"
+        for path in result.failures
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_reader(target, sample, tmp_path):
+    result = engine.run(target, sample, tmp_path / "work", tmp_path / "failures", seed=SEED, count=target.quick)
+    assert not result.failures, f"seed {SEED}: {report(result)}"
+    assert result.executions == target.quick
+
+
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
+def test_harness(harness, sample, tmp_path):
+    if reason := native.why_not(tmp_path):
+        pytest.skip(reason)
+    work, failures = tmp_path / "work", tmp_path / "failures"
+    result = native.run(harness, sample, work, failures, seed=SEED, count=harness.quick, guided=False)
+    assert not result.failures, f"seed {SEED}: {report(result)}"

@@ -1,0 +1,169 @@
+"""Files appear under their name whole, or not at all, whatever others put into the folder."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt import outputs
+from gpt.asm import images
+from gpt.asm.cache import Cache
+from gpt.debloat import negativa
+from gpt.outputs import replacing
+from tests.stages.tools import extract, located, run
+
+
+@pytest.fixture(params=["nameless", "named"])
+def how(request, monkeypatch):
+    """As on a file system with O_TMPFILE, and as on one without."""
+    if request.param == "named":
+        monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
+    return request.param
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_it_appears_at_the_end(how, tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        parts = [name for name in names(tmp_path) if name != "x"]
+        assert len(parts) == (how == "named")
+        assert all(name.startswith(".gpt-") and len(name) > 32 for name in parts)
+    assert (names(tmp_path), path.read_bytes()) == (["x"], b"new")
+
+
+def test_it_does_not_appear(how, tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
+    for error in (OSError(28, "No space left on device"), ValueError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, replacing(tmp_path / "x") as file:
+            file.write(b"new")
+            raise error
+        assert getattr(caught.value, "filename", str(tmp_path / "x")) == str(tmp_path / "x")
+    assert (names(tmp_path), (tmp_path / "x").read_bytes()) == (["x"], b"old")
+
+
+def test_the_mask_counts(how, tmp_path):
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "x"):
+            pass
+        with replacing(tmp_path / "y", mode=0o600) as file:
+            assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_links_are_replaced_not_followed(how, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "folder").symlink_to("real")
+    (tmp_path / "else").write_bytes(b"else")
+    (tmp_path / "real" / "x").symlink_to("../else")
+    os.link(tmp_path / "else", tmp_path / "real" / "y")
+    for name in ("x", "y"):
+        with replacing(tmp_path / "folder" / name) as file:
+            file.write(b"new")
+        assert not (tmp_path / "real" / name).is_symlink()
+        assert (tmp_path / "real" / name).read_bytes() == b"new"
+    assert (tmp_path / "else").read_bytes() == b"else"
+
+
+def test_only_files_are_replaced(how, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(OSError, match="is not a regular file") as caught, replacing(tmp_path / name):
+            pass
+        assert caught.value.filename == str(tmp_path / name)
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "x"):
+        pass
+    assert names(tmp_path) == ["folder", "pipe"]
+
+
+def test_the_longest_name(how, tmp_path):
+    with replacing(tmp_path / ("x" * 255)):
+        pass
+    assert names(tmp_path) == ["x" * 255]
+
+
+def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
+    """What only the owner of the folder can do."""
+    monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(OSError, match="somebody else renames files"), replacing(tmp_path / "x") as file:
+        file.write(b"new")
+        (part,) = tmp_path.glob(".gpt-*")
+        part.unlink()
+        part.write_bytes(b"planted")
+    assert (names(tmp_path), (tmp_path / "x").read_bytes()) == (["x"], b"old")
+
+
+def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
+    monkeypatch.setattr(outputs.secrets, "token_hex", lambda size: "0")
+    (tmp_path / "victim").write_bytes(b"victim")
+    (tmp_path / ".gpt-0.part").symlink_to("victim")
+    with pytest.raises(FileExistsError), replacing(tmp_path / "x"):
+        pass
+    assert (tmp_path / "victim").read_bytes() == b"victim"
+
+
+def planted(tool, *names_):
+    """The command of a tool, after files were put where the number of its process leads to."""
+    files = " ".join(f'"{name}"' for name in names_)
+    return ["bash", "-c", f'for f in {files}; do echo planted >"$f"; done; exec {tool} "$@"', "-"]
+
+
+def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
+    """The check read one file, and another took the name."""
+    library, out = sample("balance"), tmp_path / "out"
+    out.mkdir()
+    made = located(library, "_Z3onePf\n")
+    command = planted("gpt-patch", f"{out}/.{library.name}.$$.part")
+    done = run(*command, "-o", out, data=made)
+    assert done.status == 0, done.err
+    assert (out / library.name).stat().st_size > 1000
+    assert [path.read_text() for path in out.glob(".*")] == ["planted\n"]
+
+
+def test_what_is_saved_is_not_planted(sample, tmp_path, monkeypatch):
+    """No writer of ours takes a name of which the number of its process is all that is not known."""
+    process = os.getpid()
+    for name in ("k.1.sm_90.cubin", "t.json", "libx.so.json"):
+        (tmp_path / f".{name}.{process}").symlink_to("victim")
+    images.save(tmp_path, {"module": "k.so#1", "id": 1, "arch": "sm_90", "kind": "cubin", "data": b"data"})
+    negativa.write_trace(tmp_path / "t.json", [], [])
+    negativa.write_spans(tmp_path, "libx.so", [])
+    Cache(tmp_path / "cache").put("0" * 64, b"x")
+    assert not (tmp_path / "victim").exists()
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert not list(tmp_path.rglob(".gpt-*"))
+
+
+def test_save_names_what_is_in_its_way(sample, tmp_path):
+    done = extract("--save", tmp_path / "out", sample("cubin"))
+    (saved,) = (tmp_path / "out").iterdir()
+    saved.unlink()
+    os.mkfifo(saved)
+    done = extract("--save", tmp_path / "out", sample("cubin"))
+    assert done.status == 1
+    assert f"{saved}: is not a regular file" in done.err
+
+
+def test_proc_is_not_needed(tmp_path):
+    """Without /proc a file without a name could never get one."""
+    code = (
+        "import os, pathlib; from gpt import outputs; os.path.exists = lambda path: False\n"
+        "with outputs.replacing(pathlib.Path('x')) as file: file.write(b'x')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={"PYTHONPATH": str(Path.cwd())})
+    assert names(tmp_path) == ["x"]
