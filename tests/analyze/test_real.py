@@ -133,7 +133,8 @@ def test_a_program_that_is_killed(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:
         try:
-            hooked.wait_until(lambda: size(tmp_path / "t.mp") > 2 << 20)
+            hooked.wait_until(lambda: size(tmp_path / "t.mp"))
+            hooked.wait_until(lambda: launches(tmp_path / "t.mp") > 1000)
         finally:
             process.kill()
     trace = hooked.Trace(tmp_path / "t.mp")

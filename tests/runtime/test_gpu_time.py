@@ -91,8 +91,8 @@ def test_killed_in_the_middle(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time", "--", program)
     with subprocess.Popen(line) as process:
         try:
-            # It grows by chunks of 512 KiB: with four of them some are full.
             hooked.wait_until(lambda: (tmp_path / "t.mp").exists() and (tmp_path / "t.mp").stat().st_size > 4 << 20)
+            hooked.wait_until(lambda: len(times(hooked.Trace(tmp_path / "t.mp"))) > 1000)
         finally:
             process.kill()
     found = times(hooked.Trace(tmp_path / "t.mp"))
