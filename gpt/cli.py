@@ -24,7 +24,7 @@ import typer
 import gpt
 from gpt import mistaken, records, signals, stream
 from gpt.errors import EmptyPipeError, GptError, MalformedError, MissingError, UsageError
-from gpt.screen import printable, shorten
+from gpt.printable import printable, shorten
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
 FLUSH_BYTES = 1 << 18
@@ -176,7 +176,7 @@ class _AsItIs(RawIOBase):
 
 
 def _new_table() -> Any:
-    from gpt.tables import LibraryTables
+    from gpt.screen.tables import LibraryTables
 
     return LibraryTables()
 

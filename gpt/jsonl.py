@@ -20,7 +20,7 @@ import msgpack
 
 from gpt import records
 from gpt.errors import MalformedError
-from gpt.screen import printable_json
+from gpt.printable import printable_json
 from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53

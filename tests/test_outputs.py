@@ -11,7 +11,7 @@ import pytest
 from gpt import outputs
 from gpt.asm import images
 from gpt.asm.cache import Cache
-from gpt.debloat import negativa
+from gpt.formats import negativa
 from gpt.outputs import replacing
 from tests.stages.tools import extract, located, run
 

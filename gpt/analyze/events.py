@@ -66,7 +66,7 @@ class Listing:
             for lines in self._events.iter_lines():
                 self._stage.write_text(lines)
         else:
-            from gpt.analyze.eventtext import HEADER, EventText
+            from gpt.screen.events import HEADER, EventText
 
             text = EventText()
             self._stage.write_text(HEADER)

@@ -1,12 +1,12 @@
 """Probes: the files that say where and what, the verifier, and what a position and a helper mean in a program.
 
-    load.find_probe(name) -> Path              what -p names: a file, or a built-in probe
-    load.load_probes(path) -> ProbeFile        TOML of either generation (toml.py) or Python (frontend.py)
+    read.load.find_probe(name) -> Path              what -p names: a file, or a built-in probe
+    read.load.load_probes(path) -> ProbeFile   TOML of either generation (toml.py) or Python (python.py)
     verify.verify(file)                        proves every probe harmless, or raises with file and line
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
-line in the file. The weaver goes from there:
+line in the file. The weaver (gpt/probe/weave) goes from there:
 
     positions.find_sites(Body(module, function, statements), probe.positions) -> [Site]
                                                which statements of gpt.ptx.scan.Module.statements(function) are meant,
@@ -20,11 +20,4 @@ line in the file. The weaver goes from there:
 A helper stands in a snippet as tree.Name("ADDR"), an operand like any other; model.HELPERS has its type. A register
 declared in the file keeps its name, which the weaver makes unique in the program. All of a file's registers exist in
 each thread of a probed kernel and begin as Register.initial, or undefined.
-
-    weave.weave(module, kernel, files) -> Woven
-                                               the kernel of a pruned module with the probes of some files
-
-It surveys the kernel (survey.py: which snippets go where; shape.py: instructions that are alike), lowers each snippet
-(lower.py; reader.py: what it reads of the program; saves.py: SAVE; code.py: the PTX of one place) and inserts lines
-(insert.py). calls.py and state.py reach probes in device functions, variables.py the variables of the module.
 """

@@ -6,9 +6,8 @@ In an expression of integers all operators may stand, but `/` and `%` only befor
 
 from __future__ import annotations
 
-from gpt.probe.model import SIZES
-from gpt.probe.types import FLOAT, integer
 from gpt.ptx import tree
+from gpt.ptx.types import FLOAT, SIZES, integer
 
 _LEAST = 2.2250738585072014e-308  # what is smaller, and not 0, is an overflow to ptxas
 

@@ -10,18 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpt.ptx import tree
+from gpt.ptx.types import SIZES, SPECIAL
 
 MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
-SIZES = {  # bytes of the types of registers and fields; a predicate is never saved
-    **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
-    "f16": 2,
-    "f32": 4,
-    "f64": 8,
-    "pred": 0,
-}
 HELPERS = {  # name: type, None where it is the operand's own
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
@@ -220,3 +214,10 @@ def layout(fields: list[tuple[str, str]]) -> tuple[tuple[Field, ...], int]:
         placed.append(Field(name, type_, at))
         at += size
     return tuple(placed), at
+
+
+def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:
+    """The type of a register, special register or helper; None of an operand's, whatever it is."""
+    if name.name in HELPERS:
+        return HELPERS[name.name]
+    return registers.get(name.name) or SPECIAL.get(name.name)

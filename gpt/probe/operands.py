@@ -16,9 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpt.probe.model import SIZES
-from gpt.probe.types import integer, types_of
 from gpt.ptx import tree
+from gpt.ptx.types import SIZES, integer, types_of
 
 # Opcodes whose first operand is no result: a barrier's number, a target, what is sent.
 _NO_RESULT = {

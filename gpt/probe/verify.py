@@ -15,26 +15,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpt.errors import GptError
+from gpt.printable import printable
 from gpt.probe import constants
+from gpt.probe.bounds import find_fault
 from gpt.probe.constants import is_constant
 from gpt.probe.forms import counts, forms, words
-from gpt.probe.loops import find_fault
-from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, SIZES, Probe, ProbeFile, Save, Snippet
+from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, Probe, ProbeFile, Save, Snippet, type_of_name
 from gpt.probe.operands import PARTS, Bound
-from gpt.probe.types import (
+from gpt.ptx import tree
+from gpt.ptx.types import (
     BYTES,
     PACKED,
+    SIZES,
     SPECIAL,
     VECTORS,
     fits,
     integer,
     is_packed,
     takes_no_constant,
-    type_of_name,
     types_of,
 )
-from gpt.ptx import tree
-from gpt.screen import printable
 
 _TAKEN = {*HELPERS, "SAVE", "WARP_SZ", "_"}
 

@@ -16,11 +16,11 @@ import typer
 from gpt import cli, mistaken, records
 from gpt.arch import parse_archs
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
-from gpt.screen import printable
+from gpt.printable import printable
 from gpt.stream import Packed
 
 if TYPE_CHECKING:
-    from gpt.formats.listing import Listing
+    from gpt.extract.listing import Listing
     from gpt.formats.source import Source
 
 TOOL = "gpt-extract"
@@ -74,7 +74,7 @@ def extract(
     version: cli.Version = False,
 ) -> int:
     """List the GPU code in libraries, programs, objects, archives, wheels, fatbins, cubins and PTX."""
-    from gpt.formats.listing import Listing
+    from gpt.extract.listing import Listing
 
     types = set(filter(None, type_.split(",")))
     if types - TYPES:
@@ -128,7 +128,7 @@ class Extraction:
 
     def write_names(self, produce: Records, demangled: bool) -> int:
         """Writes the names of all kernels as text, each once, sorted. Returns the status."""
-        from gpt.demangle import demangle
+        from gpt.screen.demangle import demangle
 
         names: set[str] = set()
         for output in produce:
@@ -146,7 +146,7 @@ class Extraction:
 
     def read_files(self, files: list[Path], recursive: bool) -> Records:
         """The records of files. A broken one costs a `diag`; the rest goes on."""
-        from gpt.formats.files import iter_files, opened
+        from gpt.extract.files import iter_files, opened
         from gpt.formats.zips import is_zip
 
         for top in files:
@@ -200,10 +200,10 @@ class Extraction:
 
         Whether the traces are whole matters to whoever decides what is unused, not here.
         """
-        from gpt.debloat.negativa import find_so_path
-        from gpt.debloat.used import Loaded, read_used
+        from gpt.formats.negativa import find_so_path
         from gpt.formats.paths import open_regular
         from gpt.formats.source import Source
+        from gpt.trace.used import Loaded, read_used
 
         named = {trace: find_so_path(trace) for trace in traces}
         loaded = read_used([trace for trace in traces if not named[trace]], allow_incomplete=True).loaded
@@ -229,7 +229,7 @@ class Extraction:
 
     def read_pipe(self) -> Records:
         """The records of one raw file on standard input."""
-        from gpt.formats.files import spool
+        from gpt.extract.files import spool
 
         with ExitStack() as stack:
             yield from self._read(spool(stack, self._stage.stdin, cli.STDIN), named=True)

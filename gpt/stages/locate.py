@@ -16,9 +16,9 @@ from gpt.arch import Arch, describe, find_arch, parse_archs
 from gpt.errors import GptError, MalformedError, UsageError
 
 if TYPE_CHECKING:
-    from gpt.debloat.holding import Holding
-    from gpt.debloat.unused import Candidate, Device
-    from gpt.debloat.used import Used
+    from gpt.locate.holding import Holding
+    from gpt.locate.unused import Candidate, Device
+    from gpt.trace.used import Used
 
 TOOL = "gpt-locate"
 
@@ -75,7 +75,7 @@ def locate(
     version: cli.Version = False,
 ) -> int:
     """Find the GPU code that is not needed to run these kernels on these devices."""
-    from gpt.debloat.holding import Holding
+    from gpt.locate.holding import Holding
 
     archs = parse_archs(arch)
     stage = Holding(TOOL, json=json, from_json=from_json, table=table)
@@ -85,14 +85,14 @@ def locate(
         return stage.filter(Given(stage, spans_json).handle, files or (), wants=cli.LIBRARY)
     if spans_json and granularity == Granularity.kernel:
         raise UsageError("--spans-json knows no kernels inside of elements")
-    from gpt.debloat.unused import Device
-    from gpt.debloat.used import read_used
+    from gpt.locate.unused import Device
+    from gpt.trace.used import read_used
 
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
     if trace_json:
-        from gpt.debloat.negativa import write_trace
+        from gpt.formats.negativa import write_trace
 
         write_trace(trace_json, found.loaded, found.names)
         return stage.status
@@ -129,7 +129,7 @@ class Given:
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library its spans."""
-        from gpt.debloat.negativa import read_spans
+        from gpt.formats.negativa import read_spans
 
         if record["kind"] == "library_end":
             library = record["path"]
@@ -156,7 +156,7 @@ class Search:
         allow_missing: bool,
         asked: Sequence[Device],
     ) -> None:
-        from gpt.debloat.listed import Listed
+        from gpt.locate.listed import Listed
 
         self._stage = stage
         stage.judge = self._judge
@@ -202,7 +202,7 @@ class Search:
         yield record
 
     def _add(self, element: dict[str, Any]) -> None:
-        from gpt.debloat.unused import candidate_of, fits
+        from gpt.locate.unused import candidate_of, fits
 
         if element["library"] != self._library.get("path"):
             raise MalformedError("element outside of its library", element["library"])
@@ -244,8 +244,8 @@ class Search:
 
     def _decide(self) -> Records:
         """The spans of the library that is complete, and what they come to, reason by reason."""
-        from gpt.debloat.holding import Added
-        from gpt.debloat.unused import KEPT, KERNEL_UNUSED, iter_reasons, may_link
+        from gpt.locate.holding import Added
+        from gpt.locate.unused import KEPT, KERNEL_UNUSED, iter_reasons, may_link
 
         self._find_demangled()
         if not self._settled and not self._allow_missing:
@@ -320,7 +320,7 @@ class Search:
         return faults
 
     def _write_files(self) -> None:
-        from gpt.debloat.negativa import write_spans
+        from gpt.formats.negativa import write_spans
 
         files, self._files = self._files, []
         for library, spans in files:
@@ -354,7 +354,7 @@ class Search:
             self._warn_of("--keep: matches no kernel", set(self._idle))
 
     def _warn_of(self, fact: str, names: set[str]) -> None:
-        from gpt.debloat.listed import quoted
+        from gpt.locate.listed import quoted
 
         if names:
             self._stage.warn("", f"{fact}: {quoted(names)}")

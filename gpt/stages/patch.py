@@ -17,10 +17,10 @@ from gpt import cli, records
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
 
 if TYPE_CHECKING:
-    from gpt.debloat.plan import Doomed, Plan
-    from gpt.debloat.trim import Trimmed
-    from gpt.debloat.wheel import Wheels
     from gpt.formats.image import Image
+    from gpt.patch.plan import Doomed, Plan
+    from gpt.patch.trim import Trimmed
+    from gpt.patch.wheel import Wheels
 
 TOOL = "gpt-patch"
 JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
@@ -101,7 +101,7 @@ def patch(
 
 
 def _restore(files: list[Path]) -> int:
-    from gpt.debloat.backup import restore
+    from gpt.patch.backup import restore
 
     if not files:
         raise UsageError("name the libraries to restore")
@@ -190,7 +190,7 @@ class Patcher:
 
     def _finish_wheels(self, wheels: Wheels) -> Records:
         """Writes the wheels of which libraries were patched. Faults become `diag`s."""
-        from gpt.debloat.write import append
+        from gpt.patch.write import append
 
         for wheel, replaced in wheels.take_complete().items():
             try:
@@ -215,14 +215,14 @@ class Patcher:
 
     def _patch(self, library: dict[str, Any]) -> list[dict[str, Any]]:
         """Plans, writes, checks and renames one library. Raises GptError; then nothing was written."""
-        from gpt.debloat.attributes import copy_attributes
-        from gpt.debloat.backup import check_unreplaced, keep_backup
-        from gpt.debloat.plan import find_doomed
-        from gpt.debloat.trim import amended, trim_all
-        from gpt.debloat.write import append, check_output, written
         from gpt.formats.image import parse_image
         from gpt.formats.paths import open_regular
         from gpt.formats.source import Source
+        from gpt.patch.attributes import copy_attributes
+        from gpt.patch.backup import check_unreplaced, keep_backup
+        from gpt.patch.plan import find_doomed
+        from gpt.patch.trim import amended, trim_all
+        from gpt.patch.write import append, check_output, written
 
         path, source_path, target, output_name = self._places(library)
         with open_regular(source_path) as file:
@@ -281,8 +281,8 @@ class Patcher:
 
     def _check_in_place(self, path: Path, fd: int, slimmed: bool) -> list[dict[str, Any]]:
         """Raises GptError on a file signed or replaced before; gives the `diag` of what else happens to its names."""
-        from gpt.debloat.attributes import find_signature
-        from gpt.debloat.backup import backup_of
+        from gpt.patch.attributes import find_signature
+        from gpt.patch.backup import backup_of
 
         if signature := find_signature(fd):
             raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
@@ -304,7 +304,7 @@ class Patcher:
         """The library's path, the file to read, the file to write, and how that is called in the end."""
         path = Path(library["path"])
         if not path.exists():  # a member of a wheel: it is patched outside, and put into a new wheel when all are
-            from gpt.debloat.wheel import Wheels, split
+            from gpt.patch.wheel import Wheels, split
 
             if found := split(library["path"]):
                 if self._output is None:
@@ -333,9 +333,9 @@ class Patcher:
         return target
 
     def _plan(self, image: Image, doomed: Doomed) -> Plan:
-        from gpt.debloat.compact import plan_compact
-        from gpt.debloat.cuts import CannotCompact
-        from gpt.debloat.plan import plan_in_place
+        from gpt.patch.compact import plan_compact
+        from gpt.patch.cuts import CannotCompact
+        from gpt.patch.plan import plan_in_place
 
         mode, reason = self._mode, None
         if mode == "compact":

@@ -14,7 +14,7 @@ from gpt.errors import GptError, MalformedError, UsageError
 
 if TYPE_CHECKING:
     from gpt.probe.model import ProbeFile
-    from gpt.probe.weave import Woven
+    from gpt.probe.weave.weave import Woven
     from gpt.ptx.scan import Module
 
 TOOL = "gpt-ptx-probe"
@@ -69,7 +69,7 @@ def ptx_probe(
 
 def _load(probes: list[str]) -> list[ProbeFile]:
     """The probe files that are meant, each once. Raises UsageError where records would give two of them one name."""
-    from gpt.probe.load import find_probe, load_probes
+    from gpt.probe.read.load import find_probe, load_probes
 
     paths: dict[str, Path] = {}
     for path in map(find_probe, probes):
@@ -160,7 +160,7 @@ class Weaving:
 
     def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
         """A kernel with its probes; in `left`, why it has none."""
-        from gpt.probe.weave import NO_PLACE, LeftAlone, weave
+        from gpt.probe.weave.weave import NO_PLACE, LeftAlone, weave
         from gpt.ptx.prune import pruned
 
         try:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gpt import records
 from gpt.errors import GptError, MalformedError
-from gpt.screen import printable_json
+from gpt.printable import printable_json
 from gpt.trace.clock import Clock
 from gpt.trace.ioctls import Ioctls
 from gpt.trace.rows import CALL, Collector, Rows, Threads

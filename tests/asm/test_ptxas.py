@@ -18,7 +18,7 @@ from gpt.asm.ptxas import Faults, Options, Report, Runner, read_reports
 from gpt.asm.targets import Target
 from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
-from gpt.probe.insert import marked
+from gpt.probe.weave.edits import marked
 from tests import cuda
 from tests.asm import fake
 from tests.asm.modules import CALLER, HEAD, PLAIN, RECURSIVE, RICH, hungry, probed

@@ -31,9 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gpt import stream
-from gpt.probe import load, verify
+from gpt.probe import verify
 from gpt.probe.model import ProbeFile
-from gpt.probe.weave import LeftAlone, Woven, weave
+from gpt.probe.read import load
+from gpt.probe.weave.weave import LeftAlone, Woven, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import pruned
 from tests import cuda

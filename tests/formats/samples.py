@@ -1,4 +1,4 @@
-"""The files that the tests of formats, debloat and stages read and rewrite, each built once a session.
+"""The files that the tests of formats, patch and stages read and rewrite, each built once a session.
 
 `@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it where it is asked
 for. Host code is real: what a patched library still does is seen by loading and calling it.

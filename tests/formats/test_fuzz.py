@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import GptError
+from gpt.extract.contents import Opener
 from gpt.formats import cubin, ptxtext
-from gpt.formats.contents import Opener
 from gpt.formats.image import find_image
 from gpt.formats.source import Source
 from tests.formats import forge

@@ -34,7 +34,7 @@ def patch(data: bytes) -> None:
 
 def check_patched(original: Path, patched: Path, found: list[Any]) -> None:
     """Holds an output against its original, by what the input named."""
-    from gpt.formats.contents import Opener
+    from gpt.extract.contents import Opener
     from gpt.formats.image import parse_image
     from gpt.formats.source import Source
 

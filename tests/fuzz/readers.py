@@ -39,8 +39,8 @@ def samples(*names: str) -> Callable[[Sample], list[bytes]]:
 
 def read_file(data: bytes) -> None:
     """All that gpt-extract does with a file."""
+    from gpt.extract.contents import Opener
     from gpt.formats import cubin, nvinfo
-    from gpt.formats.contents import Opener
     from gpt.formats.image import find_image
     from gpt.formats.source import Source
 
@@ -109,9 +109,9 @@ def zip_seeds(sample: Sample) -> list[bytes]:
 
 def rebuild_zip(data: bytes) -> None:
     """Each member is looked at; one is replaced, and then all are there in the same order, that one as it should be."""
-    from gpt.debloat.wheel import repack
     from gpt.formats.source import Source
     from gpt.formats.zips import Zip
+    from gpt.patch.wheel import repack
 
     wheel = Zip(Source("file.whl", data))
     for info in wheel.members:
@@ -216,7 +216,7 @@ def end():
 
 def load_probe(suffix: str) -> Callable[[bytes], Any]:
     def run(data: bytes) -> None:
-        from gpt.probe.load import load_probes
+        from gpt.probe.read.load import load_probes
         from gpt.probe.verify import verify
 
         path = Path(f"probe{suffix}")

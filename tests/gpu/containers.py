@@ -22,8 +22,8 @@ from typing import Any
 
 from debloat import HERE, Bench, OutOfTime, measure, shown
 
-from gpt.debloat.used import IN_MEMORY, read_used
 from gpt.formats.image import FATBIN_SECTIONS
+from gpt.trace.used import IN_MEMORY, read_used
 
 COMMAND = [sys.executable, str(HERE / "operations.py")]
 KINDS = {  # options of gpt-locate and gpt-patch

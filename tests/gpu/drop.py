@@ -159,16 +159,16 @@ def weak(cubin: bytes, used: list[str]) -> bytes:
     """Kernels dropped, and their symbols weak and undefined, not empty: another way, should that one fail."""
     import numpy as np
 
-    from gpt.debloat import drop, kernels
     from gpt.formats.cubin import parse_cubin
+    from gpt.patch import callgraph, drop
 
     names = {k["name"] for k in parse_cubin(cubin).kernels}
-    sections = kernels.find_cut(cubin, names - set(used)).sections
+    sections = callgraph.find_cut(cubin, names - set(used)).sections
     left = bytearray(drop.without(cubin, sections))
-    rows = [np.frombuffer(drop.section_headers(data), kernels.SECTION) for data in (cubin, left)]
+    rows = [np.frombuffer(drop.section_headers(data), callgraph.SECTION) for data in (cubin, left)]
     (table,) = np.flatnonzero(rows[0]["type"] == 2).tolist()
     before, after = (
-        np.frombuffer(data, kernels.SYMBOL, int(r[table]["size"]) // 24, int(r[table]["offset"])).copy()
+        np.frombuffer(data, callgraph.SYMBOL, int(r[table]["size"]) // 24, int(r[table]["offset"])).copy()
         for data, r in zip((cubin, bytes(left)), rows, strict=True)
     )
     after["info"][(before["info"] >> 4 != 0) & (before != after)] = 0x20

@@ -24,9 +24,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt.probe import load, verify  # noqa: E402
+from gpt.probe import verify  # noqa: E402
 from gpt.probe.model import ProbeFile  # noqa: E402
-from gpt.probe.weave import Woven, unweave, weave  # noqa: E402
+from gpt.probe.read import load  # noqa: E402
+from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt.probe.frontend import compile_python
-from gpt.probe.load import parse_toml
 from gpt.probe.model import HELPERS
-from gpt.probe.values import SOURCES, TYPES
+from gpt.probe.read.load import parse_toml
+from gpt.probe.read.python import compile_python
+from gpt.probe.read.python_expr import SOURCES, TYPES
 from gpt.probe.verify import verify
 
 PAGE = (Path(__file__).parents[2] / "man/man5/gpt-probe.5").read_text()

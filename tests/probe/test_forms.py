@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from gpt.probe.forms import SPECIAL, _since, forms
-from gpt.probe.types import SPECIAL as TYPES
-from gpt.probe.types import VECTORS, types_of
 from gpt.ptx.quick import parse_instruction
+from gpt.ptx.types import SPECIAL as TYPES
+from gpt.ptx.types import VECTORS, types_of
 from tests import cuda
 
 HEAD = ".version {}.{}\n.target sm_{}\n.address_size 64\n.visible .entry k()\n{{\n"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError
 from gpt.probe.forms import counts
-from gpt.probe.load import parse_toml
 from gpt.probe.operands import bind
+from gpt.probe.read.load import parse_toml
 from gpt.probe.verify import find_misfit, verify
 from gpt.ptx.parse import parse_statements
 

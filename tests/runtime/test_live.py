@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpt import stream
-from gpt.debloat.used import read_used
+from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.runtime.test_gpu_time import WORK

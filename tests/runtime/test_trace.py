@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpt.debloat.used import read_used
 from gpt.errors import GptError
+from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from gpt import records, stream
-from gpt.probe.weave import unweave
+from gpt.probe.weave.weave import unweave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from tests import cuda

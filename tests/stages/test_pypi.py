@@ -20,8 +20,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests import cuda
-from tests.debloat import checks
 from tests.formats import oracle
+from tests.patch import checks
 from tests.stages.tools import MIB, extract, located, patch, run
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt-tests"

@@ -24,8 +24,9 @@ from gpt.asm.ptxas import Options
 from gpt.asm.targets import Target, find_target
 from gpt.errors import GptError, MalformedError
 from gpt.formats import ptxtext
-from gpt.probe import load, verify
-from gpt.probe.weave import LeftAlone, Woven, unweave, weave
+from gpt.probe import verify
+from gpt.probe.read import load
+from gpt.probe.weave.weave import LeftAlone, Woven, unweave, weave
 from gpt.ptx import parse
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module

@@ -1,1 +1,0 @@
-"""Which GPU code a program never uses, and how a library is rebuilt without it."""

@@ -1,0 +1,209 @@
+"""The records of a file that holds GPU code: `library`, `element` or `ptx`, `library_end`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from gpt import records
+from gpt.arch import describe
+from gpt.errors import GptError
+from gpt.extract.contents import Opened, Opener, iter_batches
+from gpt.formats.cubin import find_ptx
+from gpt.formats.fatbin import Element
+from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
+from gpt.formats.source import Source
+from gpt.outputs import replacing
+from gpt.stream import Packed
+from gpt.workers import run_all
+
+NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
+MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
+
+_RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
+
+Records = Iterator[dict[str, Any]]
+Output = dict[str, Any] | Packed
+
+
+@dataclass
+class Listing:
+    """What is wanted of files. An empty selection selects all; `warn` makes a `diag` of a location and a fact.
+
+    `numbers` counts the elements of a type over all files of a name, as they are numbered in saved files.
+    """
+
+    jobs: int
+    warn: Callable[[str, str], dict[str, Any]]
+    scan: bool = False
+    archs: set[str] = field(default_factory=set)
+    types: set[str] = field(default_factory=set)
+    kernels: list[str] = field(default_factory=list)
+    payload: bool = False
+    ptx: bool = False
+    save: Path | None = None
+    numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    modules: int = 0  # elements of the files before
+    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
+    named: dict[str, None] = field(default_factory=dict)  # some kernels that there are, as long as none was wanted
+    matched: bool = False  # whether anything was as wanted
+
+    def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
+        """The records of a file; none where it holds no GPU code. Raises MalformedError."""
+        source = image.source
+        found = list(image.iter_elements(self.scan))
+        if not found and not image.has_fatbins:
+            return
+        self.found |= dict.fromkeys((placed.element.type, placed.element.arch) for placed in found)
+        names = self._name_all(source, found) if self.save else {}
+        wanted = list(self._select(found))
+        opener = Opener(source, wanted)
+        batches = list(iter_batches(wanted))
+        tasks: list[Callable[[], Any]] = [source.sha256]
+        tasks += [partial(self._pack, opener, batch, names) for batch in batches]
+        results = run_all(tasks, self.jobs if len(batches) > 1 else 1)
+        yield records.make(
+            "library",
+            path=source.name,
+            type=image.type,
+            size=source.size,
+            build_id=image.build_id,
+            sha256=next(results),
+            machine=image.machine,
+        )
+        for batch in batches:
+            progress(batch[0].element.offset, source.size)
+            yield (packed := next(results))
+            self.matched |= packed.count > 0
+        yield records.make("library_end", path=source.name)
+        self.modules += len(found)
+        if self.kernels and not self.matched:
+            self._name_some(opener, found)
+
+    def _name_some(self, opener: Opener, found: list[Placed]) -> None:
+        """Keeps a few names of kernels to say what there is."""
+        for placed in islice(self._select(found), LOOKED_INTO):
+            if len(self.named) >= NAMED:
+                return
+            self.named |= dict.fromkeys(
+                symbol["name"] for symbol in opener.open(placed, False).contents.kernels[:NAMED]
+            )
+
+    def find_idle(self) -> str | None:
+        """Why nothing was found that is wanted, if so, and what there is; None if there was no GPU code at all."""
+        if self.matched or not self.found:
+            return None
+        types = {"ptx"} if self.ptx else self.types
+        fits = [arch for type_, arch in self.found if arch in (self.archs or {arch}) and type_ in (types or {type_})]
+        if fits and self.kernels:
+            names = f": there are {', '.join(islice(self.named, NAMED))} (--names lists all)" if self.named else ""
+            return f"no kernel matches {' or '.join(map(repr, self.kernels))}{names}"
+        what = "PTX" if self.ptx else " or ".join(sorted(types)) or "code"
+        wanted = f" for {' or '.join(sorted(self.archs))}" if self.archs else ""
+        lacking = self.ptx and not any(type_ == "ptx" for type_, _ in self.found)
+        hint = " (nvcc adds PTX with -gencode arch=compute_XY,code=compute_XY)" if lacking else ""
+        return f"no {what}{wanted}: there is {describe(self.found)}{hint}"
+
+    def _pack(self, opener: Opener, batch: list[Placed], names: dict[int, str]) -> Packed:
+        """The records of a batch; what is to be saved is written."""
+        return Packed(record for placed in batch for record in self._open(opener, placed, names))
+
+    def _open(self, opener: Opener, placed: Placed, names: dict[int, str]) -> Records:
+        item = opener.open(placed, self._wants_data(placed.element))
+        if not self._has_kernel(item):
+            return
+        if self.save:
+            _write(self.save / names[placed.index], item)
+        yield from self._ptx(opener.source, item) if self.ptx else self._element(opener.source, item)
+
+    def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
+        """The name of each element's file, by its index, as cuobjdump gives it.
+
+        That numbers each type apart: in a member of an archive linked code before relocatable, wherever the
+        linker has put it; here what lies elsewhere comes last. A file that is a single element has no number.
+        """
+        stem = Path(source.name).stem or "module"
+        names: dict[int, str] = {}
+        for _, member in groupby(found, key=lambda placed: placed.member):
+            for placed in sorted(member, key=lambda placed: _RANKS.get(placed.section, len(_RANKS))):
+                arch, type_ = placed.element.arch, placed.element.type
+                number = self.numbers[stem, type_] = self.numbers[stem, type_] + 1
+                alone = placed.element.header_size == 0 and placed.element.size == source.size and number == 1
+                names[placed.index] = f"{stem}{'' if alone else f'.{number}'}.{arch}.{type_.replace(':', '')}"
+        return names
+
+    def _select(self, found: Iterable[Placed]) -> Iterator[Placed]:
+        """The elements that are wanted by what their headers say."""
+        for placed in found:
+            arch, type_ = placed.element.arch, placed.element.type
+            if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
+                yield placed
+
+    def _wants_data(self, element: Element) -> bool:
+        return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))
+
+    def wants_kernel(self, name: str) -> bool:
+        """Whether a kernel of this name is wanted."""
+        return not self.kernels or any(fnmatchcase(name, glob) for glob in self.kernels)
+
+    def _has_kernel(self, item: Opened) -> bool:
+        return not self.kernels or any(self.wants_kernel(symbol["name"]) for symbol in item.contents.kernels)
+
+    def _element(self, source: Source, item: Opened) -> Records:
+        placed, element, contents = item.placed, item.placed.element, item.contents
+        data = item.data if self.payload else None
+        if data is not None and len(data) > MAX_PAYLOAD:
+            yield self.warn(source.at(element.offset), f"payload of {len(data)} bytes fits no record: use --save")
+            data = None
+        yield records.make(
+            "element",
+            library=source.name,
+            section=placed.section,
+            member=placed.member,
+            region=element.region,
+            index=placed.index,
+            type=element.type,
+            arch=element.arch,
+            offset=element.offset,
+            header_size=element.header_size,
+            payload_size=element.payload_size,
+            size=element.size,
+            codec=element.codec,
+            flags=element.flags,
+            kernels=contents.kernels,
+            functions=contents.functions,
+            variables=contents.variables,
+            sha256=item.sha256,
+            data=data,
+        )
+
+    def _ptx(self, source: Source, item: Opened) -> Records:
+        element, text = item.placed.element, item.data
+        if text is not None and element.type == "cubin":
+            text = find_ptx(text)
+        if text is None or element.type not in ("ptx", "cubin"):
+            return
+        yield records.make(
+            "ptx",
+            id=self.modules + item.placed.index,
+            module=f"{source.name}#{item.placed.index}",
+            arch=element.arch,
+            kernels=[symbol["name"] for symbol in item.contents.kernels],
+            data=text,
+        )
+
+
+def _write(path: Path, item: Opened) -> None:
+    """Writes the unpacked bytes of an element, whole or not at all. Raises GptError."""
+    assert item.data is not None
+    try:
+        with replacing(path) as file:
+            file.write(item.data)
+    except OSError as error:
+        raise GptError(error.strerror or str(error), str(path)) from None

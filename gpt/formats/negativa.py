@@ -1,0 +1,77 @@
+"""Negativa-ML's files: what was used, and spans.
+
+`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}` (gpt/trace/used.py reads it), `LIB.json`
+`{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gpt.errors import GptError, MalformedError, MissingError
+from gpt.formats.paths import read_at_most
+from gpt.outputs import replacing
+
+Span = tuple[int, int]
+MAX_FILE = 256 << 20  # bytes
+
+
+def path_of(place: Path, library: str) -> Path:
+    """Where the spans of a library stand: `place` is that file, or a folder of such files."""
+    return place if place.is_file() else place / f"{Path(library).name}.json"
+
+
+def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
+    """Writes the file of one library, whole or not at all. Raises GptError where it cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
+    path = folder / f"{Path(library).name}.json"
+    try:
+        _write(path, value)
+    except ValueError:  # a NUL
+        raise MissingError("no file can have this name", str(path)) from None
+    except OSError as error:  # the name is too long, say
+        raise GptError(error.strerror or str(error), str(path)) from None
+
+
+def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
+    """Writes a trace.json, whole or not at all. Raises GptError where it is no file."""
+    _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
+        raise GptError("no regular file", str(path))
+    with replacing(path.resolve()) as file:  # links stay links
+        file.write(json.dumps(value).encode() + b"\n")
+
+
+def find_so_path(path: Path) -> str | None:
+    """The library that a span file is about; None where the file is something else."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
+        found = value.get("so_path") if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def read_spans(folder: Path, library: str) -> list[Span]:
+    """The spans of a library. Raises MissingError without a file, MalformedError where it says something else."""
+    path = path_of(folder, library)
+    try:
+        with open(path, "rb") as file:
+            value: Any = json.loads(read_at_most(file, MAX_FILE))
+        spans = [(span["start"], span["end"]) for span in value["spans"]]
+        if not all(type(n) is int and n >= 0 for span in spans for n in span):
+            raise ValueError("start and end are no offsets")
+    except FileNotFoundError:
+        raise MissingError(f"no spans for it: {path} is absent", library) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(f"no spans of Negativa-ML: {error}", str(path)) from None
+    return sorted(spans)

@@ -1,0 +1,137 @@
+"""Kernel names that a person wrote down: which kernel each one means, and those that mean none.
+
+A trace says what a program looked up, wherever that is. A list is written by hand or copied from a profiler, so a
+name that no kernel has is a mistake, and everything that the right name would have kept looks unused.
+
+A name means the kernel that is called so. If there is none, it is taken for a demangled name, which may lack its
+return type, its parameters, its template arguments and its namespaces; it has to fit exactly one kernel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpt.errors import GptError
+from gpt.screen.demangle import demangle
+
+SHOWN, NAME_LENGTH = 3, 100  # names that a message lists, characters of each
+MAX_FUNCTIONS = 1 << 16  # that are remembered to be suggested
+PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # of a mangled name, up to its first identifier
+LENGTH = re.compile(r"L?(\d{1,4})")
+ANONYMOUS = "(anonymous namespace)::"
+
+
+class Listed:
+    """The names of lists, each with the list that it stands in."""
+
+    def __init__(self, lists: Mapping[str, str]) -> None:
+        self._lists = lists
+        self._missing = set(lists)  # names that no kernel so far has, as they are written
+        self._readable: dict[str, list[str]] = {}
+        for name in lists:
+            if not name.startswith("_Z"):
+                self._readable.setdefault(_squeezed(name), []).append(name)
+        self._words = {word for name in self._readable for word in re.findall(r"\w+", name)}
+        self._fits: dict[str, set[str]] = {}  # a name that is missing -> the kernels that it may mean
+        self._functions: dict[str, str] = {}  # a function's own name -> a kernel that is an instance of it
+        self._no_kernels: set[str] = set()  # names of device functions
+
+    @property
+    def settled(self) -> bool:
+        """Whether every name is that of a kernel. A demangled one is not settled before the last library."""
+        return not self._missing
+
+    def look(self, kernels: set[str], functions: set[str]) -> list[str]:
+        """Takes in what an element holds. Returns the kernels that `fit` has to look at."""
+        self._missing -= kernels
+        if self.settled:
+            return []
+        self._no_kernels |= self._missing & functions
+        maybe = []
+        for kernel in kernels:
+            function = function_of(kernel)
+            if function in self._words:
+                maybe.append(kernel)
+            if len(self._functions) < MAX_FUNCTIONS:
+                self._functions.setdefault(function, kernel)
+        return maybe
+
+    def fit(self, kernels: Iterable[str]) -> set[str]:
+        """Those of the kernels that a demangled name may mean."""
+        ordered = sorted(set(kernels))
+        found = set()
+        for kernel, text in zip(ordered, demangle(ordered), strict=True):
+            for form in forms(text) & self._readable.keys():
+                for name in self._readable[form]:
+                    self._fits.setdefault(name, set()).add(kernel)
+                    found.add(kernel)
+        return found
+
+    def faults(self) -> list[GptError]:
+        """What is wrong with the names, now that all libraries were there."""
+        missing: dict[str, list[str]] = {}
+        found: list[GptError] = []
+        for name in sorted(self._missing):
+            fits = self._fits.get(name, set())
+            if not fits:
+                missing.setdefault(self._lists[name], []).append(name)
+            elif len(fits) > 1 and len(found) < SHOWN:
+                found.append(GptError(f"{quoted([name])} fits {len(fits)} kernels: {quoted(fits)}", self._lists[name]))
+        for path, names in missing.items():
+            hints = "; ".join(self._hints(names[:SHOWN]))
+            found.append(GptError(f"used, but in no library: {quoted(names)}" + (f" ({hints})" if hints else ""), path))
+        return found
+
+    def _hints(self, names: list[str]) -> Iterator[str]:
+        for name in names:
+            if name in self._no_kernels:
+                yield f"{quoted([name])} is a device function"
+            elif close := difflib.get_close_matches(function_of(name)[:NAME_LENGTH], self._functions, 1):
+                yield f"did you mean {quoted([self._functions[close[0]]])}?"
+
+
+def function_of(name: str) -> str:
+    """What a function is called in its source, `k` of `_ZN2ns1kIfEEvPT_` and of `void ns::k<float>(float*)`."""
+    if start := PREFIX.match(name):
+        function, position = "", start.end()
+        while length := LENGTH.match(name, position):
+            position = length.end() + int(length[1])
+            function = name[length.end() : position]
+        return function or name
+    words = re.findall(r"\w+", re.split("[<(]", name.replace(ANONYMOUS, ""), maxsplit=1)[0])
+    return words[-1] if words else name
+
+
+def forms(text: str) -> set[str]:
+    """How a demangled kernel may be written: with less and less of it, without blanks that say nothing."""
+    text = _squeezed(text)
+    found = {text}
+    for whole in (text, _before(text, "(", ")")):
+        found |= {whole, name := whole.removeprefix("void ")}
+    bare = _before(name, "<", ">")
+    return found | {bare, bare.rpartition("::")[2]}
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r" ?([^\w ]) ?", r"\1", re.sub(r"\s+", " ", text).strip())
+
+
+def _before(text: str, opening: str, closing: str) -> str:
+    """What stands before the parentheses that end a text; all of it where none do."""
+    depth = 0
+    for position in range(len(text) - 1, -1, -1) if text.endswith(closing) else ():
+        depth += (text[position] == closing) - (text[position] == opening)
+        if not depth:
+            return text[:position]
+    return text
+
+
+def quoted(names: Iterable[str]) -> str:
+    """The first few names, shortened, and how many more there are."""
+    ordered = sorted(names)
+    shown = ", ".join(
+        f"'{name if len(name) <= NAME_LENGTH else name[:NAME_LENGTH] + '...'}'" for name in ordered[:SHOWN]
+    )
+    return shown + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")

@@ -1,0 +1,285 @@
+"""Compaction: the file really shrinks, and no address in it changes.
+
+The problem. A library's fatbins lie in the middle of its read-only data. Taking bytes out of the middle of a
+file would move all that follows; but code addresses data relative to itself, and thousands of tables hold
+addresses, so nothing that follows may move *in memory*. It may move *in the file*.
+
+The choice. What stays of the fatbins is packed together at the start of their section. The whole pages that
+this frees, `[hole, hole_end)`, leave the file: the loadable segment around them is split there into two, the
+second with the same addresses as before and a lower file offset. Both ends of a hole lie on page boundaries,
+so that offsets and addresses stay congruent; the pages in between are mapped by nothing any more.
+
+    file before   | rodata | fatbins ........................... | eh_frame | data |
+    file after    | rodata | kept |eh_frame | data |
+    memory after  | rodata | kept |  (nothing)                   | eh_frame | data |
+
+A split needs one more program header, and there is rarely room behind the table. The table moves into the
+space that became free, behind the kept fatbins: that part of the file keeps its offset, so the rule by which
+kernels before 5.18 tell a program where its table is (load address plus offset) holds there.
+
+What points to a region is moved with it (pointers.py); a library in which something is not understood, and
+one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
+Every region stays, if only as a header, because its wrapper is registered when the library is loaded. One that lost
+something ends with an element of kind 0 and no payload: so gpt-hook knows that a kernel that is not found may have
+been there, and gpt-patch that the library is not as it was made.
+
+GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
+pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
+is in several places of the file: its header describes the first part, and further headers of that name, behind all
+others, the rest.
+
+Alignment: segments that move keep `p_align` where their new offset allows it, else it becomes the page size;
+the first segment's, by which loaders align the library, stays.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+
+from gpt.formats import elf, fatbin
+from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment
+from gpt.formats.image import Image, iter_sections
+from gpt.formats.source import Source
+from gpt.patch.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_headers
+from gpt.patch.outside import find_gone
+from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
+from gpt.patch.pointers import NotUnderstood, Pointer, address_of, find_pointers
+
+PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
+PHDR = struct.Struct("<IIQQQQQQ")
+EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The new content of a fatbin section: pieces, their size, and where each region's address went."""
+
+    section: Section
+    pieces: list[Piece]
+    size: int
+    moved: dict[int, int]  # old address of a region -> new address
+
+
+def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
+    """A plan for a smaller file. Raises CannotCompact."""
+    if image.type == "fatbin":
+        return _plan_fatbin(image, doomed, byte)
+    tables = image.elf
+    if tables is None:
+        raise CannotCompact(f"{image.type} files cannot shrink")
+    if tables.type not in ("shared", "program"):
+        raise CannotCompact(f"the relocations of an ELF {tables.type} are not moved")
+    try:
+        return _Compaction(image, tables, doomed, byte).plan()
+    except NotUnderstood as error:
+        raise CannotCompact(str(error)) from None
+
+
+def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed:
+    """Moves what is kept to the start of a section (or of a fatbin file)."""
+    by_region: dict[int, list[fatbin.Element]] = {}
+    for element in doomed.kept:
+        by_region.setdefault(element.region, []).append(element)
+    pieces: list[Piece] = []
+    moved: dict[int, int] = {}
+    trimmed = {offset: t for offset, t in doomed.trimmed.items() if t.payload}
+    lost = {e.region: e for e in doomed.all if e.dead or e.offset in doomed.dead or e.offset in doomed.trimmed}
+    position = 0
+    for region in fatbin.iter_regions(source, section.offset, section.end):
+        elements = by_region.get(region.offset, [])
+        size = sum(trimmed[e.offset].size if e.offset in trimmed else e.end - e.offset for e in elements)
+        mark = b""
+        if region.offset in lost and fatbin.REGION.size + size + fatbin.ELEMENT.size <= region.size:
+            one = lost[region.offset]
+            mark = fatbin.dead_element(source.pread(one.offset, one.header_size), fatbin.ELEMENT.size)
+            size += len(mark)
+        moved[section.addr + region.offset - section.offset] = section.addr + position
+        pieces.append(Data(fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, size)))
+        for element in elements:
+            last = pieces[-1]
+            if element.offset in trimmed:
+                pieces.append(Data(trimmed[element.offset].header + trimmed[element.offset].payload))
+            elif isinstance(last, Copy) and last.end == element.offset:
+                pieces[-1] = Copy(last.start, element.end)
+            else:
+                pieces.append(Copy(element.offset, element.end))
+        pieces += [Data(mark)] if mark else []
+        position += fatbin.REGION.size + size
+    return Packed(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
+
+
+def _without(pieces: list[Piece], parts: list[Laid]) -> Iterator[Piece]:
+    """The pieces with parts of elements that stay overwritten."""
+    for piece in pieces:
+        if isinstance(piece, Copy):
+            yield from splice(piece, [part for part in parts if piece.start <= part[0] < piece.end])
+        else:
+            yield piece
+
+
+def _plan_fatbin(image: Image, doomed: Doomed, byte: int) -> Plan:
+    whole = Section(0, "", 1, 0, 0, 0, image.source.size, 0, 0)
+    packed = _pack(image.source, whole, doomed, byte)
+    return Plan("compact", packed.pieces, doomed.kept, doomed.changed, doomed.trimmed)
+
+
+class _Compaction:
+    """The steps, in order: pack, choose cuts, place the table, edit headers and pointers, lay out the pieces."""
+
+    def __init__(self, image: Image, tables: Elf, doomed: Doomed, byte: int) -> None:
+        self.source = image.source
+        self.tables = tables
+        self.doomed = doomed
+        self.byte = byte
+        self.page = PAGE[tables.machine]
+        self.packed = [_pack(self.source, s, doomed, byte) for s in iter_sections(tables)]
+        self._check_apart()
+        self.gone = find_gone(self.source, self.tables, doomed)
+        self.cuts = self._choose_cuts()
+
+    def plan(self) -> Plan:
+        """See plan_compact."""
+        segments = self._split_segments()
+        headers, last = self._headers(segments)
+        edits = [*headers, *self._pointers(), *self.gone.emptied]
+        changed = self.doomed.changed + self.gone.ranges + [(offset, offset + len(data)) for offset, data in edits]
+        pieces = [*self._pieces(segments, edits), *last]
+        return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.trimmed, self.doomed.scanned)
+
+    def _check_apart(self) -> None:
+        """Nothing may share bytes with a fatbin section: not another section, not the header tables."""
+        tables = self.tables
+        if len(tables.segments) > MAX_SEGMENTS:
+            raise CannotCompact(f"{len(tables.segments)} program headers")
+        ends = [s.addr + s.size for s in tables.sections] + [s.vaddr + s.memsz for s in tables.segments]
+        ends += [s.paddr + s.memsz for s in tables.segments]
+        if max(ends) >= 1 << 63:
+            raise CannotCompact("addresses beyond 2^63")
+        if any(s.type == elf.PT_LOAD and s.filesz > s.memsz for s in tables.segments):
+            raise CannotCompact("a segment takes more bytes in the file than in memory")
+        taken = [(s.offset, s.end, s.name) for s in tables.sections if s.in_file and s.size]
+        taken.append((tables.phoff, tables.phoff + PHDR.size * len(tables.segments), "program headers"))
+        taken.append((tables.shoff, tables.shoff + SHDR_SIZE * len(tables.sections), "section headers"))
+        for start, end, name in taken:
+            for packed in self.packed:
+                section = packed.section
+                if start < section.end and section.offset < end and (start, name) != (section.offset, section.name):
+                    raise CannotCompact(f"'{name}' overlaps '{section.name}'")
+
+    def _choose_cuts(self) -> Cuts:
+        blocks = [Block(p.section.offset, p.section.end, p.pieces, p.size, zeros=False) for p in self.packed]
+        blocks += [Block(start, end, [], 0, zeros=True) for start, end in self.gone.ranges]
+        return Cuts(blocks, len(self.tables.segments), self.page)
+
+    def _split_segments(self) -> list[Segment]:
+        """The program headers of the output, offsets already new."""
+        segments: list[Segment] = []
+        for segment in self.tables.segments:
+            rest = segment
+            for cut in self.cuts:
+                end = rest.offset + rest.filesz
+                if cut.end <= rest.offset or end <= cut.start or rest.filesz == 0:
+                    continue
+                if rest.type != elf.PT_LOAD or cut.start < rest.offset or end < cut.end:
+                    raise CannotCompact(f"a segment of type {rest.type:#x} lies across a fatbin")
+                if (rest.offset - rest.vaddr) % self.page:
+                    raise CannotCompact("a segment's offset and address differ by no whole pages")
+                before = cut.start - rest.offset
+                gone = cut.end - rest.offset
+                segments.append(replace(rest, filesz=before, memsz=gone if cut.zeros else before))
+                rest = replace(
+                    rest,
+                    offset=cut.end,
+                    vaddr=rest.vaddr + gone,
+                    paddr=rest.paddr + gone,
+                    filesz=rest.filesz - gone,
+                    memsz=rest.memsz - gone,
+                )
+            if rest is segment or rest.memsz:
+                segments.append(rest)
+        return [self._place(segment, len(segments)) for segment in segments]
+
+    def _place(self, segment: Segment, count: int) -> Segment:
+        """A segment at its offset in the output."""
+        if segment.type == elf.PT_PHDR:
+            address, size = self._table_address(), count * PHDR.size
+            return replace(
+                segment, offset=self.cuts.new_offset(self.cuts.table_offset), vaddr=address, paddr=address,
+                filesz=size, memsz=size,
+            )  # fmt: skip
+        offset = self.cuts.new_offset(segment.offset)
+        align = segment.align
+        if segment.type == elf.PT_LOAD and align > self.page and (offset - segment.vaddr) % align:
+            align = self.page
+        return replace(segment, offset=offset, align=align)
+
+    def _table_address(self) -> int:
+        found = address_of(self.tables, self.cuts.table_offset)
+        if found is None:
+            raise CannotCompact("no memory holds the program headers")
+        return found
+
+    def _headers(self, segments: list[Segment]) -> tuple[list[tuple[int, bytes]], list[Piece]]:
+        """Edits of the ELF header and the section headers, and what comes at the end of the file.
+
+        The old program headers become zeros; so do the old section headers where there are more of them than before.
+        """
+        tables = self.tables
+        if any(s.type == elf.PT_INTERP for s in segments):
+            first = next(s for s in segments if s.type == elf.PT_LOAD)
+            if self._table_address() - self.cuts.new_offset(self.cuts.table_offset) != first.vaddr - first.offset:
+                raise CannotCompact("no room where an older kernel would look for the program headers")
+        headers = section_headers(self.source, tables, {p.section.index: p.size for p in self.packed}, self.cuts)
+        count = len(headers) // SHDR_SIZE
+        shoff, last = self.cuts.new_offset(tables.shoff), list[Piece]()
+        edits = [(EHDR_PHNUM, struct.pack("<H", len(segments)))]
+        if count > len(tables.sections):
+            end = self.source.size - self.cuts.size
+            shoff, last = end + -end % 8, [Fill(-end % 8), Data(headers)]
+            edits.append((EHDR_SHNUM, struct.pack("<H", count)))
+            headers = bytes(SHDR_SIZE * len(tables.sections))
+        edits += [
+            (EHDR_PHOFF, struct.pack("<Q", self.cuts.new_offset(self.cuts.table_offset))),
+            (EHDR_SHOFF, struct.pack("<Q", shoff)),
+            (tables.phoff, bytes(PHDR.size * len(tables.segments))),
+            (tables.shoff, headers),
+        ]
+        return edits, last
+
+    def _pointers(self) -> list[tuple[int, bytes]]:
+        """Edits of the words that hold a region's address."""
+        moved = {old: new for packed in self.packed for old, new in packed.moved.items()}
+        sections = [packed.section for packed in self.packed]
+        found: list[Pointer] = find_pointers(self.source, self.tables, sections, set(moved))
+        return [(p.at, struct.pack("<Q", moved[p.value])) for p in found]
+
+    def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
+        """The output: the original with blocks replaced, cuts left out, edits laid over."""
+        laid = [(block.start, block.end, self._content(block, segments)) for block in self.cuts.blocks]
+        laid += [(offset, offset + len(data), [Data(data)]) for offset, data in edits]
+        for new in replacements(self.source, self.doomed, True, self.byte):
+            before = bisect_right(self.cuts.blocks, new[0], key=attrgetter("start")) - 1
+            if before < 0 or self.cuts.blocks[before].end <= new[0]:
+                laid.append(new)
+        return splice(Copy(0, self.source.size), sorted(laid, key=itemgetter(0, 1)))
+
+    def _content(self, block: Block, segments: list[Segment]) -> list[Piece]:
+        """What takes the place of a block."""
+        content, free = [*block.pieces], block.free
+        if block is self.cuts.table_block:
+            table = b"".join(_pack_segment(s) for s in segments)
+            content += [Fill(self.cuts.table_offset - free), Data(table)]
+            free = self.cuts.table_offset + len(table)
+        if cut := self.cuts.of(block):
+            content += [Fill(cut.start - free, 0, block.zeros), Fill(block.end - cut.end, 0, block.zeros)]
+        else:
+            content.append(Fill(block.end - free, 0, block.zeros))
+        return content
+
+
+def _pack_segment(s: Segment) -> bytes:
+    return PHDR.pack(s.type, s.flags, s.offset, s.vaddr, s.paddr, s.filesz, s.memsz, s.align)

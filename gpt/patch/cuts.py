@@ -1,0 +1,133 @@
+"""Which pages of a library's file go, and where that leaves everything else."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
+
+from gpt.formats.elf import PHDR_SIZE, SHDR_SIZE, Elf, Section
+from gpt.formats.source import Source
+from gpt.patch.plan import Piece
+
+MAX_SEGMENTS = 1000  # 13 are usual, and every relocation is looked up in them
+SHN_LORESERVE = 0xFF00
+
+
+class CannotCompact(Exception):
+    """Why a library is left with holes instead."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """File range of the original that goes, on page boundaries; `zeros` are mapped in its place, or nothing is."""
+
+    start: int
+    end: int
+    zeros: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """File range of the original of which some `pieces`, `size` bytes, stay at its start, and the rest is free."""
+
+    start: int
+    end: int
+    pieces: list[Piece]
+    size: int
+    zeros: bool
+
+    @property
+    def free(self) -> int:
+        """Where its free part begins."""
+        return self.start + self.size
+
+
+class Cuts:
+    """A cut in each block where whole pages are free, the largest if there are many, in file order.
+
+    One block has room for the new program header table too: `table_block`, at `table_offset` in the original. Raises
+    CannotCompact where none has.
+    """
+
+    def __init__(self, blocks: list[Block], segments: int, page: int) -> None:
+        self.blocks = sorted(blocks, key=attrgetter("start"))
+        self.table_block: Block | None = None
+        self.table_offset = 0
+        self._cuts: dict[int, Cut] = {}  # by the start of their block
+        worth = [block for block in self.blocks if _cut(block, block.free, page)]
+        worth = sorted(worth, key=lambda block: block.free - block.end)
+        fit = (worth[0].end - worth[0].free - page) // PHDR_SIZE if worth else 0  # into the largest
+        worth = worth[: max(1, min(MAX_SEGMENTS, fit) - segments)]
+        room = (segments + len(worth)) * PHDR_SIZE
+        for block in sorted(worth, key=attrgetter("start")):
+            table = block.free + -block.free % 8
+            if cut := _cut(block, block.free if self.table_block else table + room, page):
+                self._cuts[block.start] = cut
+                if not self.table_block:
+                    self.table_block, self.table_offset = block, table
+        if not self._cuts:
+            raise CannotCompact("less than a page would go")
+        self._all = list(self._cuts.values())
+        self._gone = [0, *accumulate(cut.end - cut.start for cut in self._all)]
+
+    def __iter__(self) -> Iterator[Cut]:
+        return iter(self._all)
+
+    @property
+    def size(self) -> int:
+        """Bytes that go."""
+        return self._gone[-1]
+
+    def of(self, block: Block) -> Cut | None:
+        """The cut in a block."""
+        return self._cuts.get(block.start)
+
+    def new_offset(self, offset: int) -> int:
+        """Where a byte of the original lies in the output. Raises CannotCompact inside of a cut."""
+        index = bisect_right(self._all, offset, key=attrgetter("end"))
+        if index < len(self._all) and self._all[index].start < offset:
+            raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
+        return offset - self._gone[index]
+
+
+def _cut(block: Block, start: int, page: int) -> Cut | None:
+    """The whole pages of a block from `start` on."""
+    cut = Cut(start + -start % page, block.end - block.end % page, block.zeros)
+    return cut if cut.start < cut.end else None
+
+
+def section_headers(source: Source, tables: Elf, sizes: Mapping[int, int], cuts: Cuts) -> bytes:
+    """The section headers of the output. `sizes` are those of the sections that are packed, by number.
+
+    What follows a cut in another section has a header of its own, behind all others. Raises CannotCompact.
+    """
+    first, rest = bytearray(), bytearray()
+    zeros = [cut for cut in cuts if cut.zeros]
+    raw = source.pread(tables.shoff, SHDR_SIZE * len(tables.sections))
+    for section in tables.sections:
+        head = raw[section.index * SHDR_SIZE :][:SHDR_SIZE]
+        if not section.index:
+            first += head
+            continue
+        start, headers = section.offset, first
+        if section.in_file and section.index not in sizes:
+            for cut in zeros[bisect_left(zeros, start, key=attrgetter("start")) :]:
+                if section.end < cut.end:
+                    break
+                headers += _part(head, section, start, cut.start - start, cuts)
+                start, headers = cut.end, rest
+        size = sizes.get(section.index, section.offset + section.size - start)
+        headers += _part(head, section, start, size, cuts)
+    if rest and len(first + rest) >= SHN_LORESERVE * SHDR_SIZE:
+        raise CannotCompact(f"{len(first + rest) // SHDR_SIZE} sections")
+    return bytes(first + rest)
+
+
+def _part(head: bytes, section: Section, start: int, size: int, cuts: Cuts) -> bytes:
+    """The header of a part of a section, which begins at `start` in the original."""
+    address = section.addr + start - section.offset
+    return head[:16] + struct.pack("<QQQ", address, cuts.new_offset(start), size) + head[40:]

@@ -1,0 +1,310 @@
+"""A cubin without its unused kernels: their sections and all that speaks of them are gone, numbers stay.
+
+Zeroed code (trim.py) still takes room when a cubin is loaded. Here the sections of a function that goes, its
+`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name, become empty headers of
+type 0, and the bytes behind them move up. Sections and symbols keep their numbers, so that nothing that names
+them by number changes: a symbol that goes becomes one like symbol 0. What lists functions loses its entries:
+
+- `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
+- `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}, in the former either may be the function;
+- relocations of debug information; the names of what is gone become zeros, for they pack to nothing.
+
+Offsets in the file are counted anew, in the order that they had, aligned as sections ask; segments follow the
+sections in them. `KeptWhole` where a cubin is laid out in another way than those that were read: then its code is
+zeroed instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
+from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB
+from gpt.patch.callgraph import (
+    CALLGRAPH,
+    EDGES,
+    NVIDIA_INFO,
+    PROTOTYPE,
+    RELOCATION,
+    SECTION,
+    SHF_INFO_LINK,
+    SHT_NULL,
+    SYMBOL,
+    TAKES_ADDRESS,
+    Data,
+    KeptWhole,
+)
+
+OF_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # frame size, least and most stack, registers
+ATTRIBUTE = struct.Struct("<BBHI")
+SHT_STRTAB = 3
+SIZED = 4  # an attribute whose third field is the size of what follows; of others it is the value
+SEGMENT = np.dtype(
+    [("type", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("vaddr", "<u8"), ("paddr", "<u8"), ("filesz", "<u8"),
+     ("memsz", "<u8"), ("align", "<u8")]
+)  # fmt: skip
+PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
+MAX_ALIGN = 1 << 12  # 128 is what code asks for
+MAX_SEGMENTS = 64  # 6 are usual
+
+
+def without(data: Data, code: Iterable[int]) -> bytes:
+    """The cubin without the functions whose code is in these sections. Raises KeptWhole.
+
+    The sections are those that find_cut gave for this cubin, which has checked that tables lie inside of it.
+    """
+    return _Dropping(data, set(code)).build()
+
+
+def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
+    """What is wrong with a cubin that `without` made of another, or None.
+
+    Every section that is left has the header that it had but for offset and size, and the same bytes unless it
+    lists functions; what is gone belongs to `code`; every kernel and function that is left has its name and size.
+    """
+    old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
+    if len(old) != len(new):
+        return "sections are lost"
+    gone = np.flatnonzero((old["type"] != SHT_NULL) & (new["type"] == SHT_NULL)).tolist()
+    owners = {number: int(old["info"][number]) for number in gone}
+    cut = set(code)
+    for number, owner in owners.items():
+        if number not in cut and owner not in cut and owners.get(owner) not in cut:
+            return f"section {number} is gone"
+    if not cut <= set(gone):
+        return "code that should be gone is there"
+    same = [name for name in SECTION.names or () if name not in ("offset", "size")]
+    for number in sorted(set(range(len(old))) - set(gone)):
+        a, b = old[number], new[number]
+        if any(a[name] != b[name] for name in same):
+            return f"the header of section {number} changed"
+        listing = a["type"] in (SHT_NULL, SHT_SYMTAB, SHT_STRTAB, CALLGRAPH, PROTOTYPE)
+        listing |= a["type"] == NVIDIA_INFO and not a["flags"] & SHF_INFO_LINK
+        listing |= a["type"] in RELOCATION and not old["flags"][a["info"]] & SHF_ALLOC
+        if listing:
+            continue
+        if a["size"] != b["size"] or (a["type"] != SHT_NOBITS and _bytes(before, a) != _bytes(after, b)):
+            return f"section {number} changed"
+    (table,) = np.flatnonzero(old["type"] == SHT_SYMTAB).tolist()
+    symbols, left = (np.frombuffer(_bytes(data, rows[table]), SYMBOL) for data, rows in ((before, old), (after, new)))
+    if (
+        len(symbols) != len(left)
+        or ((symbols != left) & (~np.isin(symbols["shndx"], gone) | (left["info"] != 0))).any()
+    ):
+        return "the symbol table changed"
+    was, now = parse_cubin(before), parse_cubin(after)
+    names = [symbol["name"] for symbol in now.kernels + now.functions]
+    kept = symbols[(symbols == left) & (symbols["info"] & 15 == STT_FUNC) & (symbols["shndx"] != 0)]
+    if len(names) != len(kept) or not set(names) <= {symbol["name"] for symbol in was.kernels + was.functions}:
+        return "names of functions changed"
+    return None
+
+
+def _bytes(data: Data, row: np.void) -> bytes:
+    return bytes(memoryview(data)[int(row["offset"]) : int(row["offset"]) + int(row["size"])])
+
+
+class _Dropping:
+    def __init__(self, data: Data, code: set[int]) -> None:
+        self.data = memoryview(data)
+        self.sections = np.frombuffer(section_headers(data), SECTION).copy()
+        in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS))
+        if sum(self.sections["size"][in_file].tolist()) > len(self.data):
+            raise KeptWhole("sections overlap")
+        self.content = [self._content(number) for number in range(len(self.sections))]
+        self.gone = self._owned(code)
+        (self.table,) = np.flatnonzero(self.sections["type"] == SHT_SYMTAB).tolist()
+        self.symbols = np.frombuffer(self.content[self.table], SYMBOL).copy()
+        self.lost = np.isin(self.symbols["shndx"], sorted(self.gone)) & (self.symbols["shndx"] != 0)
+
+    def build(self) -> bytes:
+        """See without."""
+        self._edit_lists()
+        self._edit_names()
+        self.symbols[self.lost] = np.zeros(1, SYMBOL)
+        self.content[self.table] = self.symbols.tobytes()
+        for number in self.gone:
+            self.sections[number] = np.zeros(1, SECTION)
+            self.content[number] = b""
+        return self._lay_out()
+
+    def _content(self, number: int) -> bytes:
+        row = self.sections[number]
+        if row["type"] in (SHT_NULL, SHT_NOBITS):
+            return b""
+        offset, size = int(row["offset"]), int(row["size"])
+        if offset + size > len(self.data):
+            raise KeptWhole("a section ends beyond the cubin")
+        return bytes(self.data[offset : offset + size])
+
+    def _owned(self, code: set[int]) -> set[int]:
+        """The sections of code, those that belong to them, and the relocations of either."""
+        gone = set(code)
+        for _ in range(2):
+            linked = np.isin(self.sections["info"], sorted(gone)) & (self.sections["info"] != 0)
+            linked &= self.sections["flags"] & SHF_INFO_LINK != 0
+            gone |= set(np.flatnonzero(linked).tolist())
+        return gone
+
+    def _edit_lists(self) -> None:
+        """Takes what is lost out of the tables that list functions."""
+        for number in range(len(self.sections)):
+            if number in self.gone:
+                continue
+            row = self.sections[number]
+            type_, content = int(row["type"]), self.content[number]
+            if type_ == NVIDIA_INFO and not row["flags"] & SHF_INFO_LINK:
+                content = self._attributes(content)
+            elif type_ in (CALLGRAPH, PROTOTYPE):
+                content = self._pairs(content, type_ == CALLGRAPH)
+            elif type_ in RELOCATION:
+                entries = np.frombuffer(content, RELOCATION[type_])
+                if len(entries) and int(entries["symbol"].max()) >= len(self.symbols):
+                    raise KeptWhole("a symbol beyond the symbol table is used")
+                lost = self.lost[entries["symbol"]]
+                if lost.any() and self.sections["flags"][int(row["info"])] & SHF_ALLOC:
+                    raise KeptWhole("what stays refers to what goes")
+                content = entries[~lost].tobytes()
+            self.content[number] = content
+            self.sections["size"][number] = len(content) if type_ != SHT_NOBITS else row["size"]
+
+    def _attributes(self, content: bytes) -> bytes:
+        out = bytearray()
+        position = 0
+        while position < len(content):
+            if position + 4 > len(content):
+                raise KeptWhole("attributes of the module are torn")
+            form, kind, size = struct.unpack_from("<BBH", content, position)
+            end = position + 4 + (size if form == SIZED else 0)
+            if end > len(content):
+                raise KeptWhole("attributes of the module are torn")
+            symbol = None
+            if form == SIZED:
+                if kind not in OF_SYMBOL or size != 8:
+                    raise KeptWhole(f"attribute {kind:#x} of the module is not understood")
+                symbol = ATTRIBUTE.unpack_from(content, position)[3]
+                if symbol >= len(self.lost):
+                    raise KeptWhole("a symbol beyond the symbol table is used")
+            if symbol is None or not self.lost[symbol]:
+                out += content[position:end]
+            position = end
+        return bytes(out)
+
+    def _pairs(self, content: bytes, graph: bool) -> bytes:
+        pairs = np.frombuffer(content, PAIR)
+        lost = self._is_lost(pairs["first"])
+        if graph:
+            marks = (pairs["first"] == 0) & (pairs["second"] >= TAKES_ADDRESS)
+            group = pairs["second"][marks][np.cumsum(marks) - 1]  # find_cut saw that the first pair begins one
+            lost |= np.isin(group, [mark for mark, edges in EDGES.items() if edges]) & self._is_lost(pairs["second"])
+            lost &= ~marks
+        out: bytes = pairs[~lost].tobytes()
+        return out
+
+    def _is_lost(self, numbers: np.ndarray) -> np.ndarray:
+        """Which symbols of these numbers are lost; a number may be none of a symbol."""
+        lost: np.ndarray = (numbers < len(self.lost)) & self.lost[np.minimum(numbers, len(self.lost) - 1)]
+        return lost
+
+    def _edit_names(self) -> None:
+        """Makes zeros of all names that neither a section nor a symbol has any more."""
+        stay = np.ones(len(self.sections), bool)
+        stay[sorted(self.gone)] = False
+        (shstrndx,) = struct.unpack_from("<H", self.data, 62)
+        used: dict[int, list[int]] = {shstrndx: self.sections["name"][stay].tolist()}
+        used.setdefault(int(self.sections["link"][self.table]), []).extend(self.symbols["name"][~self.lost].tolist())
+        for number, starts in used.items():
+            if not 0 < number < len(self.content):
+                raise KeptWhole("names of sections are nowhere")
+            others = np.flatnonzero(stay & (self.sections["link"] == number)).tolist()
+            if set(others) - {self.table}:
+                raise KeptWhole("something else has its names there")
+            self.content[number] = _only(self.content[number], starts)
+
+    def _lay_out(self) -> bytes:
+        """The file: what lies behind the header in the order that it had, each at its alignment."""
+        phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
+        phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
+        if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
+            raise KeptWhole("program headers of another kind")
+        segments = np.frombuffer(self.data[phoff : phoff + phnum * PHDR_SIZE], SEGMENT).copy() if phnum else None
+        parts: list[tuple[int, int, int]] = [(shoff, len(self.sections) * SHDR_SIZE, -1)]  # offset, size, which
+        if phnum:
+            parts.append((phoff, phnum * PHDR_SIZE, -2))
+        old = np.frombuffer(section_headers(self.data), SECTION)
+        in_file = np.flatnonzero(~np.isin(old["type"], (SHT_NULL, SHT_NOBITS)) & (old["size"] > 0)).tolist()
+        parts += [(int(old["offset"][number]), int(old["size"][number]), number) for number in in_file]
+        parts.sort()
+        if parts[0][0] < EHDR_SIZE or any(a[0] + a[1] > b[0] for a, b in pairwise(parts)):
+            raise KeptWhole("sections overlap")
+        out = bytearray(self.data[:EHDR_SIZE])
+        places: dict[int, tuple[int, int]] = {}  # of each part, by its old offset, the range that it has now
+        tables: dict[int, int] = {}
+        for offset, size, which in parts:
+            align = 8 if which < 0 else int(self.sections["align"][which])
+            if align > MAX_ALIGN:
+                raise KeptWhole(f"an alignment of {align}")
+            if which in self.gone:
+                places[offset] = len(out), len(out)
+                continue
+            out += bytes(-len(out) % max(align, 1))
+            places[offset] = len(out), len(out) + (size if which < 0 else len(self.content[which]))
+            if which < 0:
+                tables[which] = len(out)
+                out += bytes(size)
+            else:
+                self.sections["offset"][which] = len(out)
+                out += self.content[which]
+        self._place_empty(old, parts, places)
+        if segments is not None:
+            for segment in segments:
+                _move(segment, parts, places)
+            struct.pack_into("<Q", out, 32, tables[-2])
+            out[tables[-2] : tables[-2] + segments.nbytes] = segments.tobytes()
+        struct.pack_into("<Q", out, 40, tables[-1])
+        out[tables[-1] : tables[-1] + self.sections.nbytes] = self.sections.tobytes()
+        return bytes(out)
+
+    def _place_empty(
+        self, old: np.ndarray, parts: list[tuple[int, int, int]], places: dict[int, tuple[int, int]]
+    ) -> None:
+        """Gives sections without bytes in the file the place behind what was before them."""
+        offsets = np.array([part[0] for part in parts])
+        empty = (old["type"] != SHT_NULL) & ((old["type"] == SHT_NOBITS) | (old["size"] == 0))
+        for number in np.flatnonzero(empty).tolist():
+            before = int(np.searchsorted(offsets, min(int(old["offset"][number]), len(self.data)))) - 1
+            if number not in self.gone:
+                self.sections["offset"][number] = places[parts[before][0]][1] if before >= 0 else EHDR_SIZE
+
+
+def _only(names: bytes, starts: list[int]) -> bytes:
+    """A string table with the strings at these places; the rest of it is zeros."""
+    out = bytearray(len(names))
+    room = 2 * len(names) + (1 << 16)  # strings may end alike and share that
+    for start in set(starts):
+        end = names.find(0, start)
+        room -= end - start
+        if end < 0 or room < 0:
+            raise KeptWhole("names overlap")
+        out[start:end] = names[start:end]
+    return bytes(out)
+
+
+def _move(segment: np.void, parts: list[tuple[int, int, int]], places: dict[int, tuple[int, int]]) -> None:
+    """Gives a segment the range that its parts have now; its parts were all that lay in it."""
+    start, end = int(segment["offset"]), int(segment["offset"]) + int(segment["filesz"])
+    inside = [places[offset] for offset, size, _ in parts if start <= offset and offset + size <= end]
+    if any(offset < start < offset + size or offset < end < offset + size for offset, size, _ in parts):
+        raise KeptWhole("a segment cuts through a section")
+    filled = [place for place in inside if place[0] < place[1]]
+    rest = int(segment["memsz"]) - int(segment["filesz"])
+    if not 0 <= rest < 1 << 48:
+        raise KeptWhole("a segment takes more bytes in the file than in memory")
+    begin, stop = (filled[0][0], filled[-1][1]) if filled else (0, 0)
+    segment["offset"] = begin if filled else (inside[0][0] if inside else EHDR_SIZE)
+    segment["filesz"] = stop - begin
+    segment["memsz"] = stop - begin + rest

@@ -1,0 +1,255 @@
+"""What the file without the spans looks like: a list of pieces, to be written one after the other.
+
+Three modes share this form. *fill* overwrites each dead payload and neutralises its header, so that readers
+step over the element; *hole* does the same and leaves whole pages of it unwritten, so that they take no disk;
+*compact* (compact.py) moves what is left together. A plan never changes a byte by itself: it says which bytes
+of the original go where, and which few words are new.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from operator import itemgetter
+
+from gpt.errors import MalformedError
+from gpt.formats import fatbin
+from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE
+from gpt.formats.fatbin import Element
+from gpt.formats.image import Image
+from gpt.formats.source import Source
+from gpt.patch.trim import Trimmed
+
+PAGE = 4096  # granularity of holes
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes `start` to `end` of the original."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Data:
+    """These bytes."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One byte again and again; zeros in a `hole` are left unwritten."""
+
+    size: int
+    byte: int = 0
+    hole: bool = False
+
+
+Piece = Copy | Data | Fill
+Laid = tuple[int, int, list[Piece]]  # start and end in the original, and what comes in their place
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`pieces` make the output, in which `kept` are the elements.
+
+    `changed` are the ranges of the original whose bytes are others in the output, `trimmed` those of the kept
+    elements that stay in part, by their offset.
+    """
+
+    mode: str
+    pieces: list[Piece]
+    kept: list[Element]
+    changed: list[Span]
+    trimmed: dict[int, Trimmed]
+    scanned: bool = False  # some elements lie outside of the fatbin sections
+    reason: str | None = None  # why the mode is another than the one asked for
+
+    @property
+    def size(self) -> int:
+        """Bytes of the output."""
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What the spans of a library come to: elements that go altogether, and parts of others."""
+
+    all: list[Element]  # in file order, those already dead among them
+    dead: frozenset[int]  # offsets of the elements to go
+    parts: list[Span]  # ranges inside payloads of raw elements that stay
+    scanned: bool  # some elements lie outside of the fatbin sections
+    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that stay in part, by their offset
+
+    @property
+    def live(self) -> list[Element]:
+        """The elements before the cut."""
+        return [e for e in self.all if not e.dead]
+
+    @property
+    def changed(self) -> list[Span]:
+        """Ranges whose bytes do not stay."""
+        gone = [(e.offset, e.end) for e in self.all if e.offset in self.dead]
+        return gone + self.parts + [(t.element.offset, t.element.end) for t in self.trimmed.values()]
+
+    @property
+    def kept(self) -> list[Element]:
+        """The elements after the cut."""
+        return [e for e in self.all if not e.dead and e.offset not in self.dead]
+
+    @property
+    def kept_size(self) -> int:
+        """Bytes of the elements after the cut, headers included."""
+        return sum(self.trimmed[e.offset].size if e.offset in self.trimmed else e.end - e.offset for e in self.kept)
+
+    def overwritten(self, holes: bool, byte: int) -> list[Laid]:
+        """What takes the place of parts of raw elements. Code becomes zeros, always holes."""
+        laid: list[Laid] = [(start, end, list(_filled(start, end, holes, byte))) for start, end in self.parts]
+        zeroed = [span for trimmed in self.trimmed.values() for span in trimmed.zeroed]
+        laid += [(start, end, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
+        return sorted(laid, key=itemgetter(0))
+
+
+def find_doomed(image: Image, spans: list[Span]) -> Doomed:
+    """Matches spans with elements. Raises MalformedError on spans that overlap or hold anything but GPU code.
+
+    A span covers payloads whole (with or without their headers, several in a row allowed), or lies inside the
+    payload of an element that is not compressed. It begins in no header: of an element, or of a cubin's ELF tables.
+    """
+    ordered = sorted(spans)
+    following_starts = [start for start, _ in ordered[1:]] + [image.source.size]
+    for (start, end), following in zip(ordered, following_starts, strict=False):
+        where = image.source.at(max(start, 0))
+        if not 0 <= start < end <= image.source.size:
+            raise MalformedError(f"span {start:#x}-{end:#x} is no range of the file", where)
+        if end > following:
+            raise MalformedError(f"span {start:#x}-{end:#x} overlaps the next", where)
+    elements = [placed.element for placed in image.iter_all()]
+    scanned = _uncovered(elements, ordered) is not None
+    if scanned:
+        elements = [placed.element for placed in image.iter_all(scan=True)]
+    if stray := _uncovered(elements, ordered):
+        raise MalformedError(f"span {stray[0]:#x}-{stray[1]:#x} is no GPU code", image.source.at(stray[0]))
+    starts = [element.offset for element in elements]
+    dead: set[int] = set()
+    parts: list[Span] = []
+    tables = cache(partial(_tables, image.source))
+    for start, end in ordered:
+        index = bisect_right(starts, start) - 1
+        while index < len(elements) and elements[index].offset < end:
+            element = elements[index]
+            if element.offset < start < element.payload:
+                where = image.source.at(element.offset)
+                raise MalformedError(f"span {start:#x}-{end:#x} begins inside the header of an element", where)
+            if start <= element.payload and element.end <= end:
+                dead.add(element.offset)
+            elif element.dead:
+                pass
+            elif element.codec == "none" and element.payload <= start and end <= element.end:
+                if any(start < last and first < end for first, last in tables(element)):
+                    where = image.source.at(element.payload)
+                    raise MalformedError(f"span {start:#x}-{end:#x} holds headers of a cubin that stays", where)
+                parts.append((start, end))
+            else:
+                raise MalformedError(
+                    f"span {start:#x}-{end:#x} cuts through an element", image.source.at(element.offset)
+                )
+            index += 1
+    return Doomed(elements, frozenset(dead), parts, scanned)
+
+
+def _tables(source: Source, element: Element) -> list[Span]:
+    """Where the headers of a cubin that is not compressed lie: without them nothing in it is found."""
+    if element.type != "cubin" or element.end - element.payload < EHDR_SIZE:
+        return []
+    head = source.pread(element.payload, EHDR_SIZE)
+    found = [(element.payload, element.payload + EHDR_SIZE)]
+    for table, number, size in ((32, 56, PHDR_SIZE), (40, 60, SHDR_SIZE)):
+        (offset,), (count,) = struct.unpack_from("<Q", head, table), struct.unpack_from("<H", head, number)
+        if offset:
+            found.append((element.payload + offset, element.payload + offset + max(count, 1) * size))
+    return found
+
+
+def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
+    """The first span with a byte outside of all elements (headers of regions count as outside)."""
+    starts = [element.offset for element in elements]
+    for start, end in spans:
+        position = start
+        while position < end:
+            index = bisect_right(starts, position) - 1
+            if index < 0 or elements[index].end <= position:
+                return start, end
+            position = elements[index].end
+    return None
+
+
+def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
+    """A plan in which no offset moves: `fill`, or `hole` with whole pages of it left out."""
+    new = list(replacements(image.source, doomed, mode == "hole", byte))
+    pieces = splice(Copy(0, image.source.size), new)
+    return Plan(mode, pieces, doomed.kept, doomed.changed, doomed.trimmed, doomed.scanned)
+
+
+def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[Laid]:
+    """What takes the place of dead elements where they are, sorted."""
+    found: list[Laid] = []
+    for element in doomed.all:
+        if element.offset in doomed.dead and not element.dead:
+            pieces: list[Piece] = []
+            if element.header_size:
+                head = source.pread(element.offset, element.header_size)
+                pieces.append(Data(fatbin.dead_header(head)))
+            pieces += _filled(element.payload, element.end, holes, byte)
+            found.append((element.offset, element.end, pieces))
+        elif (trimmed := doomed.trimmed.get(element.offset)) and trimmed.payload:
+            found.append((element.offset, element.end, _shortened(trimmed, holes, byte)))
+    found += doomed.overwritten(holes, byte)
+    yield from sorted(found, key=itemgetter(0))
+
+
+def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
+    """A trimmed element where it was, and a dead one in what it leaves free."""
+    element = trimmed.element
+    start = element.offset + trimmed.size
+    dead = fatbin.dead_element(trimmed.header, element.end - start)
+    return [Data(trimmed.header + trimmed.payload + dead), *_filled(start + len(dead), element.end, holes, byte)]
+
+
+def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:
+    first, last = start + -start % PAGE, end - end % PAGE
+    if not holes or first >= last:
+        yield Fill(end - start, byte)
+        return
+    yield Fill(first - start, byte)
+    yield Fill(last - first, 0, hole=True)
+    yield Fill(end - last, byte)
+
+
+def splice(whole: Copy, new: Iterable[Laid]) -> list[Piece]:
+    """The range `whole` of the original with pieces laid over it, sorted."""
+    pieces: list[Piece] = []
+    position = whole.start
+    for start, end, laid in new:
+        if start < position:
+            raise MalformedError(f"two parts of the file share the bytes at {start:#x}")
+        pieces += [Copy(position, start), *laid]
+        position = end
+    return [piece for piece in [*pieces, Copy(position, whole.end)] if piece.size]

@@ -1,0 +1,237 @@
+"""Wheels with some members replaced: the other members as they were, RECORD with the new digests and sizes.
+
+What stays is copied packed, byte for byte, with what stands before and between the members; only the directory is
+written anew, so that it says where they are. RECORD is CSV, a line a member, `PATH,sha256=DIGEST,SIZE` with the digest
+in URL-safe base 64 without padding (the packaging specifications, "Recording installed projects"); lines of what stays
+are not touched. It is the one of the wheel itself, `NAME.dist-info/RECORD`: those of packages inside of packages are
+members as any other. One that is signed (`.jws`, `.p7s`) is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import csv
+import hashlib
+import io
+import os
+import posixpath
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+from zipfile import ZipInfo
+
+from gpt.errors import GptError, MalformedError
+from gpt.formats.paths import open_regular
+from gpt.formats.source import Source
+from gpt.formats.zips import MAGIC, Zip
+from gpt.outputs import replacing
+from gpt.patch.attributes import copy_attributes
+
+RECORD = ".dist-info/RECORD"
+SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
+MAX_RECORD_FILE = 16 << 20  # bytes; a line has about 100
+BLOCK = 1 << 20
+ZIP64 = 1  # the extra field with sizes of 64 bits, which zipfile writes by itself
+
+
+def split(path: str) -> tuple[Path, str] | None:
+    """The wheel and the member that a path of gpt-extract means, `X.whl/MEMBER`; None where no wheel is in it.
+
+    The member's name is whatever the wheel says, `/x` and `./x` among others.
+    """
+    at = path.find("/", 1)
+    while at > 0:
+        if os.path.isfile(path[:at]):
+            with open_regular(path[:at]) as file:
+                return (Path(path[:at]), path[at + 1 :]) if file.read(len(MAGIC)) == MAGIC else None
+        at = path.find("/", at + 1)
+    return None
+
+
+class Wheels:
+    """Members that were patched, until all of their wheels are; in a temporary folder, which `close` removes."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._count = 0
+        self._replaced: dict[Path, dict[str, Path]] = {}
+        self._status: dict[Path, tuple[int, ...]] = {}  # of the wheels, when their first member was unpacked
+
+    def add(self, wheel: Path, member: str, near: Path) -> tuple[Path, Path]:
+        """Unpacks a member; gives where it is and where the patched one goes. `near` is on a large disk.
+
+        Raises GptError where the wheel changes meanwhile, or a member comes twice.
+        """
+        members = self._replaced.setdefault(wheel, {})
+        if member in members:
+            raise GptError("comes twice in this stream", f"{wheel}/{member}")
+        if self._folder is None:
+            near.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=".wheel.", dir=near))
+        self._count += 1
+        source, target = (self._folder / f"{self._count}.{part}" for part in ("before", "after"))
+        with open_regular(wheel) as file:
+            if self._status.setdefault(wheel, _status(file)) != _status(file):
+                raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
+            unpack(Source(str(wheel), file.fileno()), member, source)
+        members[member] = target
+        return source, target
+
+    def take_complete(self) -> dict[Path, dict[str, Path]]:
+        """What is to be replaced in the wheels so far, each of which has something; they count as done then."""
+        found, self._replaced = self._replaced, {}
+        there = {
+            wheel: {name: path for name, path in members.items() if path.exists()} for wheel, members in found.items()
+        }
+        return {wheel: members for wheel, members in there.items() if members}
+
+    def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path) -> None:
+        """Writes a wheel with members replaced, whole or not at all. Raises GptError."""
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with open_regular(wheel) as file:
+                if self._status[wheel] != _status(file):
+                    raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
+                with replacing(out, 0o600) as new:
+                    repack(Zip(Source(str(wheel), file.fileno())), replaced, new)
+                    new.flush()
+                    copy_attributes(file.fileno(), new.fileno(), every=False)
+        except OSError as error:
+            raise GptError(error.strerror or str(error), str(error.filename or out)) from None
+
+    def close(self) -> None:
+        """Removes the folder."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def unpack(wheel: Source, member: str, out: Path) -> None:
+    """Writes a member to a file. Raises MalformedError, and GptError where the file cannot be written."""
+    found = Zip(wheel)
+    if member not in found.by_name:
+        raise MalformedError(f"zip: no member '{member}'", wheel.name)
+    try:
+        with open(out, "wb") as file:
+            found.unpack(found.by_name[member], file)
+    except OSError as error:
+        raise GptError(error.strerror or str(error), f"{wheel.name}/{member}") from None
+
+
+def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes]) -> None:
+    """Writes a wheel with these members replaced by files. Raises GptError."""
+    names = wheel.by_name
+    if signature := next((name for name in names if _is_own(name, SIGNED)), None):
+        fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
+        raise GptError(fact, wheel.source.name)
+    replaced = {name: path for name, path in replaced.items() if not _is_same(path, names[name])}
+    lines = {_plain(name): _line_of(path) for name, path in replaced.items()}
+    order = {info.header_offset: number for number, info in enumerate(wheel.all)}
+    members = sorted(wheel.all, key=lambda info: info.header_offset)
+    _copy(wheel.source, 0, members[0].header_offset, out)
+    with wheel.faults(), zipfile.ZipFile(out, "w") as made:
+        made.comment = wheel.comment
+        for info in members:
+            if info.filename in replaced:
+                with open(replaced[info.filename], "rb") as file:
+                    _add(made, wheel, info, file)
+            elif lines and _is_own(info.filename, (RECORD,)):
+                data = wheel.read(info, MAX_RECORD_FILE)
+                with io.BytesIO() as file:
+                    file.writelines(_iter_record(data, lines, wheel.source.name))
+                    _add(made, wheel, info, file)
+            else:
+                kept = copy.copy(info)
+                kept.header_offset, kept.extra = out.tell(), _without_zip64(info.extra)
+                _copy(wheel.source, info.header_offset, wheel.end_of(info), out)
+                made.start_dir = out.tell()
+                made.filelist.append(kept)
+        ordered = sorted(zip(members, made.filelist, strict=True), key=lambda pair: order[pair[0].header_offset])
+        made.filelist[:] = [info for _, info in ordered]
+
+
+def _status(file: IO[bytes]) -> tuple[int, ...]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_own(name: str, ends: tuple[str, ...]) -> bool:
+    """Whether a member belongs to the wheel's own metadata."""
+    return _plain(name).count("/") == 1 and name.endswith(ends)
+
+
+def _plain(name: str) -> str:
+    """A name without `./`, and as a relative one."""
+    return posixpath.normpath(f"./{name.lstrip('/')}")
+
+
+def _copy(source: Source, start: int, end: int, out: IO[bytes]) -> None:
+    for offset in range(start, end, BLOCK):
+        out.write(source.pread(offset, min(BLOCK, end - offset)))
+
+
+def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes]) -> None:
+    """Adds a member with all that another has but its bytes."""
+    new = copy.copy(info)
+    new.extra = _without_zip64(wheel.local_extra(info))
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    with made.open(new, "w", force_zip64=size >= 1 << 31) as out:
+        shutil.copyfileobj(file, out, BLOCK)
+    new.extra, new.external_attr = _without_zip64(info.extra), info.external_attr
+
+
+def _without_zip64(extra: bytes) -> bytes:
+    """Extra fields, each a kind, a size and as many bytes; what is none stays."""
+    kept, at = b"", 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        kept += extra[at : at + 4 + size] if kind != ZIP64 else b""
+        at += 4 + size
+    return kept + extra[at:]
+
+
+def _is_same(path: Path, info: ZipInfo) -> bool:
+    """Whether a file, a library of which nothing went perhaps, has the bytes of a member."""
+    if path.stat().st_size != info.file_size:
+        return False
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc == info.CRC
+
+
+def _line_of(path: Path) -> list[str]:
+    """The digest and size of a file, for RECORD."""
+    with open(path, "rb") as file:
+        digest = base64.urlsafe_b64encode(hashlib.file_digest(file, "sha256").digest()).decode().rstrip("=")
+        return [f"sha256={digest}", str(file.tell())]
+
+
+def _iter_record(data: bytes, lines: Mapping[str, list[str]], name: str) -> Iterator[bytes]:
+    """RECORD with the lines of some members replaced."""
+    raw: list[str] = []
+
+    def read() -> Iterator[str]:
+        for line in io.StringIO(data.decode(), newline=""):
+            raw.append(line)
+            yield line
+
+    try:
+        for row in csv.reader(read()):
+            if row and _plain(row[0]) in lines:
+                new = io.StringIO()
+                csv.writer(new, lineterminator="\r\n" if raw[-1].endswith("\r\n") else "\n").writerow(
+                    [row[0], *lines[_plain(row[0])]]
+                )
+                raw[:] = [new.getvalue()]
+            yield "".join(raw).encode()
+            raw.clear()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise MalformedError(f"RECORD: {error}", name) from None

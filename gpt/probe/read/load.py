@@ -1,0 +1,45 @@
+"""Probe files from disk, in any of their forms, to the objects of model.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt.errors import MalformedError, MissingError
+from gpt.probe.model import ProbeFile
+from gpt.probe.read.toml import parse_toml
+
+_PACKAGED = Path(__file__).parents[2] / "_probes"  # where an installation has them
+BUILTIN = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "probes"
+MAX_SOURCE = 1 << 20  # bytes of a probe file
+
+
+def find_probe(name: str) -> Path:
+    """The file that `-p` means: a path, or a built-in probe's name. Raises MissingError."""
+    path = Path(name)
+    if path.is_file() or path.is_fifo():  # a pipe, as of a shell's <(...)
+        return path
+    if (built_in := BUILTIN / f"{name}.toml").is_file() and path.name == name:
+        return built_in
+    known = ", ".join(sorted(path.stem for path in BUILTIN.glob("*.toml")))
+    raise MissingError(f"no such probe file{f', and no built-in probe ({known})' if known else ''}", name)
+
+
+def load_probes(path: Path) -> ProbeFile:
+    """Reads a probe file, TOML or Python. Raises MalformedError, GptError with file and line, MissingError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SOURCE + 1)
+    except FileNotFoundError:
+        raise MissingError("no such probe file", str(path)) from None
+    if len(data) > MAX_SOURCE:
+        raise MalformedError(f"larger than {MAX_SOURCE >> 20} MiB", str(path))
+    try:
+        source = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise MalformedError("not UTF-8", f"{path}:{line}") from None
+    if path.suffix == ".py":
+        from gpt.probe.read.python import compile_python
+
+        return compile_python(source, str(path))
+    return parse_toml(source, str(path))

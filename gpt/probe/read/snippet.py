@@ -1,0 +1,106 @@
+"""Snippets as text: PTX with helpers and SAVE, to the statements of model.py.
+
+`SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` makes a whole record.
+`.reg` declares registers that all probes of the file share.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpt.errors import GptError, MalformedError
+from gpt.probe.model import Line, Register, Save, Snippet
+from gpt.ptx import tree
+from gpt.ptx.parse import parse_statements
+from gpt.ptx.scan import scan_statements
+from gpt.ptx.types import SIZES, integer
+
+_NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
+MAX_TEXT = 1 << 16  # bytes of one snippet
+MAX_REGISTERS = 64  # of one declaration with a count
+
+
+def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = True) -> tuple[Snippet, list[Register]]:
+    """The statements and declarations of a snippet that begins on line `first` of the file `path`.
+
+    Its lines are those of the file if it `is_text`; else it is a string on one line. A SAVE without a map's name is to
+    the map named like the probe. Raises MalformedError, GptError with file and line.
+    """
+    if len(text) > MAX_TEXT:
+        raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
+    text = _NAMED_SAVE.sub(r"\1,", text)
+    lines: list[Line] = []
+    registers: list[Register] = []
+    module = None
+    try:
+        module, statements = scan_statements(text, "")
+        for statement in statements:
+            line = first + (module.line(statement.start) - 1) * is_text
+            node, *more = _parse(module.source(statement), path, line, probe, is_text)
+            if more:  # a label with what belongs to it
+                node = more[0]
+            if not str(node).isascii():  # a string; shape.py counts on it
+                raise MalformedError(
+                    f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
+                )
+            if isinstance(node, tree.Declaration):
+                registers += _registers(node, path, line, probe)
+            elif isinstance(node, tree.Instruction) and node.opcode == "SAVE":
+                lines.append(Line(_save(node, path, line, probe), line))
+            elif isinstance(node, tree.Instruction | tree.Label):
+                lines.append(Line(node, line))
+            else:
+                raise GptError(f"probe '{probe}': '{statement.head}' has no place in a probe", f"{path}:{line}")
+    except MalformedError as error:
+        if module is not None or not error.where.startswith(":"):
+            raise
+        line = int(error.where[1:].partition(":")[0])  # what the scanner said of the snippet alone
+        raise _malformed(error, path, first + (line - 1) * is_text, probe) from None
+    return Snippet(tuple(lines)), registers
+
+
+def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[tree.Statement]:
+    if text in ("{", "}"):
+        raise GptError(f"probe '{probe}': scopes have no place in a probe", f"{path}:{line}")
+    try:
+        return parse_statements(text, "")
+    except MalformedError as error:
+        at = int(error.where[1:].split(":")[0])
+        raise _malformed(error, path, line + (at - 1) * is_text, probe) from None
+
+
+def _malformed(error: MalformedError, path: str, line: int, probe: str) -> MalformedError:
+    return MalformedError(f"probe '{probe}': {error.fact.removeprefix('PTX: ')}", f"{path}:{line}")
+
+
+def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list[Register]:
+    words = [specifier.word for specifier in node.specifiers]
+    type_ = words[-1][1:]
+    if words[0] != ".reg" or len(words) != 2 or type_ not in SIZES:
+        raise GptError(f"probe '{probe}': '{node}' declares no plain register", f"{path}:{line}")
+    found = []
+    for declarator in node.declarators:
+        if declarator.dimensions or declarator.value:
+            raise GptError(f"probe '{probe}': '{declarator}' is no register", f"{path}:{line}")
+        if declarator.count is None:
+            found.append(Register(declarator.name, type_, None, line))
+            continue
+        count = integer(declarator.count)
+        if count is None or count > MAX_REGISTERS:
+            fact = f"'{declarator}' is no number of registers, or more than {MAX_REGISTERS} registers"
+            raise GptError(f"probe '{probe}': {fact}", f"{path}:{line}")
+        found += [Register(f"{declarator.name}{n}", type_, None, line) for n in range(count)]
+    return found
+
+
+def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
+    match node.operands:
+        case (tree.Vector(values),) if len(node.modifiers) == 1 and node.modifiers[0][1:] in SIZES:
+            type_ = node.modifiers[0][1:]
+            if values and SIZES[type_]:
+                return Save(probe, values, (type_,) * len(values), guard=node.guard)
+        case (tree.Address((tree.Name(name, ()),)), tree.Vector(values)) if not node.modifiers and values:
+            return Save(name, values, (), guard=node.guard)
+    raise MalformedError(
+        f"probe '{probe}': '{node}' is neither 'SAVE.u64 {{%a}};' nor 'SAVE [MAP] {{%a}};'", f"{path}:{line}"
+    )

@@ -1,0 +1,123 @@
+"""How the state goes down the calls: which functions need it, and the parameter more that they get.
+
+The functions on the way from a kernel to a probe in a device function get a parameter more, as do their prototypes
+and calls. Around such a call, and at the ends of such a function, the registers go to the state's memory and come
+back. A function whose address is taken may be called by who knows whom: a kernel with a probe in one is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from gpt.errors import GptError
+from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
+from gpt.probe.weave.match import Function
+from gpt.probe.weave.state import State
+from gpt.ptx.params import room
+from gpt.ptx.quick import parse_params
+from gpt.ptx.scan import NAME, Module, Statement, find_name
+
+_CALL = re.compile(  # the name that stands where a function does
+    r"(?:@\s*!?\s*[\w$%]+\s*)?call(?:\s*\.\w+(?:::\w+)*)*\s*(?:\([^()]*\)\s*,\s*)?([A-Za-z_$][\w$]*)", re.ASCII
+)
+
+
+class LeftAlone(GptError):
+    """A kernel that no probe goes into, and why."""
+
+
+def propagate(module: Module, functions: Sequence[Function], entry: Function) -> None:
+    """Finds the functions that need the state: those with probes, and those that call such. Raises LeftAlone."""
+    waiting = [f for f in functions if f.uses and f is not entry]
+    if not waiting:
+        return
+    callers = defaultdict(list)
+    expected = Counter(item.name for item in module.items if item.kind == "func")  # where it is named
+    for function in functions:
+        for name in _calls(module, function).values():
+            callers[name].append(function)
+            expected[name] += 1
+    while waiting:
+        function = waiting.pop()
+        if not function.stateful:
+            function.stateful = True
+            waiting += callers[function.item.name]
+    named = Counter(NAME.findall(module.skeleton))
+    for function in functions:
+        name = function.item.name
+        if not function.stateful or function is entry:
+            continue
+        reason, params = "", parse_params(module, function.item) or ()
+        if named[name] != expected[name]:
+            reason = "whose address is taken, or which another kernel calls"
+        elif any(s.word == ".reg" for p in params for s in p.specifiers):
+            reason = "whose parameters are registers"
+        elif any(None in p.declarator.dimensions for p in params):  # an array of no size has to be the last one
+            reason = "whose arguments vary in number"
+        if reason:
+            raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
+
+
+def _calls(module: Module, function: Function) -> dict[int, str]:
+    """The numbers of the statements that call a function by its name, and the names."""
+    found = {}
+    for number in function.body.numbers("call"):
+        statement = function.statements[number]
+        if match := _CALL.match(module.skeleton, statement.start, statement.end):
+            found[number] = match[1]
+    return found
+
+
+def pass_state(module: Module, functions: Sequence[Function], entry: Function, state: State, to: Insertions) -> None:
+    """Adds the parameter to functions, prototypes and calls, and moves the registers."""
+    stateful = {function.item.name for function in functions if function.stateful}
+    for item in module.items:
+        if item.kind == "func" and item.name in stateful:
+            at, before, behind = room(module, item)
+            to.add(at, DECLARE, [f"{before}.param .b64 {state.prefix}in{behind}"])
+    for function in functions:
+        if function.stateful:
+            _pass_on(module, function, function is entry, stateful, state, to)
+
+
+def _pass_on(
+    module: Module, function: Function, is_entry: bool, stateful: set[str], state: State, to: Insertions
+) -> None:
+    used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
+    for number, name in _calls(module, function).items():
+        if name in stateful:
+            at, before, behind = _find_argument(module, statements[number], name)
+            to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
+            to.add(in_front(statements, number), STATE_OUT, state.store(used, code))
+            to.add(statements[number].end, CALL_OUT, state.load(used, code))
+    for number in function.body.numbers("ret") if not is_entry else ():
+        to.add(in_front(statements, number), CALL_IN, state.store(used, code))
+    if is_entry:
+        to.add(body, STATE_IN, state.begin(code))
+        return
+    to.add(function.item.end - 1, CALL_IN, state.store(used, code))
+    to.add(body, STATE_IN, state.enter(used, code))
+
+
+def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
+    """Where one more argument of a call goes, and what stands before and behind it. Raises MalformedError."""
+    text = module.skeleton
+    behind = find_name(text, name, statement.start, statement.end) + len(name)
+    at = text.find("(", behind, statement.end)
+    if at < 0:
+        return behind, ", (", ")"
+    end = text.find(")", at, statement.end)
+    if end < 0:
+        raise module.malformed(at, "no end to")
+    return end, ", " if text[at + 1 : end].strip() else "", ""
+
+
+def in_front(statements: Sequence[Statement], number: int) -> int:
+    """The offset in front of a statement, and of pragmas that speak of it."""
+    at = statements[number].start
+    while number and statements[number - 1].head in (".pragma", ".loc"):
+        number -= 1
+        at = statements[number].start if statements[number].head == ".pragma" else at
+    return at

@@ -1,0 +1,251 @@
+"""What a snippet reads of the program at a site: helpers and operands as registers of the types that it wants.
+
+What an instruction overwrites is copied before it, where the snippet asks behind it for what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpt.probe.model import OPERANDS, Snippet, names_of
+from gpt.probe.operands import Bound, Descriptor, Low, Partial
+from gpt.probe.weave.emit import Code, Condition
+from gpt.ptx import tree
+from gpt.ptx.types import FLOAT, SIZES, SPECIAL, integer
+
+Types = Callable[[str], str | None]  # of the program's registers
+
+
+class Misfit(Exception):
+    """Why a snippet cannot be at a site, which is then left alone."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a snippet goes: the instruction there and what it means, and when the probe runs.
+
+    `overwrite` says that a record saved here takes the place of an earlier one in a map of capacity 1.
+    """
+
+    instruction: tree.Instruction | None = None
+    bound: Bound | None = None
+    guard: tree.Guard | None = None
+    sampled: Condition | None = None
+    overwrite: bool = False
+    no_pred: bool = False
+
+
+class Reader:
+    """One snippet's view of one site. `code` is of this place, `outer` of the function, for what is kept from before
+    the instruction. Its methods raise Misfit.
+    """
+
+    def __init__(self, code: Code, outer: Code, types: Types, site: Site) -> None:
+        self.code, self.outer, self.types, self.site = code, outer, types, site
+        self.condition: Condition | None = None  # where the snippet runs
+        self.copies: dict[str, str] = {}  # registers as they were before the instruction
+
+    # Before the instruction
+
+    def keep(self, snippet: Snippet, instruction: tree.Instruction) -> None:
+        """Copies what the instruction overwrites and the snippet asks for as it was before."""
+        bound = self.site.bound
+        if not bound or not instruction.operands:
+            return
+        first = instruction.operands[0]
+        written = dict.fromkeys(() if isinstance(first, tree.Address) else names_of(first))
+        asked: set[str] = set()
+        for helper in snippet.helpers & (OPERANDS - {"OUT"}):
+            for source in self._sources(helper, bound):
+                asked |= set(names_of(source))
+        if instruction.guard:
+            asked.add(instruction.guard.register)
+        for name in (name for name in written if name in asked):
+            type_ = self._type(name)
+            kind = "pred" if type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
+            self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
+
+    def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
+        match helper:
+            case "ADDR":
+                return [bound.address] if bound.address else []
+            case "BYTES":
+                found = bound.bytes.read if isinstance(bound.bytes, Partial) else bound.bytes
+                return [] if found is None or isinstance(found, int) else [found]
+            case "FLOPS":
+                return [bound.flops.register] if isinstance(bound.flops, Descriptor) else []
+        operand = bound.operand(helper)
+        return [operand] if operand else []
+
+    def guard(self, guard: tree.Guard | None) -> Condition | None:
+        """The guard of the instruction as it was before."""
+        return Condition(self.copies.get(guard.register, guard.register), guard.negated) if guard else None
+
+    # Helpers
+
+    def helper(self, name: str) -> str:
+        """A register or constant with the value of a helper that has a type."""
+        code, bound = self.code, self.site.bound
+        match name:
+            case "SMID" | "LANEID":
+                return code.special(f"%{name.lower()}")
+            case "WARPID":
+                return code.warp()
+            case "BLOCK":
+                return code.block()
+            case "ACTIVE":
+                return code.make("b32", "popc.b32", code.group(self.condition)[1])
+            case "ADDR" if bound and bound.address:
+                return self._address(bound.address)
+            case "BYTES" if bound and bound.bytes is not None:
+                return self._bytes(bound.bytes)
+            case "FLOPS" if bound and bound.flops is not None:
+                return str(bound.flops) if isinstance(bound.flops, int) else self._described(bound.flops)
+        raise Misfit(f"has no {name}")
+
+    def _bytes(self, count: int | tree.Operand | Partial) -> str:
+        """A constant, or a register of 32 bits."""
+        if isinstance(count, int):
+            return str(count)
+        if not isinstance(count, Partial):
+            return self.sized(count, "u32")
+        names = list(names_of(count.read))
+        if not names or self.types(names[0]) != "pred":
+            return self.sized(count.read, "u32")
+        ignored = Condition(self.copies.get(names[0], names[0]), isinstance(count.read, tree.Prefixed))
+        return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), self.code.positive(ignored))
+
+    def _described(self, flops: Descriptor) -> str:
+        """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
+        code, value = self.code, self.sized(flops.register, "u32")
+        rows = code.make("b32", "bfe.u32", value, 24, 5)
+        columns = code.make("b32", "bfe.u32", value, 17, 6)
+        return code.make("b32", "mul.lo.u32", code.make("b32", "mul.lo.u32", rows, columns), 2 * 16 * 8 * flops.k)
+
+    def _address(self, address: tree.Address) -> str:
+        """The address in brackets, 64 bits; of a tensor map's access, the map's."""
+        code, operand = self.code, next(iter(address.items), None)
+        first, rest = operand, ""
+        if isinstance(operand, tree.Expression):
+            first = operand.operands[0]
+            rest = str(replace(operand, operands=(tree.Number("0"), *operand.operands[1:])))
+        if not isinstance(first, tree.Name) or first.parts:
+            if isinstance(first, tree.Number):
+                return code.make("b64", "mov.u64", operand)
+            raise Misfit(f"has the address '{address}'")
+        type_ = self.types(first.name)
+        name = self.copies.get(first.name, first.name)
+        if type_ is None:  # a variable
+            name, type_ = code.make("b64", "mov.u64", name), "b64"
+        elif not type_:
+            raise Misfit(f"has the address '{address}'")
+        if SIZES[type_] == 4:
+            low = code.make("b32", "add.u32", name, rest) if rest else name
+            return code.make("b64", "cvt.u64.u32", low if rest else code.make("b32", "mov.b32", low))
+        return code.make("b64", "add.s64" if rest else "mov.b64", name, *[rest] * bool(rest))
+
+    def _type(self, name: str) -> str:
+        type_ = self.types(name)
+        if not type_:
+            raise Misfit(f"has '{name}', which is no register of a plain type")
+        return type_
+
+    def sized(
+        self,
+        operand: tree.Operand,
+        wanted: str | None,
+        *,
+        fresh: bool = False,
+        width: int | None = 0,
+        low: Low | None = None,
+    ) -> str:
+        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
+
+        `width` are the bits that the opcode uses of it, None if it does not say, 0 if as many as are wanted. Of a
+        register with more bits than `low` has, as `st.u8` takes, only those count.
+        """
+        code = self.code
+        match operand:
+            case tree.Name("_"):
+                raise Misfit("has '_' where the probe reads")
+            case tree.Name(name) if name in SPECIAL:
+                type_ = SPECIAL[name]
+                value = code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
+            case tree.Name(name, parts) if name.startswith("%") or self.types(name) is not None:
+                type_ = self._type(str(operand) if parts else name)
+                value = name if fresh else self.copies.get(name, name)
+                if type_ == "pred":
+                    if wanted not in (None, "pred"):
+                        raise Misfit(f"has predicate '{name}', where .{wanted} is wanted")
+                    return value
+                if wanted == "pred":
+                    raise Misfit(f"has '{name}', where a predicate is wanted")
+                if SIZES[type_] == 1:  # there is no mov of a byte
+                    sign, type_ = "s" if wanted and wanted[0] == "s" else "u", "b16"
+                    value = code.make(type_, f"cvt.{sign}16.{sign}8", value)
+                else:
+                    bits = SIZES[type_] * 8
+                    value = code.make(f"b{bits}", f"mov.b{bits}", value)
+            case tree.Address():
+                type_, value = "b64", self._address(operand)
+            case tree.Name() | tree.Expression():
+                type_, value = "b64", code.make("b64", "mov.u64", operand)
+            case tree.Vector(items) if wanted:
+                whole = width or SIZES[wanted] * 8
+                type_, value = f"b{whole}", self._packed(items, whole, fresh, 8 if width else 16, low)
+                low = None
+            case _:
+                return _constant(str(operand), wanted, low)
+        bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
+        if wanted and low and low.bits < bits:
+            kind = "s" if low.signed else "u"
+            return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{low.bits}", value)
+        if wanted is None or to == bits:
+            return value
+        if to < bits and width is None:
+            raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
+        kind = "s" if wanted[0] == "s" else "u"
+        return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
+
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: Low | None) -> str:
+        """A vector as one register of so many bits, of which each element has `least` or more."""
+        each = bits // len(items)
+        if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
+            raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+        if each == 8:
+            return self._bytewise(items, bits, fresh)
+        parts = []
+        for item in items:
+            longer = isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each
+            if longer and (low is None or low.bits != each):
+                raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
+            part = self.sized(item, f"b{each}", fresh=fresh, low=low)
+            parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
+        return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
+
+    def _bytewise(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
+        """As `_packed`, of bytes: at most four."""
+        code, whole = self.code, "0"
+        for number, item in enumerate(items):
+            whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh=fresh), whole, 8 * number, 8)
+        return whole if bits == 32 else code.make("b16", "cvt.u16.u32", whole)
+
+
+def _constant(text: str, wanted: str | None, low: Low | None) -> str:
+    """A number of the program's as one of another type, which gets its bits: the `low` ones. Raises Misfit."""
+    digits = text.removeprefix("-")
+    if wanted is None or (wanted in ("f32", "f64") and FLOAT.fullmatch(digits)):
+        return text
+    value = int(text[2:], 16) if FLOAT.fullmatch(text) and text[1] in "dDfF" else integer(digits)
+    bits = SIZES[wanted] * 8
+    if value is not None and digits != text:
+        value = -value
+    if value is not None and low:
+        value %= 1 << low.bits
+        is_signed = low.signed or (low.bits >= 32 and wanted[0] == "s")
+        value -= (is_signed and value >> (low.bits - 1)) << low.bits
+    if value is None or not bits or abs(value) >> bits or wanted == "f16":
+        raise Misfit(f"has '{text}', where .{wanted} is wanted")
+    value %= 1 << bits
+    return f"0{'f' if bits == 32 else 'd'}{value:0{bits // 4}X}" if wanted[0] == "f" else str(value)

@@ -1,0 +1,207 @@
+"""A snippet at a site, as PTX: helpers become operands, SAVE stores, registers and labels get names of their own.
+
+Where the site's instruction has a guard, each instruction of the snippet that does something gets it too, and runs
+where both hold. What a snippet computes only for itself needs no guard: a register that is written under one would
+be live from the kernel's entry on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_of, type_of_name
+from gpt.probe.weave.emit import Condition
+from gpt.probe.weave.fetch import Misfit, Reader
+from gpt.probe.weave.registers import Names, part_name
+from gpt.probe.weave.save import Placed, save
+from gpt.ptx import tree
+from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
+
+TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
+_WORD = re.compile(r"\W", re.ASCII)
+
+
+class Lowering:
+    """One snippet at one site. `run` gives the lines to put before the instruction, and those of the snippet.
+
+    `base` gives the register with the address of a map's buffer; `used` collects the registers of the file, `shared`
+    those of them that outlive the snippet. A line is a text and its line in the probe file.
+    """
+
+    def __init__(
+        self,
+        read: Reader,
+        names: Names,
+        maps: dict[str, Placed],
+        base: Callable[[Placed], str],
+        label: str,
+        used: set[str],
+        shared: set[str],
+    ) -> None:
+        self.read, self.code, self.site = read, read.code, read.site
+        self.names, self.maps, self.base = names, maps, base
+        self.label, self.used, self.shared = label, used, shared
+        self.values: dict[str, str] = {}  # helpers that are at hand
+        self.parts: dict[str, str] = {}
+        self.labels: dict[str, int] = {}
+
+    def run(self, probe: Probe, when: str, snippet: Snippet) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Raises Misfit."""
+        self.own = self.names.own.get((probe.name, when), set())
+        code, read = self.code, self.read
+        if when == "after" and self.site.instruction:
+            read.keep(snippet, self.site.instruction)
+        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
+        guard = None if self.site.no_pred else read.guard(self.site.guard)
+        read.condition = code.both(self.site.sampled, guard)
+        for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
+            self.values[helper] = read.helper(helper)
+        done: list[tuple[str, int]] = []
+        for number, line in enumerate(snippet.lines):
+            match line.node:
+                case tree.Label(name):
+                    code.lines.append(f"{self._label(name)}:")
+                    code.forget()
+                case Save():
+                    self._save(line.node, snippet.lines[number + 1 :])
+                case tree.Instruction():
+                    self._instruction(line.node)
+            done += [(text, line.line) for text in code.take()]
+        return before, done
+
+    # Operands
+
+    def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
+        """An operand of a snippet's instruction. `plain` ones take special registers: those of mov."""
+        match operand:
+            case tree.Name("PRED", ()):
+                return self.code.positive(self.read.guard(self.site.guard))
+            case tree.Name(name, ()) if name in TIMES:
+                return TIMES[name] if plain else self.code.make("b64", "mov.u64", TIMES[name])
+            case tree.Name(name, ()) if name in self.values:
+                value = self.values[name]
+                wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
+                return self.code.make("b64", "cvt.u64.u32", value) if wide else value
+            case tree.Name(name, parts) if name in HELPERS:
+                bound, element = self.site.bound, "".join(parts)
+                source = bound.operand(name, element) if bound and HELPERS[name] is None else None
+                if bound is None or source is None:
+                    raise Misfit(f"has no {operand}")
+                width, low = bound.width(name, element), bound.low(name)
+                return self.read.sized(source, wanted, fresh=name == "OUT", width=width, low=low)
+            case tree.Name(name, parts) if name in SPECIAL and not plain:
+                type_ = SPECIAL[name]
+                return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
+            case tree.Name(name, parts):
+                return self._register(name) + "".join(parts)
+            case tree.Prefixed(prefixes, inner):
+                return "".join(prefixes) + self._operand(inner, wanted, plain)
+            case tree.Expression(operands, operators) if set(operators) == {"|"}:
+                return "|".join(self._operand(part, wanted, plain) for part in operands)
+            case tree.Vector(items):
+                part = f"b{SIZES[wanted] * 8 // len(items)}" if wanted else None
+                return "{" + ", ".join(self._operand(item, part, plain) for item in items) + "}"
+        return str(operand)
+
+    def _register(self, name: str) -> str:
+        found = self.names.names.get(name)
+        if found is None:
+            return name
+        self.used.add(name)
+        if name not in self.own:
+            self.shared.add(name)
+        return found
+
+    # Statements
+
+    def _label(self, name: str) -> str:
+        number = self.labels.setdefault(name, len(self.labels))
+        return f"{self.label}_{number}_{_WORD.sub('_', name)}"
+
+    def _guard(self, guard: tree.Guard | None) -> Condition | None:
+        if guard is None:
+            return None
+        if guard.register != "PRED":
+            return Condition(self._register(guard.register), guard.negated)
+        found = self.read.guard(self.site.guard)
+        if found is None:
+            return Condition(self.code.positive(None), guard.negated)
+        return Condition(found.register, found.negated != guard.negated)
+
+    def _instruction(self, node: tree.Instruction) -> None:
+        condition = self.code.both(self.read.condition, self._guard(node.guard))
+        if node.opcode == "bra":
+            self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.forget()
+            return
+        if not node.operands:  # only where nobody verified
+            self.code.put(node.name, condition)
+            return
+        wanted = types_of(node)
+        plain = node.opcode == "mov"  # all that takes each special register
+        values = [self._operand(o, w, plain) for o, w in zip(node.operands[1:], wanted[1:], strict=True)]
+        for place, (operand, type_) in enumerate(zip(node.operands[1:], wanted[1:], strict=True)):
+            if takes_no_constant(node, place + 1) and isinstance(operand, tree.Name) and values[place][0] != "%":
+                values[place] = self.code.make(f"b{SIZES[type_ or 'b32'] * 8}", f"mov.{type_}", values[place])
+        target = self._operand(node.operands[0], wanted[0], True)
+        if not node.guard and set(names_of(node.operands[0])) <= self.own:
+            condition = None
+        self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
+
+    def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
+        placed = self.maps.get(node.map)
+        if placed is None:
+            raise Misfit(f"finds no map '{node.map}'")
+        condition = self.code.both(self.read.condition, self._guard(node.guard))
+        fields = placed.map.fields
+        types = [field.type for field in fields[node.first :]][: len(node.values)]
+        if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
+            raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only where nobody verified
+        if placed.map.type == "total":
+            types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
+        idle = self.names.zeros if placed.map.type == "total" and node.last else ()
+        values = [
+            "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
+            for value, type_ in zip(node.values, types, strict=True)
+        ]
+        if not node.last:
+            ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
+            for number, value in enumerate(values, node.first):
+                self._part(part_name(node.map, number), value, condition, ends_here)
+            return
+        parts = [part_name(node.map, number) for number in range(node.first)]
+        before = [self.parts[part] if part in self.parts else self._register(part) for part in parts]
+        save(
+            self.code,
+            placed,
+            self.base(placed),
+            before + values,
+            [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
+            condition,
+            overwrite=self.site.overwrite and placed.map.capacity == 1,
+        )
+
+    def _added(self, value: tree.Operand, type_: str) -> str:
+        """The type of what is added to a field: a register of 32 bits may be added to 64."""
+        if not isinstance(value, tree.Name) or value.name in COUNTS:
+            return type_
+        given = type_of_name(value, self.names.types)
+        return given if given == "u32" and type_ == "u64" else type_
+
+    def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
+        """Keeps a value for the SAVE that completes the record: in this snippet, or in another."""
+        type_ = self.names.types[part]
+        if ends_here:
+            self.parts[part] = self.code.make(type_, f"mov.{type_}", value)
+        else:
+            self.code.put(f"mov.{type_} {self._register(part)}, {value}", condition)
+
+    def _value(self, value: tree.Operand, type_: str) -> str:
+        """What a field of this type takes: a register, or a constant in one."""
+        text = self._operand(value, type_, False)
+        if text.startswith("%"):
+            return text
+        bits = max(16, SIZES[type_] * 8)
+        kind = f"f{bits}" if type_ in ("f32", "f64") else f"b{bits}"
+        return self.code.make(f"b{bits}", f"mov.{kind}", text)

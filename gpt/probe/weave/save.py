@@ -1,0 +1,202 @@
+"""SAVE as PTX: who saves, where the record goes, and that it never goes beyond.
+
+Nothing branches: the lanes that do not save run the same instructions with a predicate that does not hold. So a
+save can stand anywhere, also between instructions that all lanes of a warp must reach together.
+
+A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
+goes on when slots are used up, and tells how many records were dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt.probe.model import Field, Map
+from gpt.probe.weave.emit import Code, Condition
+
+BUDGET = 64 << 20  # bytes of a log that does not say
+KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A map of a kernel: its buffer's address is the parameter `param`. With `counted` records are counted only."""
+
+    map: Map
+    param: str
+    counted: bool = False
+
+    @property
+    def type(self) -> str:
+        """array, total or log."""
+        return "log" if self.map.capacity is None else self.map.type
+
+    @property
+    def capacity(self) -> int:
+        """Records of a unit, or of the log."""
+        if self.counted:
+            return 0
+        if self.map.capacity is None:
+            return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
+        return self.map.capacity
+
+    @property
+    def unit_size(self) -> int:
+        """Bytes of a unit: its count and its slots."""
+        return 8 + self.capacity * self.map.stride
+
+    def fields(self) -> list[dict[str, object]]:
+        """The fields as a `map` record has them."""
+        return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
+
+
+def save(
+    code: Code,
+    placed: Placed,
+    base: str,
+    values: list[str],
+    widths: list[int],
+    condition: Condition | None,
+    *,
+    overwrite: bool,
+) -> None:
+    """Saves a record's values where the condition holds: registers of `widths` bytes, those of their fields.
+
+    What is added to a total may be narrower, or nothing at all: an empty text.
+
+    With `overwrite` a record takes the place of the one that is there.
+    """
+    map_ = placed.map
+    if placed.type == "log":
+        _append(code, placed, base, values, condition)
+        return
+    address = code.once("b64", "mad.lo.u64", code.unit(map_.level), placed.unit_size, base)
+    if placed.type == "total":
+        _add(code, placed, address, values, widths, condition)
+        return
+    leader = condition if map_.level == "thread" else _leader(code, map_, condition)
+    if overwrite or placed.counted:
+        code.put(f"red.global.add.u64 [{address}], 1", leader)
+        _store(code, placed, address, 8, values, leader)
+        return
+    if map_.level == "thread":  # nobody else counts here
+        number = code.make("b64", "ld.global.u64", f"[{address}]")
+        code.put(f"st.global.u64 [{address}], {code.make('b64', 'add.u64', number, 1)}", leader)
+    else:
+        number = _claim(code, address, 1, leader)
+    fits = _fits(code, number, placed.capacity, leader)
+    slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)
+    _store(code, placed, slot, 8, values, fits)
+
+
+def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
+    """Holds in the lane that saves for its group."""
+    if map_.leader == "lane0":
+        first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
+    else:
+        first = code.first(code.group(condition)[1])
+    both = code.both(first, condition)
+    assert both
+    return both
+
+
+def _claim(code: Code, address: str, count: int | str, condition: Condition | None) -> str:
+    """What a counter was before `count` went to it. The register is always written: else it would be live before."""
+    number = code.make("b64", "mov.u64", 0)
+    code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)
+    return number
+
+
+def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -> Condition:
+    if condition is None:
+        return Condition(code.make("pred", "setp.lt.u64", number, capacity))
+    return Condition(code.make("pred", "setp.lt.and.u64", number, capacity, code.positive(condition)))
+
+
+def _store(
+    code: Code, placed: Placed, address: str, offset: int, values: list[str], condition: Condition | None
+) -> None:
+    if not placed.counted:
+        for field, value in zip(placed.map.fields, values, strict=True):
+            code.put(f"st.global.b{field.size * 8} [{address}+{offset + field.offset}], {value}", condition)
+
+
+def _add(
+    code: Code, placed: Placed, address: str, values: list[str], widths: list[int], saves: Condition | None
+) -> None:
+    """Adds every lane's values to its unit's; where lanes share one, and the target can, its leader the group's."""
+    rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
+    fields = [row for row in rows if row[1]]
+    if placed.map.level == "thread" or not code.redux:
+        code.put(f"red.global.add.u64 [{address}], 1", saves)
+        for field, value, width in fields:
+            if width < field.size:
+                value = code.make("b64", "cvt.u64.u32", value)
+            code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", saves)
+        return
+    here, group = code.group(saves)
+    leader = code.both(code.first(group), saves)
+    count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
+    code.put(f"red.global.add.u64 [{address}], {count}", leader)
+    for field, value, width in fields:
+        condition = leader
+        if field.type[0] == "f":
+            condition = saves
+        else:
+            value = _sum(code, here, value, width, field.size, saves)
+        code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", condition)
+
+
+def _sum_type(field: Field) -> str:
+    return field.type if field.type[0] == "f" else f"u{field.size * 8}"
+
+
+def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
+    """The sum of the lanes' values. The sum of 32 numbers of 27 bits has 32, so longer ones are added in parts."""
+    kind = f"b{width * 8}"
+    if saves:
+        value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))
+    if size == 4:
+        return code.make("b32", "redux.sync.add.u32", value, here)
+    total = ""
+    for shift in range(0, width * 8, 27):
+        part = code.make(kind, f"shr.u{width * 8}", value, shift) if shift else value
+        if shift + 27 < width * 8:
+            part = code.make(kind, f"and.{kind}", part, (1 << 27) - 1)
+        if width == 8:
+            part = code.make("b32", "cvt.u32.u64", part)
+        part = code.make("b64", "cvt.u64.u32", code.make("b32", "redux.sync.add.u32", part, here))
+        if shift:
+            part = code.make("b64", "shl.b64", part, shift)
+        total = code.make("b64", "add.u64", total, part) if total else part
+    return total
+
+
+def _append(code: Code, placed: Placed, base: str, values: list[str], condition: Condition | None) -> None:
+    """Appends to the log: one claim for all lanes that save together, an entry for each."""
+    map_ = placed.map
+    if map_.level == "thread":
+        here, group = code.group(condition)
+        count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
+        first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))
+        leader = Condition(code.make("pred", "setp.eq.u32", code.special("%laneid"), first))
+        if placed.counted:
+            code.put(f"red.global.add.u64 [{base}], {count}", leader)
+            return
+        claim = _claim(code, base, count, leader)
+        low, high = code.new("b32"), code.new("b32")
+        code.put(f"mov.b64 {{{low}, {high}}}, {claim}")
+        low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in (low, high))
+        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
+        position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
+        saves = condition
+    else:
+        saves = _leader(code, map_, condition)
+        if placed.counted:
+            code.put(f"red.global.add.u64 [{base}], 1", saves)
+            return
+        position = _claim(code, base, 1, saves)
+    fits = _fits(code, position, placed.capacity, saves)
+    entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
+    code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)
+    _store(code, placed, entry, 16, values, fits)

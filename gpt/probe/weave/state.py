@@ -1,0 +1,147 @@
+"""What probes in device functions share with their kernel: a piece of local memory, whose address goes down the calls.
+
+It holds the addresses of the maps' buffers, and every register that a probe in a device function uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gpt.probe.weave.emit import Code
+from gpt.probe.weave.registers import Names
+from gpt.probe.weave.save import Placed
+from gpt.ptx.scan import Module, Statement
+from gpt.ptx.types import SIZES, integer
+
+_LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
+_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\w+)\s*>)?", re.ASCII)
+
+
+class Registers(dict[str, str | None]):
+    """The types of a function's registers by name, as `b32`.
+
+    None of what is no register; empty where it is one size here and another there, as scopes have it, or of a type that
+    no probe knows, as vectors. Of one size and several types it is bits.
+    """
+
+    def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:
+        self._plain: dict[str, str] = {}
+        self._counted: dict[str, list[tuple[int, str]]] = {}
+        for statement in declarations:
+            found = _LIST.match(module.skeleton, statement.start, statement.end)
+            if not found:
+                continue
+            *vector, type_ = found[1].replace(".", " ").split()
+            type_ = "" if vector else type_
+            for name, count in _COUNTED.findall(found[2]):
+                if count:
+                    self._counted.setdefault(name, []).append((integer(count) or 0, type_))
+                else:
+                    self._plain[name] = _common({type_, self._plain.get(name, type_)})
+
+    def __missing__(self, name: str) -> str | None:
+        found = {self._plain[name]} if name in self._plain else set()
+        base = name.rstrip("0123456789")
+        if base in self._counted and 0 < len(name) - len(base) < 10:
+            number = int(name[len(base) :])
+            found |= {type_ for count, type_ in self._counted[base] if number < count}
+        self[name] = type_ = _common(found) if found else None
+        return type_
+
+
+def _common(types: set[str]) -> str:
+    """What registers of these types have in common: a type, or their size; empty where that is nothing."""
+    known = {_OTHER.get(type_, type_) for type_ in types}
+    if len(known) > 1:
+        known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}
+    type_ = known.pop()
+    return type_ if not known and type_ in SIZES else ""
+
+
+_OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16"}
+
+
+class State:
+    """The layout of that memory: the addresses of `maps`, and behind them registers of the probe files `names`."""
+
+    def __init__(self, prefix: str, names: list[Names], maps: list[Placed]) -> None:
+        self.prefix, self.names = prefix, names
+        self.offsets: dict[str, int] = {placed.param: 8 * number for number, placed in enumerate(maps)}
+        self.registers: dict[tuple[int, str], int] = {}
+        self.size = max(8 * len(maps), 8)
+
+    def hold(self, used: list[dict[int, set[str]]]) -> None:
+        """Makes room for registers: those of each device function, by the number of their file."""
+        end = 8 * len(self.offsets)
+        for number, name in sorted({(number, name) for one in used for number, ns in one.items() for name in ns}):
+            self.registers[number, name] = end
+            end += 8
+        self.size = max(end, 8)
+
+    def base(self, placed: Placed, code: Code) -> str:
+        """A register with the address of a map's buffer."""
+        return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
+
+    def begin(self, code: Code) -> list[str]:
+        """What makes that memory in the kernel: it gets the maps' addresses, and the registers' first values."""
+        for param, offset in self.offsets.items():
+            base = code.make("b64", "ld.param.u64", f"[{param}]")
+            code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
+        for (number, name), offset in self.registers.items():
+            initial = self.names[number].initial.get(name)
+            if initial is not None:
+                bits = max(32, SIZES[self.names[number].types[name]] * 8)
+                value = code.make(f"b{bits}", f"mov.b{bits}", initial)
+                code.put(f"st.local.b{bits} [%{self.prefix}state+{offset}], {value}")
+        return [
+            f".local .align 8 .b8 {self.prefix}memory[{self.size}];",
+            f".reg .b64 %{self.prefix}state;",
+            f"mov.u64 %{self.prefix}state, {self.prefix}memory;",
+            *code.take(),
+        ]
+
+    def enter(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """What a device function begins with: its parameter, and its registers."""
+        return [
+            f".reg .b64 %{self.prefix}state;",
+            f"ld.param.b64 %{self.prefix}state, [{self.prefix}in];",
+            *self.load(used, code),
+        ]
+
+    def initial(self, names: Names, name: str) -> str:
+        """Sets a register to its first value."""
+        type_, value = names.types[name], names.initial[name]
+        if type_ == "pred":
+            return f"setp.ne.u32 {names.names[name]}, {value}, 0;"
+        return f"mov.{type_} {names.names[name]}, {value};"
+
+    def store(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """Puts a function's registers there."""
+        return list(self._move(used, code, "st"))
+
+    def load(self, used: dict[int, set[str]], code: Code) -> list[str]:
+        """Gets them back."""
+        return list(self._move(used, code, "ld"))
+
+    def _move(self, used: dict[int, set[str]], code: Code, opcode: str) -> Iterator[str]:
+        for (number, name), offset in self.registers.items():
+            if name not in used.get(number, ()):
+                continue
+            type_, register = self.names[number].types[name], self.names[number].names[name]
+            place = f"[%{self.prefix}state+{offset}]"
+            if type_ != "pred":
+                bits = SIZES[type_] * 8
+                yield (
+                    f"st.local.b{bits} {place}, {register};"
+                    if opcode == "st"
+                    else f"ld.local.b{bits} {register}, {place};"
+                )
+                continue
+            word = code.new("b32")
+            if opcode == "st":
+                yield f"selp.u32 {word}, 1, 0, {register};"
+                yield f"st.local.u32 {place}, {word};"
+            else:
+                yield f"ld.local.u32 {word}, {place};"
+                yield f"setp.ne.u32 {register}, {word}, 0;"

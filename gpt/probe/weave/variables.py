@@ -1,0 +1,287 @@
+"""Variables of a kernel's module, which a woven kernel must share with the kernels that are not woven.
+
+A woven kernel is a module of its own: each variable that it defines would be a second one beside the program's. So it
+defines none in global memory. Whoever loads it looks the variables up in the program's module, by name, and writes
+their addresses into a table in constant memory, 8 bytes each, that is woven in. Where the kernel, or a function that
+it calls, names a variable, a register that was just read from the table stands instead. A table, and not parameters
+of the kernel: device functions read it too, no call changes, and it is filled once. Reading it costs what reading a
+parameter costs. Constants of compilers, such as strings for printf, go the same way: modules keep their names as well.
+
+Variables in constant memory stay where they are, for reading them through an address would be another instruction.
+They begin as the program's do, and are copied again when the program took their address, for then it may have
+written to them. One is copied in any case if its first value is not in the module: it is defined in another, or holds
+the address of a variable, in whose place 0 stands.
+
+What goes to `.shared` and `.local` is new for each launch. What stays impossible leaves the kernel alone: textures,
+samplers and surfaces, which are no memory; a variable of a function's own, which nobody finds by name; a call
+through a pointer. That would run a function of the program's module, and may need more registers and stack than
+ptxas, which does not see it, gives the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpt.errors import MalformedError
+from gpt.probe.weave.calls import LeftAlone, in_front
+from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
+from gpt.ptx import tree
+from gpt.ptx.parse import parse_statements
+from gpt.ptx.scan import Item, Module, Statement
+
+CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module may take
+_OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
+_WORD = re.compile(r"\.\w+", re.ASCII)
+_TYPE = re.compile(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
+_COUNT = re.compile(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
+_PLAIN = re.compile(
+    r"(?P<words>(?:\.\w++\s*+(?:\d++\s*+|\([^();]*+(?:\([^();]*+\)[^();]*+)?+\)\s*+)?+)++)(?P<name>[A-Za-z_$][\w$]*+)"
+    r"(?P<dimensions>(?:\s*+\[\s*+\w*+\s*+\])*+)\s*+(?:=[^,;=]++)?+;",
+    re.ASCII,
+)
+_DIMENSION = re.compile(r"\[\s*(\w*)\s*\]", re.ASCII)
+_BRACES = re.compile(r"\{[^{}]*\}")
+_OWN = re.compile(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
+_OPCODE = re.compile(r"(?:@\s*!?\s*[\w$%]+\s*)?[A-Za-z_]\w*(?:\s*\.\w+(?:::\w+)*)*", re.ASCII)
+_BEHIND = re.compile(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
+_WIDE = re.compile(r"\.[busf]64\b", re.ASCII)
+
+
+class Variable(NamedTuple):
+    """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
+
+    One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
+    bytes, None where the module does not say.
+    """
+
+    name: str
+    space: str
+    size: int | None
+    offset: int | None
+    copy: str | None
+
+
+class _Declared(NamedTuple):
+    """A declaration of a variable. `item` may declare others too."""
+
+    item: Item
+    space: str
+    size: int | None
+    extern: bool
+
+
+class Variables:
+    """The variables of a kernel's module. Raises LeftAlone for a kernel that cannot be loaded alone."""
+
+    def __init__(self, module: Module, kernel: str, prefix: str, relocatable: bool) -> None:
+        self.module, self.kernel, self.prefix = module, kernel, prefix
+        self.table = f"{prefix}variables"
+        if relocatable:  # linked with others, each of which has a table
+            self.table += "_" + kernel.replace("%", "$")
+        found: dict[str, list[_Declared]] = {}
+        for name, declared in self._declarations():
+            found.setdefault(name, []).append(declared)
+            if found[name][0].space != declared.space:
+                raise LeftAlone(f"'{name}' is declared twice", kernel)
+        shared = [name for name, declared in found.items() if declared[0].space == "global"]
+        self._offsets = {name: 8 * number for number, name in enumerate(shared)}
+        first = "".join(sorted({re.escape(name[0]) for name in shared}))
+        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # what may be one of them
+        self._word = re.compile(word, re.ASCII | re.DOTALL) if shared else None
+        self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
+        self._shared = {declared.item for name in shared for declared in found[name]}
+        self._sizes = {name: next((d.size for d in declared if d.size), None) for name, declared in found.items()}
+        self._foreign: set[str] = set()  # constants whose first value is not in the module
+        self._check()
+
+    @property
+    def all(self) -> list[Variable]:
+        """Every variable, once `share` is done."""
+        found = [Variable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
+        for name in self._constants:
+            copy = "always" if name in self._foreign else "taken"
+            found.append(Variable(name, "const", self._sizes[name], None, copy))
+        return found
+
+    def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address: as it is to be taken."""
+        return [(text, number) for line, number in lines for text in self._line(line)]
+
+    def _line(self, line: str) -> Iterable[str]:
+        if not line.startswith("mov.u64 "):
+            return (line,)
+        register, _, value = line[8:-1].partition(", ")
+        name, sign, offset = value.partition("+")
+        return self._load(register, name, sign + offset) if name in self._offsets else (line,)
+
+    def _load(self, register: str, name: str, offset: str) -> Iterator[str]:
+        yield f"ld.const.u64 {register}, [{self.table}+{self._offsets[name]}];"
+        if offset:
+            yield f"add.s64 {register}, {register}, 0{offset};"
+
+    # What the module declares
+
+    def _declarations(self) -> Iterator[tuple[str, _Declared]]:
+        for item in self.module.items:
+            if item.kind != "variable":
+                continue
+            text = self.module.skeleton[item.start : item.end]
+            words = set(_WORD.findall(text.partition("=")[0]))
+            if opaque := words & _OPAQUE:
+                raise LeftAlone(f"it uses '{item.name}', a {min(opaque)[1:]}", self.kernel)
+            if not words & {".global", ".const"}:
+                continue
+            count = 1
+            while count:
+                text, count = _BRACES.subn("0", text)
+            space = "global" if ".global" in words else "const"
+            for name, specifiers, dimensions in self._declared(item, text):
+                yield name, _Declared(item, space, _size(specifiers, dimensions), ".extern" in words)
+
+    def _declared(self, item: Item, text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Names with their specifiers and dimensions. In `text`, the declaration, no braces are left."""
+        if found := _PLAIN.fullmatch(text):
+            yield found["name"], _WORD.findall(found["words"]), _DIMENSION.findall(found["dimensions"])
+            return
+        try:
+            (node,) = parse_statements(text)
+        except MalformedError as error:
+            raise MalformedError(error.fact, self.module.where(item.start)) from None
+        if not isinstance(node, tree.Declaration):
+            raise self.module.malformed(item.start)
+        words = [specifier.word for specifier in node.specifiers]
+        for one in node.declarators:
+            yield one.name, words, ["" if dimension is None else str(dimension) for dimension in one.dimensions]
+
+    def _check(self) -> None:
+        module = self.module
+        if re.search(r"\.call(?:prototype|targets)\b", module.skeleton):
+            raise LeftAlone("it calls through a pointer, so nobody knows what it needs when loaded alone", self.kernel)
+        for function in module.functions:
+            if _OWN.search(module.skeleton, function.body, function.end):
+                for statement in module.statements(function):
+                    if statement.kind == "directive" and statement.head in (".global", ".const", ".tex"):
+                        raise LeftAlone(f"function '{function.name}' has variables of its own", self.kernel)
+        for name, declared in self._constants.items():
+            if self._sizes[name] is None and all(one.extern for one in declared):
+                raise LeftAlone(f"nobody says how large '{name}' is, which is defined elsewhere", self.kernel)
+        if (count := len(self._offsets)) and 8 * count + sum(self._sizes[n] or 0 for n in self._constants) > CONSTANT:
+            raise LeftAlone(f"no room for {count} addresses in constant memory", self.kernel)
+
+    # What is edited
+
+    def share(self, to: Insertions, cut: Mapping[Item, Sequence[Statement]]) -> None:
+        """Takes the variables in global memory out of the module, and puts the table in. `cut` has the statements of
+        functions, as far as they are known. Raises LeftAlone.
+        """
+        module = self.module
+        self._foreign = {name for name, declared in self._constants.items() if all(one.extern for one in declared)}
+        for item in {self._constants[name][0].item for name in self._foreign}:
+            self._define(item, to)
+        if not self._offsets:
+            return
+        first = next(item for item in module.items if item.kind in ("entry", "func"))
+        to.add(first.start, DECLARE, [f".visible .const .align 8 .u64 {self.table}[{len(self._offsets)}];"])
+        for item in module.items:
+            if item in self._shared:
+                to.replace(item.start, item.end, "")
+            elif item.kind == "variable":
+                self._clear(item, to)
+            elif item.kind == "section":
+                for _, start, end in self._references(item.start, item.end):
+                    to.replace(start, end, "0")
+            elif item.body:
+                self._function(item, cut, to)
+
+    def _define(self, item: Item, to: Insertions) -> None:
+        """Makes a declaration of what another module defines the definition."""
+        found = re.compile(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
+        if found:
+            to.replace(*found.span(), "")
+
+    def _clear(self, item: Item, to: Insertions) -> None:
+        """Puts 0 in place of addresses that a variable in constant memory begins with."""
+        if twice := self._offsets.keys() & set(item.names):
+            raise LeftAlone(f"'{min(twice)}' is declared twice", self.kernel)
+        text = self.module.skeleton
+        done = first = text.find("=", item.start, item.end)
+        for _, at, _ in self._references(item.start, item.end):
+            if not 0 <= first < at:
+                raise LeftAlone(f"'{item.name}' is declared in an unknown way", self.kernel)
+            if at < done:
+                continue
+            start = max(text.rfind(c, first, at) for c in "={,}") + 1
+            start += len(text[start:at]) - len(text[start:at].lstrip())
+            done = min(i for c in ",};" if (i := text.find(c, at, item.end)) >= 0)
+            to.replace(start, start + len(text[start:done].rstrip()), "0")
+            self._foreign.update(item.names)
+
+    def _function(self, function: Item, cut: Mapping[Item, Sequence[Statement]], to: Insertions) -> None:
+        """Replaces the references of a function's body."""
+        module = self.module
+        if next(self._references(function.start, function.body), None):
+            raise LeftAlone(f"function '{function.name}' gives the name of a variable to something else", self.kernel)
+        references = list(self._references(function.body, function.end))
+        if not references:
+            return
+        statements = cut.get(function) or module.statements(function)
+        ends = [statement.end for statement in statements]
+        used: Counter[int] = Counter()  # by the number of the statement
+        for reference in references:
+            place = bisect_right(ends, reference[1])
+            edited = self._reference(function, statements[place], reference)
+            if edited:
+                start, end, offset = edited
+                register = f"%{self.prefix}address_{used[place]}"
+                lines = self._load(register, reference[0], offset)
+                to.add(in_front(statements, place), ADDRESS, lines)
+                to.replace(start, end, register)
+                used[place] += 1
+        most = max(used.values(), default=0)
+        if most:
+            to.add(function.body + 1, DECLARE, [f".reg .b64 %{self.prefix}address_<{most}>;"])
+
+    def _reference(
+        self, function: Item, statement: Statement, reference: tuple[str, int, int]
+    ) -> tuple[int, int, str] | None:
+        """What a register with an address, offset included, replaces in a statement, and that offset; None where the
+        name is no operand.
+        """
+        text, (name, start, end) = self.module.skeleton, reference
+        if statement.kind != "instruction":
+            raise LeftAlone(f"function '{function.name}' gives the name of a variable to something else", self.kernel)
+        opcode = _OPCODE.match(text, statement.start, statement.end)
+        assert opcode
+        if start < opcode.end():
+            return None
+        before, behind = text[opcode.end() : start], _BEHIND.match(text, end, statement.end)
+        in_brackets = before.count("[") > before.count("]")
+        whole = in_brackets or _WIDE.search(statement.head)
+        if before.rstrip()[-1:] not in ("[", ",") or not behind or not whole:
+            where = f"line {self.module.line(start)}"
+            raise LeftAlone(f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel)
+        return (
+            (start, end, "") if in_brackets else (start, max(end, behind.end(1)), " ".join((behind[1] or "").split()))
+        )
+
+    def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:
+        """Where the variables in global memory are named between two offsets, in order."""
+        for found in self._word.finditer(self.module.skeleton, start, end) if self._word else ():
+            if found[0] in self._offsets:
+                yield found[0], *found.span()
+
+
+def _size(specifiers: list[str], dimensions: list[str]) -> int | None:
+    """Bytes of a variable, None where its declaration does not say."""
+    types = [found for word in specifiers if (found := _TYPE.match(word))]
+    if not types or not all(map(_COUNT.fullmatch, dimensions)):
+        return None
+    size = int(types[0][1]) // 8 * (2 if types[0][2] else 1)
+    size *= next((int(word[2:]) for word in specifiers if re.fullmatch(r"\.v[248]", word)), 1)
+    for dimension in dimensions:
+        size *= int(dimension, 0)
+    return size if size < 1 << 64 else None

@@ -1,0 +1,379 @@
+"""Weaves probes into one kernel of a PTX module.
+
+Nothing that the program does is changed: weaving inserts lines (insert.py), lets the kernel find the variables of its
+module (variables.py), and `unweave` gives the program back. A probe's code uses registers of its own, stores to
+buffers of its own, and does not branch out of itself (lower.py, saves.py).
+
+Each map is a parameter more behind the kernel's own, whose offsets stay: the address of its buffer. Code in device
+functions cannot read the kernel's parameters, so a kernel with probes in such functions keeps the addresses, and
+the registers that the probes share, in a piece of local memory (state.py), and hands its address down (calls.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpt.errors import GptError
+from gpt.probe.forms import find_lack
+from gpt.probe.model import ProbeFile
+from gpt.probe.positions import LEAVES
+from gpt.probe.weave.calls import LeftAlone, in_front, pass_state, propagate
+from gpt.probe.weave.edits import (
+    AFTER,
+    BEFORE,
+    DECLARE,
+    ENTRY,
+    KEEP,
+    KERNEL_EXIT,
+    LABEL,
+    LEAVE,
+    MARK,
+    Insertions,
+    marked,
+    unweave,
+)
+from gpt.probe.weave.emit import Code, Condition
+from gpt.probe.weave.fetch import Misfit, Reader, Site
+from gpt.probe.weave.lower import Lowering
+from gpt.probe.weave.match import Function, Matched, Survey, Use
+from gpt.probe.weave.registers import Names
+from gpt.probe.weave.save import Placed
+from gpt.probe.weave.state import State
+from gpt.probe.weave.template import Shape, Shapes, Template
+from gpt.probe.weave.variables import Variable, Variables
+from gpt.ptx import tree
+from gpt.ptx.params import Param, behind, layout, limit, reserved, room
+from gpt.ptx.quick import parse_params
+from gpt.ptx.scan import Module, scan_module
+from gpt.records import MAX_RECORD
+
+__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
+NO_PLACE = "no probe has a place in it"
+NO_SAVE = "no probe that saves has a place in it"
+PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links to any module
+OLDEST = (6, 2)  # activemask
+MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
+_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
+_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Woven:
+    """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
+
+    `variables` are those that it shares with its module; `table` is the one that takes addresses, if any do.
+    """
+
+    kernel: str
+    data: bytes
+    params: list[Param]
+    added: list[Param]
+    maps: list[Placed]
+    sites: list[Matched]
+    misfits: list[str]
+    variables: list[Variable]
+    table: str | None
+
+
+def weave(
+    data: bytes | Module,
+    kernel: str,
+    files: Sequence[ProbeFile],
+    name: str = "PTX",
+    *,
+    count: bool = False,
+    relocatable: bool = False,
+) -> Woven:
+    """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
+    counted only. A `relocatable` one may call functions that it does not define. Raises LeftAlone, MalformedError.
+    """
+    module = data if isinstance(data, Module) else scan_module(data, name)
+    return _Weaving(module, kernel, files, count, relocatable).run()
+
+
+def version(module: Module) -> tuple[int, int]:
+    """The `.version` of a module, 0.0 without one. Raises MalformedError."""
+    item = next((item for item in module.items if item.kind == "version"), None)
+    if item is None:
+        return 0, 0
+    found = _VERSION.match(module.skeleton, item.start)
+    if not found:
+        raise module.malformed(item.start, "no version:")
+    return int(found[1]), int(found[2])
+
+
+def target(module: Module) -> int:
+    """The `.target` of a module, 90 of sm_90a; 0 without one."""
+    found = _TARGET.search(module.skeleton)
+    return int(found[1]) if found else 0
+
+
+def has_redux(module: Module) -> bool:
+    """Whether a module's target has redux.sync: sm_80 or later."""
+    return target(module) >= 80 and version(module) >= (7, 0)
+
+
+class _Block(NamedTuple):
+    """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit."""
+
+    before: Template
+    text: Template
+    misfits: list[str]
+
+
+class _Weaving:
+    """One kernel and its probes."""
+
+    def __init__(self, module: Module, kernel: str, files: Sequence[ProbeFile], count: bool, relocatable: bool) -> None:
+        self.module, self.files, self.relocatable = module, files, relocatable
+        item = module.find(kernel)
+        if item is None or item.kind != "entry":
+            raise GptError(f"no kernel '{kernel}'", module.name)
+        self.kernel = kernel
+        self.check()
+        self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
+        self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
+        numbered = ((number, map_) for number, file in enumerate(files) for map_ in file.maps)
+        self.maps = {
+            (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
+            for place, (number, map_) in enumerate(numbered)
+        }
+        self.variables = Variables(module, kernel, self.prefix, relocatable)
+        self.redux = has_redux(module)
+        self.survey = Survey(module, item, files, Shapes(), self.new_code)
+        for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
+            names.zeros = zeros
+        self.entry = self.survey.entry
+        self.insertions = Insertions()
+
+    def run(self) -> Woven:
+        survey, module = self.survey, self.module
+        maps, state, kept = self.lower_all()
+        while survey.drop_unfit():  # what they would have done, others do not need
+            self.insertions = Insertions()
+            for function in survey.functions:
+                function.forget(self.new_code())
+            maps, state, kept = self.lower_all()
+        if not any(site.woven for site in survey.matched):
+            reason = f": {survey.misfits[0]}" if survey.misfits else ""
+            raise LeftAlone(f"{NO_SAVE if survey.is_mute else NO_PLACE}{reason}", self.kernel)
+        if self.entry not in kept:
+            kept.append(self.entry)
+        state.hold([function.shared for function in kept if function is not self.entry])
+        pass_state(module, kept, self.entry, state, self.insertions)
+        self.declare_parameters(maps)
+        for function in kept:
+            self.declare_registers(function, state)
+        params, added = self.parameters(len(maps))
+        self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
+        data, variables = self.insertions.text(module.text), self.variables.all
+        table = self.variables.table if any(v.offset is not None for v in variables) else None
+        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
+
+    def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
+        """The kernel's own, and `count` more."""
+        module = self.module
+        own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
+        params, plain = layout(own, reserved(target(module)), where), layout(own, where=where)
+        if count and behind(plain, count)[-1].offset + 8 > limit(version(module)):
+            raise LeftAlone(f"no room for {count} more parameters", self.kernel)
+        return params, behind(params, count)
+
+    def check(self) -> None:
+        """Raises LeftAlone for modules that no probe can go into."""
+        if MARK in self.module.text:
+            raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
+        if (found := version(self.module)) < OLDEST:
+            raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
+        if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
+            raise LeftAlone("its addresses have 32 bits", self.kernel)
+        if not self.relocatable and (name := _undefined(self.module)):
+            raise LeftAlone(
+                f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
+            )
+
+    def check_age(self, maps: Iterable[Placed]) -> None:
+        """Raises LeftAlone for a module that is older than what the probes that go into it are made of."""
+        age = version(self.module), target(self.module)
+        for number, snippet in self.survey.snippets:
+            if lack := find_lack(snippet, *age):
+                raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
+        for placed in maps:
+            if placed.type == "total" and age[1] < 60 and any(f.type == "f64" for f in placed.map.fields):
+                raise LeftAlone(f"a total of type f64 needs sm_60, and it is for sm_{age[1]}", self.kernel)
+
+    # Lowering
+
+    def new_code(self) -> Code:
+        """For what is kept in a function."""
+        return Code(f"{self.prefix}f_")
+
+    def lower_all(self) -> tuple[list[Placed], State, list[Function]]:
+        """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
+        maps = [placed for key, placed in self.maps.items() if key in self.survey.saved]
+        state = State(self.prefix, self.names, maps)
+        self.check_age(maps)
+        propagate(self.module, self.survey.functions, self.entry)
+        kept = [function for function in self.survey.functions if function.uses or function.stateful]
+        for function in kept:
+            self.lower(function, state)
+        return maps, state, kept
+
+    def lower(self, function: Function, state: State) -> None:
+        """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
+        sampled = self.sampled(function)
+        spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
+        for use in function.uses:
+            offset, order = _offset(function, use)
+            spots.setdefault((offset, order, use.shape), []).append(use)
+        blocks: dict[tuple[object, ...], _Block] = {}
+        for (offset, order, shape), uses in spots.items():
+            key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
+            block = blocks.get(key)
+            if block is None:
+                block = blocks[key] = self.block(function, state, uses, sampled)
+            for use, reason in zip(uses, block.misfits, strict=True):
+                if reason:
+                    self.survey.misfit(use, reason)
+                else:
+                    self.survey.done(use)
+            values = uses[0].values
+            if before := block.before.fill(values):
+                self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
+            self.insertions.put(offset, order, block.text.fill(values))
+            if len(self.module.text) + self.insertions.size > MAX_TEXT:
+                raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
+
+    def block(
+        self,
+        function: Function,
+        state: State,
+        uses: Sequence[Use],
+        sampled: dict[tuple[str, int] | None, Condition],
+    ) -> _Block:
+        """The code of some snippets in one place, with slots for what is of its instruction."""
+        code = Code(self.prefix, self.redux)
+
+        def base(placed: Placed) -> str:
+            if function is self.entry:
+                return code.once("b64", "ld.param.u64", f"[{placed.param}]")
+            return state.base(placed, code)
+
+        shape = uses[0].shape
+        types = {**shape.types} if shape else {}
+        before, text, misfits = "", "", []
+        labelled = False
+        for number, use in enumerate(uses):
+            site = Site(
+                shape.instruction if shape else None,
+                shape.bound if shape else None,
+                _guard(use),
+                sampled.get(use.probe.sample),
+                use.site.position.kind == "kernel",
+                use.probe.no_pred,
+            )
+            lowering = Lowering(
+                Reader(code, function.code, lambda name: types[name] if name in types else function.types[name], site),
+                self.names[use.file],
+                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
+                base,
+                f"${self.prefix}{number}",
+                function.used.setdefault(use.file, set()),
+                function.shared.setdefault(use.file, set()),
+            )
+            path = self.files[use.file].path
+            try:
+                kept, lines = lowering.run(use.probe, use.when, use.snippet)
+            except Misfit as error:
+                function.code.take()
+                code.take()
+                code.forget()
+                misfits.append(str(error))
+                continue
+            misfits.append("")
+            labelled |= bool(lowering.labels)
+            before += "".join(marked(line, path, at) for line, at in self.variables.lines(kept))
+            text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
+        if (declared := code.declarations()) or labelled:  # names that stand at each place of the probes
+            text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
+        return _Block(Template(before), Template(text), misfits)
+
+    def sampled(self, function: Function) -> dict[tuple[str, int] | None, Condition]:
+        """What holds in the blocks and warps that run the probes with `sample`, found once."""
+        found: dict[tuple[str, int] | None, Condition] = {}
+        code = function.code
+        for sample in dict.fromkeys(use.probe.sample for use in function.uses):
+            if sample:
+                level, every = sample
+                unit = code.unit(level)
+                rest = (
+                    code.make("b64", "and.b64", unit, every - 1)
+                    if every & (every - 1) == 0
+                    else code.make("b64", "rem.u64", unit, every)
+                )
+                found[sample] = Condition(code.make("pred", "setp.eq.u64", rest, 0))
+        self.insertions.add(function.item.body + 1, ENTRY, code.take())
+        return found
+
+    # Declarations
+
+    def declare_parameters(self, maps: Iterable[Placed]) -> None:
+        """Adds the maps' addresses to the kernel's parameters, wherever it is declared."""
+        parameters = [f".param .u64 {placed.param}" for placed in maps]
+        for item in self.module.items if parameters else ():
+            if item.kind == "entry" and item.name == self.kernel:
+                at, before, after = room(self.module, item)
+                lines = [f", {text}" if number else f"{before}{text}" for number, text in enumerate(parameters)]
+                lines[-1] += after
+                self.insertions.add(at, DECLARE, lines)
+
+    def declare_registers(self, function: Function, state: State) -> None:
+        """Declares what probes use in a function, with first values in the kernel."""
+        lines, initial = function.code.declarations(), []
+        for number, used in function.used.items():
+            names = self.names[number]
+            for name in sorted(used):
+                lines.append(f".reg .{names.types[name]} {names.names[name]};")
+                if name in names.initial and function is self.entry:
+                    initial.append(state.initial(names, name))
+        self.insertions.add(function.item.body + 1, DECLARE, lines + initial)
+
+
+def _undefined(module: Module) -> str | None:
+    """The first function that is declared, and neither defined nor the driver's."""
+    defined = {item.name for item in module.functions} | PROVIDED
+    defined |= {item.name for item in module.items if item.kind == "alias"}
+    return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
+
+
+def _guard(use: Use) -> tree.Guard | None:
+    """Which threads a snippet is for. After a jump that was not taken these are the others; at an exit of a kernel or
+    function, which comes before the instruction, they are not.
+    """
+    instruction = use.shape.instruction if use.shape else None
+    if not instruction or not instruction.guard:
+        return None
+    others = use.when == "after" and use.site.kind == "instruction" and instruction.opcode in LEAVES
+    return tree.Guard(instruction.guard.register, instruction.guard.negated != others)
+
+
+def _offset(function: Function, use: Use) -> tuple[int, int]:
+    """Where a snippet goes, and its order there."""
+    site = use.site
+    if site.kind in ("instruction", "line"):
+        if use.when == "before":
+            return in_front(function.statements, site.first), BEFORE
+        return function.statements[site.last].end, AFTER
+    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
+    match site.kind:
+        case "entry":
+            return function.item.body + 1, ENTRY
+        case "exit":
+            return in_front(function.statements, site.first), exit_
+        case "end":
+            return function.item.end - 1, exit_
+    return function.statements[site.first].end, LABEL

@@ -1,0 +1,85 @@
+"""The parameters of a kernel: where they are, and room for more behind them.
+
+They are in a constant bank, behind what the driver keeps there, and an alignment is that of the address: with 528 bytes
+in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas tells it in EIATTR_KPARAM_INFO; to its limit
+such room does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gpt.errors import MalformedError
+from gpt.ptx import tree
+from gpt.ptx.quick import parse_params
+from gpt.ptx.scan import Item, Module, find_name
+from gpt.ptx.types import integer
+
+LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
+_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
+_SIZES = {"pred": 1, "f16x2": 4, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
+
+
+class Param(NamedTuple):
+    """A parameter: its offset and size in bytes."""
+
+    offset: int
+    size: int
+
+
+def reserved(target: int) -> int:
+    """Bytes in front of the parameters of kernels, for a target: 90 of sm_90."""
+    return next(size for first, size in _RESERVED.items() if target >= first)
+
+
+def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
+    """Where a kernel's parameters are behind so many bytes, each aligned as its type or `.align` says.
+
+    Raises MalformedError, at `where`, for numbers that are none.
+    """
+    found: list[Param] = []
+    end = 0
+    for parameter in params:
+        words = [specifier.word[1:] for specifier in parameter.specifiers]
+        type_ = next((w for w in words if w in _SIZES or re.fullmatch(r"[busf](8|16|32|64)", w)), "b64")
+        size = align = _SIZES.get(type_) or int(type_[1:]) // 8
+        if "ptr" not in words:  # there .align speaks of what is pointed at
+            given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
+            align = (integer(given[0]) or 0) if given else align
+        for dimension in parameter.declarator.dimensions:
+            size *= (integer(str(dimension)) or 0) if dimension != tree.Name("WARP_SZ") else 32
+        if not size or align.bit_count() != 1:
+            raise MalformedError(f"PTX: '{parameter}' has no size or no alignment", where)
+        offset = -(-(front + end) // align) * align - front
+        found.append(Param(offset, size))
+        end = offset + size
+    return found
+
+
+def behind(params: list[Param], count: int) -> list[Param]:
+    """`count` addresses behind these parameters."""
+    end = params[-1].offset + params[-1].size if params else 0
+    first = -(-end // 8) * 8
+    return [Param(first + 8 * number, 8) for number in range(count)]
+
+
+def limit(version: tuple[int, int]) -> int:
+    """Bytes that the parameters of a kernel may take."""
+    return LIMIT if version >= (8, 1) else LIMIT_BEFORE_8_1
+
+
+def room(module: Module, function: Item) -> tuple[int, str, str]:
+    """Where more parameters of a function go: the offset, and what stands before and behind them."""
+    params = parse_params(module, function)
+    end = function.body or function.end
+    behind = find_name(module.skeleton, function.name, function.start, end) + len(function.name)
+    if params is None:
+        return behind, "(", ")"
+    depth = 0
+    for bracket in re.compile(r"[()]").finditer(module.skeleton, behind):
+        depth += 1 if bracket[0] == "(" else -1
+        if not depth:
+            break
+    return bracket.start(), ", " if params else "", ""

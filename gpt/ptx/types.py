@@ -1,0 +1,122 @@
+"""The types of PTX: their sizes, those of an instruction's operands by its opcode, and of the special registers."""
+
+from __future__ import annotations
+
+import re
+
+from gpt.ptx import tree
+
+SIZES = {  # bytes of the types of registers; a predicate has none
+    **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
+    "f16": 2,
+    "f32": 4,
+    "f64": 8,
+    "pred": 0,
+}
+
+# Special registers that a probe may read: they tell where and when it runs, and change nothing.
+SPECIAL = {
+    **dict.fromkeys(("%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid"), "u32"),
+    **dict.fromkeys(("%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank"), "u32"),
+    **dict.fromkeys(("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock_hi"), "u32"),
+    **dict.fromkeys((f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")), "u32"),
+    **dict.fromkeys(("%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size", "%total_smem_size"), "u32"),
+    "%aggr_smem_size": "u32",
+    **dict.fromkeys(("%clock64", "%globaltimer", "%gridid", "%current_graph_exec"), "u64"),
+    **{f"%pm{number}": "u32" for number in range(8)},
+    **{f"%pm{number}_64": "u64" for number in range(8)},
+    **{f"%envreg{number}": "b32" for number in range(32)},
+}
+VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
+_INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,32})|([1-9]\d{0,32}))U?", re.ASCII)
+FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
+BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands that are from 0 to 255 where they are constants
+PACKED = {  # types of registers of plain bits only, and of no constants
+    **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
+    **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
+    "e2m1x2": "b8",
+}
+
+
+def types_of(instruction: tree.Instruction) -> list[str | None]:
+    """The type of each operand, None where the opcode does not say."""
+    named = [PACKED.get(word, word) for word in (m[1:] for m in instruction.modifiers)]
+    found = [word for word in named if word in SIZES]
+    last = found[-1] if found else None
+    count = len(instruction.operands)
+    match instruction.opcode:
+        case "cvt" if len(found) >= 2 and "pack" in named:
+            listed: list[str | None] = ["b32", found[1], found[1], "b32"]
+        case "cvt" if len(found) >= 2:
+            listed = [found[0], *[found[1]] * (count - 1)]
+        case "setp":
+            listed = ["pred", last, last, "pred"]
+        case "set" if len(found) >= 2:
+            listed = [found[0], found[1], found[1], "pred"]
+        case "selp":
+            listed = [last, last, last, "pred"]
+        case "slct" if len(found) >= 2:
+            listed = [found[0], found[0], found[0], found[1]]
+        case "mul" | "mad" if "wide" in named and last:
+            wide = last[0] + str(SIZES[last] * 16)
+            listed = [wide, last, last, wide]
+        case "shl" | "shr":
+            listed = [last, last, "u32"]
+        case "shf":
+            listed = [last, last, last, "u32"]
+        case "popc" | "clz" | "bfind":
+            listed = ["u32", last]
+        case "bfe":
+            listed = [last, last, "u32", "u32"]
+        case "bfi":
+            listed = [last, last, last, "u32", "u32"]
+        case "testp":
+            listed = ["pred", last]
+        case "isspacep":
+            listed = ["pred", "u64"]
+        case "szext" | "bmsk":
+            listed = [last, last or "u32", "u32"] if instruction.opcode == "szext" else ["u32"] * 3
+        case "dp4a" | "dp2a":
+            listed = ["u32"] * 4
+        case "bra":
+            listed = [None] * count
+        case _:
+            listed = [last] * count
+    return [*listed, *[None] * count][:count]
+
+
+def is_packed(instruction: tree.Instruction, place: int) -> bool:
+    """Whether an operand is of a type that ptxas has no constants of, and no registers but those of plain bits."""
+    found = [word for word in (m[1:] for m in instruction.modifiers) if word in SIZES or word in PACKED]
+    first = place == 0 and instruction.opcode in ("cvt", "set")
+    return bool(found) and found[0 if first else -1] in PACKED and types_of(instruction)[place] != "pred"
+
+
+def takes_no_constant(instruction: tree.Instruction, place: int) -> bool:
+    """Whether ptxas takes no constant for an operand, or not every one of its size."""
+    half = instruction.modifiers[-1:] == (".f16",) or ".tf32" in instruction.modifiers
+    return half or is_packed(instruction, place) or place in BYTES.get(instruction.opcode, ())
+
+
+def integer(text: str) -> int | None:
+    """The value of an integer constant of PTX, None of what is none or takes more than 64 bits."""
+    found = _INTEGER.fullmatch(text)
+    if not found:
+        return None
+    base, digits = next((base, digits) for base, digits in zip((16, 2, 8, 10), found.groups(), strict=True) if digits)
+    value = int(digits, base)
+    return value if value < 1 << 64 else None
+
+
+def fits(opcode: str, wanted: str, given: str) -> bool:
+    """Whether an operand of one type may stand where an instruction wants another.
+
+    As ptxas has it: plain bits are anything of their size, integers may differ in sign, and only `cvt` takes a
+    register that is too large, unless it holds a float.
+    """
+    if "pred" in (wanted, given):
+        return wanted == given
+    kinds = {wanted[0].replace("s", "u"), given[0].replace("s", "u")}
+    if kinds == {"f", "u"}:
+        return False
+    return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted] and given[0] != "f")

@@ -1,0 +1,56 @@
+"""Calls as lines for a person, made of their JSON form.
+
+The name of a kernel comes last, for it is the one thing of a line that may be cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gpt.printable import printable, shorten
+from gpt.screen.grid import screen_width
+from gpt.screen.tables import readable
+from gpt.screen.traces import human_time
+
+FORM = "{:>11} {:>7} {:>13} {:>6} {}"
+HEADER = FORM.format("seconds", "took", "pid/tid", "result", "call") + "\n"
+SAID = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "pid", "tid", "kernel")  # not as KEY=VALUE
+LEAST = 24  # columns of a kernel's name
+KNOWN = 1 << 16  # names of kernels that are kept
+
+
+class EventText:
+    """Makes text of lines of JSON."""
+
+    def __init__(self) -> None:
+        self._width = screen_width()
+        self._names: dict[str, str] = {}  # of kernels, readable
+
+    def iter_lines(self, lines: str) -> Iterator[str]:
+        """The line of each line of JSON."""
+        events = [json.loads(line) for line in lines.splitlines()]
+        self._learn({event["kernel"] for event in events if "kernel" in event})
+        for event in events:
+            yield self._line(event) + "\n"
+
+    def _learn(self, kernels: set[str]) -> None:
+        if len(self._names) > KNOWN:
+            self._names.clear()
+        if unknown := sorted(kernels - self._names.keys()):
+            self._names.update((name, printable(text)) for name, text in zip(unknown, readable(unknown), strict=True))
+
+    def _line(self, event: dict[str, Any]) -> str:
+        took = human_time(round(event["duration_us"] * 1000)) if "duration_us" in event else "-"
+        call = "ioctl " + event["name"] if event["op"] == "ioctl" else event["name"]
+        words = [printable(call)]
+        for key, value in event.items():
+            if key not in SAID:
+                words.append(f"{key}={'x'.join(map(str, value)) if isinstance(value, list) else value}")
+        thread = f"{event['pid']}/{event['tid']}"
+        line = FORM.format(f"{event['ts'] / 1e6:.6f}", took, thread, event.get("result", "-"), " ".join(words))
+        if "kernel" not in event:
+            return line
+        name = self._names[event["kernel"]]
+        return f"{line} {shorten(name, max(LEAST, self._width - len(line) - 1), middle=False)}"

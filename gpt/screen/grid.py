@@ -1,0 +1,129 @@
+"""Tables that fit the screen: columns of text first, which are cut where they must be, then numbers, which never are.
+
+A row is a line, whatever its names hold; the whole of a name is in the stream (`--json`). Of paths, the folder that
+all share is written once above. Lines are rich's Text, which knows colours and no width.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from gpt.printable import printable, shorten
+
+NO_TERMINAL, WIDEST = 80, 160  # columns
+LEAST = 12  # columns that a text keeps
+LONGEST = 2000  # characters of a text that are looked at
+GAP = 2  # columns between columns
+
+
+def screen_width() -> int:
+    """Columns that a line may have: COLUMNS, or the terminal's, at most 160; 80 where there is none."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdecimal() and int(columns[:6]):
+        return int(columns[:6])
+    try:  # a pipe may lead to a pager on the terminal that messages go to, a file has no width
+        for file in (1, 2) if stat.S_ISFIFO(os.fstat(1).st_mode) else (1,):
+            if os.isatty(file) and (found := os.get_terminal_size(file).columns):
+                return min(found, WIDEST)
+    except OSError:
+        pass  # closed, or a terminal without a size
+    return NO_TERMINAL
+
+
+def fold(text: str, width: int) -> Iterator[Text]:
+    """A sentence as lines."""
+    for line in textwrap.wrap(printable(_cut(text)), width, subsequent_indent="  ", break_on_hyphens=False):
+        yield Text(line)
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder with its `/` that all the paths share, or nothing."""
+    folder = os.path.commonprefix([path[: path.rfind("/") + 1] for path in paths])  # noqa: RUF071 - cut below
+    folder = folder[: folder.rfind("/") + 1]
+    return folder if folder != "/" else ""
+
+
+def folder_line(folder: str, width: int) -> Text:
+    """What stands above names without their folder."""
+    return Text(f"in {shorten(printable(_cut(folder)), width - 4)}:", style="dim")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST // 2] + "…" + text[-LONGEST // 2 :]
+
+
+class Grid:
+    """A header and rows. The first `texts` columns are text; with `paths` the very first one is of paths."""
+
+    def __init__(self, *columns: str, texts: int = 1, paths: bool = False) -> None:
+        self._texts = texts
+        self._paths = paths
+        self._rows = [[printable(_cut(column)) for column in columns]]
+        self._styles = ["dim"]
+        self._named: set[int] = set()  # rows that are about a path
+
+    def add(self, *cells: str, style: str = "", total: bool = False) -> None:
+        """Adds a row; a total is about no path."""
+        if self._paths and not total:
+            self._named.add(len(self._rows))
+        self._rows.append([printable(_cut(cell)) for cell in cells])
+        self._styles.append(style)
+
+    def least(self) -> int:
+        """Columns that it takes where all texts are cut as far as they can be."""
+        widths = _widths(self._rows)
+        return _sum(min(width, LEAST) if at < self._texts else width for at, width in enumerate(widths))
+
+    def lines(self, width: int) -> Iterator[Text]:
+        """What to print on a screen of so many columns."""
+        rows = self._rows
+        widths = _widths(rows)
+        if self._named and (len(self._named) > 1 or _sum(widths) > width):
+            folder = common_folder([rows[at][0] for at in self._named])
+            if folder:
+                yield folder_line(folder, width)
+                rows = [[row[0][len(folder) :], *row[1:]] if at in self._named else row for at, row in enumerate(rows)]
+                widths = _widths(rows)
+        room = width - _sum((*widths[self._texts :], *([0] * self._texts)))
+        most = max(widths[: self._texts])
+        while most > LEAST and sum(min(w, most) for w in widths[: self._texts]) > room:
+            most -= 1
+        widths[: self._texts] = [min(w, most) for w in widths[: self._texts]]
+        for cells, style in zip(rows, self._styles, strict=True):
+            fitted = (self._fit(at, *it) for at, it in enumerate(zip(cells, widths, strict=True)))
+            yield Text((" " * GAP).join(fitted).rstrip(), style=style)
+
+    def _fit(self, at: int, cell: str, width: int) -> str:
+        if at >= self._texts:
+            return " " * (width - cell_len(cell)) + cell
+        cell = shorten(cell, width, middle=self._paths)
+        return cell + " " * (width - cell_len(cell))
+
+
+def _widths(rows: list[list[str]]) -> list[int]:
+    return [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
+
+
+def _sum(widths: Iterator[int] | Sequence[int]) -> int:
+    widths = list(widths)
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def render(lines: Callable[[int], Iterator[Text]]) -> str:
+    """The text of lines that are made for a width, with colours where standard output is a terminal."""
+    import io
+
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=os.isatty(1) or None, highlight=False, markup=False, emoji=False)
+    for line in lines(screen_width()):
+        safe = line if line.plain.isprintable() else Text(printable(line.plain))  # whoever forgot it
+        console.print(safe, soft_wrap=True)
+    return file.getvalue()

@@ -1,0 +1,336 @@
+"""What a person sees: the tables that a stage prints on a terminal, and wherever it is asked for them.
+
+One summary for every stage, because a table follows from the records, not from who wrote them: elements by
+architecture, tallies by reason, patched libraries, and a count of the rest. Of a record is kept what a row of it
+needs, and only one that is what gpt/records.py declares gets here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from gpt import records
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import demangle
+from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
+
+if TYPE_CHECKING:
+    from gpt.screen.traces import TraceTables
+
+Record = Mapping[str, Any]
+Lines = Iterator[Text]
+
+NEEDS = ("registers", "spills", "stack", "shared", "constant")
+TRACED = ("process", "timing", "transfer", "launched")
+COUNTS = ("elements", "kernels", "bytes")
+ELEMENT_COUNTS = ("elements", "kernels", "packed", "unpacked")
+TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
+MODES = {"fill", "hole", "compact", "copy"}
+KEPT, TOTAL = "kept", "total"
+MAX_REASONS = 12  # that have a column of their own
+NAME = 40  # columns of a name in a sentence
+
+
+def human(size: int) -> str:
+    """Bytes in binary units, three digits."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+
+
+def human_count(number: int, sign: str = "-") -> str:
+    """A number with its thousands apart; four digits of one that nothing real reaches."""
+    return f"{number:{sign},}" if abs(number) < 10**12 else f"{number:{sign}.3g}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share, `-` where there is no whole."""
+    if not whole:
+        return "-"
+    share = 100 * part / whole
+    return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
+
+
+class LibraryTables:
+    """Collects the records of a stream and makes a table of each kind of news."""
+
+    def __init__(self) -> None:
+        self._titles: dict[str, str] = {}
+        self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
+        self._tallies: dict[str, dict[str, Counter[str]]] = {}  # library -> reason -> COUNTS
+        self._patched: list[Record] = []
+        self._trimmed: Counter[str] = Counter()
+        self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
+        self._left: Counter[str] = Counter()  # the same -> their unused kernels
+        self._repacked: list[Record] = []
+        self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
+        self._modules: list[tuple[str, ...]] = []
+        self._trace: TraceTables | None = None
+        self._kernels: list[Record] = []
+        self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
+        self._takers: dict[str, Callable[[Record], None]] = {
+            "library": self._add_library,
+            "element": self._add_element,
+            "tally": self._add_tally,
+            "patched": self._add_patched,
+            "trimmed": self._add_trimmed,
+            "repacked": self._add_repacked,
+            "ptx": self._add_ptx,
+            "kernel": self._add_kernel,
+            **dict.fromkeys(TRACED, self._add_trace),
+        }
+
+    def add(self, record: Record) -> str | None:
+        """Takes a record in; what it has no table for is passed over. Returns what is wrong with one, if anything."""
+        take = self._takers.get(record["kind"])
+        if take is None:
+            return None
+        if (fault := records.check(record)) is None:
+            take({key: record[key] for key in ("kind", *records.KINDS[record["kind"]]) if key in record})
+        return fault
+
+    def _add_library(self, record: Record) -> None:
+        details = [record.get("machine"), human(record["size"]), record.get("build_id")]
+        self._titles[record["path"]] = ", ".join(str(d) for d in details if d)
+
+    def _add_element(self, record: Record) -> None:
+        counts = self._elements.setdefault(record["library"], Counter())
+        row = (record["arch"], record["type"])
+        counts[*row, "elements"] += 1
+        counts[*row, "kernels"] += len(record["kernels"])
+        counts[*row, "packed"] += record["payload_size"]
+        counts[*row, "unpacked"] += record["size"]
+
+    def _add_tally(self, record: Record) -> None:
+        reasons = self._tallies.setdefault(record["library"], {})
+        reasons.setdefault(record["reason"], Counter()).update({key: record[key] for key in COUNTS})
+
+    def _add_patched(self, record: Record) -> None:
+        self._patched.append(record)
+
+    def _add_trimmed(self, record: Record) -> None:
+        if "reason" in record:
+            self._whole[record["reason"]] += 1
+            self._left[record["reason"]] += record.get("left", 0)
+            return
+        self._trimmed.update(elements=1, **{key: record[key] for key in TRIMMED})
+        if "zeroed" in record:
+            self._zeroed[record["zeroed"]] += 1
+
+    def _add_repacked(self, record: Record) -> None:
+        self._repacked.append(record)
+
+    def _add_ptx(self, record: Record) -> None:
+        counts = human_count(len(record["kernels"])), human(len(record["data"]))
+        self._modules.append((record["module"], record["arch"], *counts))
+
+    def _add_kernel(self, record: Record) -> None:
+        if "registers" in record:
+            keys = ("name", "arch", *NEEDS, *(f"{key}_before" for key in NEEDS))
+            self._kernels.append({key: record[key] for key in keys if key in record})
+            return
+        counts = [sum(site[key] for site in record.get("sites", ())) for key in ("matched", "woven")]
+        counts += [len(record.get(key, ())) for key in ("maps", "variables")]
+        self._probed.append((record["name"], record.get("reason", ""), counts))
+
+    def _add_trace(self, record: Record) -> None:
+        if self._trace is None:
+            from gpt.screen.traces import TraceTables
+
+            self._trace = TraceTables()
+        self._trace.add(record)
+
+    def text(self) -> str:
+        """The news of the last stage that had any: patched libraries, else tallies, else elements."""
+        return render(self._lines)
+
+    def _lines(self, width: int) -> Lines:
+        if self._patched:
+            yield from self._patched_lines(width)
+        elif self._tallies:
+            yield from self._for_each({name: _tally_grid(rows) for name, rows in self._tallies.items()}, width)
+        else:
+            yield from self._for_each({name: _element_grid(rows) for name, rows in self._elements.items()}, width)
+        if self._kernels:
+            yield from _kernel_grid(self._kernels).lines(width)
+        elif self._probed:
+            yield from _probed_lines(self._probed, width)
+        elif self._modules:
+            grid = Grid("module", "arch", "kernels", "bytes", texts=2, paths=True)
+            for row in self._modules:
+                grid.add(*row)
+            yield from grid.lines(width)
+        if self._trace:
+            yield from self._trace.lines(width)
+
+    def _for_each(self, grids: dict[str, Grid], width: int) -> Lines:
+        """The table of each library below its name."""
+        folder = common_folder(list(grids)) if len(grids) > 1 else ""
+        if folder:
+            yield folder_line(folder, width)
+        for library, grid in grids.items():
+            name, details = printable(library[len(folder) :]), printable(self._titles.get(library, ""))
+            title = Text.assemble((name, "bold"), f"  {details}")
+            if title.cell_len <= width:
+                yield title
+            else:
+                yield Text(shorten(name, width), style="bold")
+                yield Text("  " + shorten(details, width - 2))
+            yield from grid.lines(width)
+
+    def _patched_lines(self, width: int) -> Lines:
+        if self._tallies:
+            yield from _tally_grid(_sum_up(self._tallies.values())).lines(width)
+            yield Text()
+        modes = {row["mode"] for row in self._patched}
+        after = modes.pop() if len(modes) == 1 and modes <= MODES else "after"  # one for all needs no column
+        columns = ["mode"] if after == "after" else []
+        headers = ("file", after, "less", "GPU code", after, "less")
+        grid = Grid("library", *columns, *headers, texts=1 + len(columns), paths=True)
+        total: Counter[str] = Counter()
+        for row in self._patched:
+            grid.add(row["library"], *(row[key] for key in columns), *_before_after(row))
+            total.update({key: value for key, value in row.items() if isinstance(value, int)})
+        if len(self._patched) > 1:
+            grid.add(TOTAL, *("" for _ in columns), *_before_after(total), total=True)
+        yield from grid.lines(width)
+        if len(self._tallies) > 1:
+            yield Text()
+            yield from _library_grid(self._tallies, width).lines(width)
+        for row in self._patched:
+            if "reason" in row:
+                yield from fold(f"{row['library']}: {row['mode']} because {row['reason']}", width)
+        cut = self._trimmed
+        if cut["kernels"]:
+            what = f"{cut['kernels']:,} kernels and {cut['functions']:,} device functions, {human(cut['code'])} of code"
+            sizes = f"{human(cut['size_before'])} before, {human(cut['size_after'])} after"
+            yield from fold(f"cut out of elements that stay: {what}; {cut['elements']:,} elements, {sizes}", width)
+        for reason, count in self._whole.items():
+            left = f" with {self._left[reason]:,} unused kernels" if self._left[reason] else ""
+            yield from fold(f"elements kept whole: {count:,}{left} ({reason})", width)
+        for reason, count in self._zeroed.items():
+            yield from fold(f"elements of which code is zeroed, and no kernel dropped: {count:,} ({reason})", width)
+        for row in self._repacked:  # whole, to be copied
+            sizes = f"{human(row['size_before'])} before, {human(row['size_after'])} after"
+            yield Text(f"wheel written: {printable(row['output'])}  ({sizes})")
+
+
+def _before_after(row: Record) -> list[str]:
+    size = "disk" if row.get("mode") == "hole" else "size"
+    cells = []
+    for name in (size, "gpu"):
+        before, after = row[f"{name}_before"], row[f"{name}_after"]
+        cells += [human(before), human(after), percent(before - after, before)]
+    return cells
+
+
+def _element_grid(counts: Counter[tuple[str, str, str]]) -> Grid:
+    grid = Grid("arch", "type", *ELEMENT_COUNTS, texts=2)
+    rows = sorted({(type_, _order(arch), arch) for arch, type_, _ in counts})
+
+    def add(arch: str, type_: str, numbers: list[int], total: bool = False) -> None:
+        grid.add(arch, type_, *(human_count(n) for n in numbers[:2]), *(human(n) for n in numbers[2:]), total=total)
+
+    for type_, _, arch in rows:
+        add(arch, type_, [counts[arch, type_, key] for key in ELEMENT_COUNTS])
+    if len(rows) > 1:
+        sums = [sum(counts[arch, type_, key] for type_, _, arch in rows) for key in ELEMENT_COUNTS]
+        add(TOTAL, "", sums, total=True)
+    return grid
+
+
+def _order(arch: str) -> tuple[int, str]:
+    digits = "".join(c for c in arch[:20] if c in "0123456789")
+    return int(digits or 0), arch
+
+
+def _sum_up(tallies: Iterable[dict[str, Counter[str]]]) -> dict[str, Counter[str]]:
+    """The tallies of several libraries as those of one."""
+    sums: dict[str, Counter[str]] = {}
+    for rows in tallies:
+        for reason, counts in rows.items():
+            sums.setdefault(reason, Counter()).update(counts)
+    return sums
+
+
+def _kept_last(rows: dict[str, Counter[str]]) -> list[str]:
+    return sorted(rows, key=lambda reason: reason == KEPT)
+
+
+def _library_grid(tallies: dict[str, dict[str, Counter[str]]], width: int) -> Grid:
+    """A row for each library: elements, kernels, those left, and the bytes that went: for each reason, or all."""
+    sums = _sum_up(tallies.values())
+    reasons = [reason for reason in sums if reason != KEPT]
+    if len(reasons) <= MAX_REASONS:
+        grid = _library_rows(tallies, sums, {reason: [reason] for reason in reasons})
+        if grid.least() <= width:
+            return grid
+    return _library_rows(tallies, sums, {"bytes cut": reasons})
+
+
+def _library_rows(
+    tallies: dict[str, dict[str, Counter[str]]], sums: dict[str, Counter[str]], columns: dict[str, list[str]]
+) -> Grid:
+    """`columns` are names and the reasons that each of them adds up."""
+    grid = Grid("library", "elements", "left", "kernels", "left", *columns, paths=True)
+    for name, rows in [*tallies.items(), (TOTAL, sums)]:
+        whole, kept = sum(rows.values(), Counter[str]()), rows.get(KEPT, Counter[str]())
+        counts = [human_count(number[key]) for key in ("elements", "kernels") for number in (whole, kept)]
+        gone = [[rows[reason]["bytes"] for reason in reasons if reason in rows] for reasons in columns.values()]
+        grid.add(name, *counts, *(human(sum(sizes)) if sizes else "-" for sizes in gone), total=rows is sums)
+    return grid
+
+
+def _tally_grid(rows: dict[str, Counter[str]]) -> Grid:
+    grid = Grid("reason", *COUNTS, "share")
+    total = sum(rows.values(), Counter[str]())
+
+    def add(name: str, counts: Counter[str]) -> None:
+        cells = (human_count(counts["elements"]), human_count(counts["kernels"]), human(counts["bytes"]))
+        grid.add(name, *cells, percent(counts["bytes"], total["bytes"]))
+
+    add("before", total)
+    for reason in _kept_last(rows):
+        add(reason, rows[reason])
+    return grid
+
+
+def readable(kernels: list[str]) -> list[str]:
+    """Names of kernels as their source has them, without the type that they return, which is always the same."""
+    return [name.removeprefix("void ") for name in demangle(kernels)]
+
+
+def _kernel_grid(kernels: list[Record]) -> Grid:
+    """What assembled kernels need, and after it what the probes added, where that is known."""
+    grid = Grid("kernel", "arch", "regs", "spills", "stack", "shared", "const", texts=2)
+    for kernel, name in zip(kernels, readable([kernel["name"] for kernel in kernels]), strict=True):
+        grid.add(name, kernel.get("arch", ""), *(_with_change(kernel, key) for key in NEEDS))
+    return grid
+
+
+def _probed_lines(kernels: list[tuple[str, str, list[int]]], width: int) -> Lines:
+    """Where probes went, and the variables that the kernels share with their modules; or why none went in."""
+    grid = Grid("kernel", "places", "woven", "maps", "variables")
+    left = []
+    for (_, reason, counts), name in zip(kernels, readable([kernel[0] for kernel in kernels]), strict=True):
+        if reason:
+            left.append(f"{shorten(printable(name), NAME, middle=False)}: {reason}")
+        else:
+            grid.add(name, *(human_count(number) for number in counts))
+    yield from grid.lines(width)
+    for line in left:
+        yield from fold(line, width)
+
+
+def _with_change(kernel: Record, key: str) -> str:
+    """`40`, or `40 (+4)` where it was 36 without probes."""
+    value, before = kernel.get(key), kernel.get(f"{key}_before")
+    if value is None:
+        return "-"
+    return human_count(value) if before is None else f"{human_count(value)} ({human_count(value - before, '+')})"

@@ -1,0 +1,204 @@
+"""Which code goes with unused kernels: compiled and linked cubins, NVIDIA's nvdisasm as oracle, and hostile tables."""
+
+import io
+import re
+import struct
+import time
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.errors import MalformedError
+from gpt.formats.cubin import parse_cubin
+from gpt.patch.callgraph import KeptWhole, find_cut
+from tests import cuda
+from tests.formats import forge, samples
+
+ARCHS = ("sm_75", "sm_90")
+# Each kernel with the functions that only it needs.
+KERNELS = {"direct": {"callee", "deep"}, "pointer": {"pointed", "other"}, "alone": {"lonely"}, "plain": set()}
+
+
+def code_of(data):
+    """The code of each function, by pyelftools."""
+    sections = ELFFile(io.BytesIO(data)).iter_sections()
+    return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
+
+
+def cut_out(data, cut):
+    """The cubin without the code, and the names of the functions whose code is gone."""
+    out = bytearray(data)
+    for start, end in cut.spans:
+        out[start:end] = bytes(end - start)
+    return bytes(out), {name for name, code in code_of(out).items() if not any(code)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("used", [{"direct"}, {"pointer"}, {"alone"}, {"plain"}, {"direct", "alone"}, set(KERNELS)])
+def test_what_used_kernels_need_stays(arch, used):
+    data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
+    cut = find_cut(data, set(KERNELS) - used)
+    _, gone = cut_out(data, cut)
+    stay = used.union(*(KERNELS[name] for name in used))
+    assert gone == set(KERNELS).union(*KERNELS.values()) - stay
+    assert (cut.kernels, cut.functions) == (len(set(KERNELS) - used), len(gone - set(KERNELS)))
+    assert cut.size == sum(end - start for start, end in cut.spans)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_nvdisasm_finds_all_that_kept_code_names(arch, tmp_path):
+    """No symbol that it prints as an operand in kept code is of code that is gone."""
+    data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
+    for used in KERNELS:
+        left, gone = cut_out(data, find_cut(data, set(KERNELS) - {used}))
+        (tmp_path / "cubin").write_bytes(data)
+        text = cuda.run("nvdisasm", "-c", tmp_path / "cubin")
+        parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", text, flags=re.MULTILINE)
+        code = dict(zip(parts[1::2], parts[2::2], strict=True))
+        assert set(code) == set(code_of(data))
+        for name in set(code) - gone:
+            named = set(re.findall(r"`\((\w+)\)|@srel\((\w+)\)|@[a-z]\w*@?\((\w+)\)", code[name]))
+            assert not {n for group in named for n in group if n} & gone
+        assert len(left) == len(data)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_code_that_was_not_linked_holds_its_functions(arch):
+    data = samples.image(samples.ONE, arch)
+    cut = find_cut(data, {"_Z3twoPf"})
+    assert (cut.kernels, cut.functions) == (1, 0)
+    assert cut_out(data, cut)[1] == {"_Z3twoPf"}
+    assert find_cut(cut_out(data, cut)[0], {"_Z3twoPf"}).spans == []  # nothing left to be cut
+    assert find_cut(data, set()).spans == []
+    assert find_cut(data, {"no such kernel"}).spans == []
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: samples.linked("sm_90", samples.TABLE), "variables hold addresses of functions"),
+        (lambda: samples.image(samples.USERS, "sm_90", "-rdc=true"), "relocatable code"),
+        (lambda: samples.image(samples.ONE, "sm_100"), "sections of type 0x7000.* are not understood"),
+        (lambda: forge.cubin(3), "a kernel lies outside of the code|no call graph"),
+    ],
+)
+def test_what_is_kept_whole(build, reason):
+    with pytest.raises(KeptWhole, match=reason):
+        find_cut(build(), {"apart", "plain", "_Z3twoPf", "a"})
+
+
+def section(data, name):
+    """The number of a section, and where its header is."""
+    elf = ELFFile(io.BytesIO(data))
+    index = elf.get_section_index(name)
+    return index, elf.header["e_shoff"] + 64 * index
+
+
+def with_callgraph(pairs):
+    """The linked cubin with another call graph."""
+    data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
+    _, header = section(data, ".nv.callgraph")
+    body = b"".join(struct.pack("<II", *pair) for pair in pairs)
+    data += bytes(-len(data) % 8)
+    struct.pack_into("<QQ", data, header + 24, len(data), len(body))
+    return bytes(data + body)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [
+        ([(0, 0xFFFFFFFF), (1 << 31, 1)], "beyond the symbol table"),
+        ([(0, 0xFFFFFFFF), (1, 1 << 31)], "beyond the symbol table"),
+        ([(1, 2)], "begins with no group"),
+        ([], "begins with no group"),
+        ([(0, 0xFFFFFFFF)] * 5, "more groups than are known"),
+        ([(0, 0xFFFFFFFF), (1, 23)], "something that is no code"),
+    ],
+)
+def test_a_call_graph_that_is_not_understood(pairs, reason):
+    with pytest.raises(KeptWhole, match=reason):
+        find_cut(with_callgraph(pairs), set(KERNELS))
+
+
+def test_a_function_that_no_kernel_reaches_stays():
+    """Somebody else might: here nothing says any more that `alone` calls `lonely`."""
+    data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
+    elf = ELFFile(io.BytesIO(data))
+    calls = elf.get_section_by_name(".rela.text.alone")
+    names = [symbol.name for symbol in elf.get_section_by_name(".symtab").iter_symbols()]
+    for number, call in enumerate(calls.iter_relocations()):
+        if call["r_info_sym"] == names.index("lonely"):
+            struct.pack_into("<I", data, calls["sh_offset"] + 24 * number + 12, names.index("alone"))
+    assert cut_out(data, find_cut(data, {"alone"}))[1] == {"alone"}
+    assert cut_out(data, find_cut(data, set(KERNELS)))[1] == set(KERNELS).union(*KERNELS.values()) - {"lonely"}
+
+
+def test_a_long_circular_call_graph_ends():
+    names = [s.name for s in ELFFile(io.BytesIO(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS)))
+             .get_section_by_name(".symtab").iter_symbols()]  # fmt: skip
+    numbers = [names.index(name) for name in ("direct", "callee", "deep", "plain")]
+    circle = [*zip(numbers, numbers[1:] + numbers[:1], strict=True)]
+    data = with_callgraph([(0, 0xFFFFFFFF), *circle * 500_000])
+    begin = time.process_time()
+    assert cut_out(data, find_cut(data, {"plain", "alone"}))[1] == {"alone", "lonely"}  # direct needs plain now
+    assert time.process_time() - begin < 5
+
+
+def forged(sections, symbols, size=8 << 20):
+    """A cubin of `sections` that all lie over each other, each a table of 8 MiB of relocations, or code."""
+    table = b"".join(struct.pack("<IBBHQQ", 1, 0x12, 0x10, 1, 0, 16) for _ in range(symbols))
+    body = bytes(64) + table + b"\0k\0".ljust(8, b"\0")
+    rows = [forge.section(0, 0), forge.section(0, 1, offset=64, size=16, flags=6)]
+    rows += [forge.section(0, 2, offset=64, size=len(table), link=3), forge.section(0, 3, offset=len(body) - 8, size=8)]
+    start = len(body)
+    body += struct.pack("<II", 0, 0xFFFFFFFF) + bytes(size)
+    rows.append(forge.section(0, 0x70000001, offset=start, size=8))
+    row = bytearray(forge.section(0, 4, offset=start, size=size - size % 24))
+    struct.pack_into("<I", row, 44, 1)
+    rows += [bytes(row)] * sections
+    head = forge.elf_header(shoff=len(body), shnum=len(rows), machine=190, type_=2, osabi=0x33)
+    return head + body[64:] + b"".join(rows)
+
+
+def test_tables_that_lie_over_each_other():
+    begin = time.process_time()
+    with pytest.raises(KeptWhole, match="tables overlap"):
+        find_cut(forged(60_000, 2), {"k"})
+    assert time.process_time() - begin < 5
+
+
+def test_sections_that_share_bytes():
+    data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
+    _, plain = section(data, ".text.plain")
+    _, direct = section(data, ".text.direct")
+    data[plain + 24 : plain + 40] = data[direct + 24 : direct + 40]  # offset and size
+    with pytest.raises(KeptWhole, match="sections overlap"):
+        find_cut(data, {"plain"})
+    assert find_cut(data, {"alone"}).kernels == 1
+    data[plain + 24 : plain + 40] = struct.pack("<QQ", 0, 64)  # the header of the file
+    with pytest.raises(KeptWhole, match="sections overlap"):
+        find_cut(data, {"plain"})
+    data[plain + 24 : plain + 40] = struct.pack("<QQ", 1 << 63, 1 << 63)
+    with pytest.raises(MalformedError, match="beyond its end"):
+        find_cut(data, {"plain"})
+
+
+@settings(deadline=2000, max_examples=400)
+@given(st.data())
+def test_bytes_that_are_wrong(draw):
+    """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""
+    data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
+    shoff = struct.unpack_from("<Q", data, 40)[0]
+    for _ in range(draw.draw(st.integers(1, 4))):
+        place = draw.draw(st.one_of(st.integers(0, 63), st.integers(0x700, 0x15FF), st.integers(shoff, len(data) - 1)))
+        data[place] = draw.draw(st.integers(0, 255))
+    try:
+        cut = find_cut(data, {"plain", "alone"})
+        names = {kernel["name"] for kernel in parse_cubin(data).kernels}
+    except (KeptWhole, MalformedError):
+        return
+    assert cut.kernels <= len(names)
+    assert all(0 <= start < end <= len(data) for start, end in cut.spans)
+    assert all(a[1] <= b[0] for a, b in zip(cut.spans, cut.spans[1:], strict=False))

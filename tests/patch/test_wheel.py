@@ -1,0 +1,256 @@
+"""Wheels: slimmed libraries inside, everything else as it was, and a RECORD that holds."""
+
+import base64
+import csv
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from gpt import stream
+from gpt.errors import GptError
+from gpt.patch.wheel import Wheels
+from tests.stages.tools import extract, located, run
+
+USED = "_Z3onePf"
+
+
+def record_of(members):
+    digest = lambda data: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")  # noqa: E731
+    lines = [f'"{name}",sha256={digest(data)},{len(data)}' for name, data in members.items()]
+    return "\n".join([*lines, "pkg-1.dist-info/RECORD,,", ""]).encode()
+
+
+@pytest.fixture
+def wheel(sample, tmp_path):
+    """Two libraries, one of them stored, a text with a comma in its name, and one library without GPU code."""
+    members = {
+        "pkg/__init__.py": b"",
+        "pkg/lib/libone.so": sample("zstd").read_bytes(),
+        "pkg/lib/libtwo.so": sample("none").read_bytes(),
+        "pkg/lib/libplain.so": sample("plain").read_bytes(),
+        "pkg/a,b.txt": b"text\n",
+        "pkg-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: pkg\nVersion: 1\n",
+        "pkg-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
+    }
+    members["pkg-1.dist-info/RECORD"] = record_of(members)
+    path = tmp_path / "pkg-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name, (2020, 2, 2, 2, 2, 2))
+            info.compress_type = zipfile.ZIP_STORED if "two" in name else zipfile.ZIP_DEFLATED
+            info.external_attr = (0o755 if ".so" in name else 0o644) << 16
+            file.writestr(info, data)
+    return path
+
+
+def test_a_wheel_is_slimmed(wheel, tmp_path):
+    found = extract("-r", wheel)
+    (tmp_path / "names").write_text(USED)
+    made = run("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=found.out).out
+    before = wheel.read_bytes()
+    done = run("gpt-patch", "-o", tmp_path / "out", data=made)
+    assert done.status == 0, done.err
+    assert wheel.read_bytes() == before
+    out = tmp_path / "out" / wheel.name
+    assert [path.name for path in out.parent.iterdir()] == [wheel.name]
+    assert done.kind("repacked") == [
+        {"kind": "repacked", "wheel": str(wheel), "output": str(out), "size_before": len(before),
+         "size_after": out.stat().st_size}
+    ]  # fmt: skip
+    table = run("gpt-patch", "-o", tmp_path / "again", "--table", "--written", tmp_path / "list", data=made).out
+    assert f"wheel written: {tmp_path}/again/{wheel.name}  (" in table.decode()
+    assert (tmp_path / "list").read_bytes() == f"{tmp_path}/again/{wheel.name}\0".encode()
+    assert [r["output"] for r in done.kind("patched")] == [f"{out}/pkg/lib/lib{name}.so" for name in ("one", "two")]
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
+        assert new.testzip() is None
+        assert new.namelist() == old.namelist()
+        for a, b in zip(old.infolist(), new.infolist(), strict=True):
+            assert (a.date_time, a.external_attr, a.compress_type) == (b.date_time, b.external_attr, b.compress_type)
+            changed = old.read(a) != new.read(b)
+            assert changed == (a.filename.endswith(("libone.so", "libtwo.so", "RECORD")))
+            assert not changed or "RECORD" in a.filename or b.file_size < a.file_size
+        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(new.read("pkg-1.dist-info/RECORD").decode()))}
+        for name in new.namelist():
+            if not name.endswith("RECORD"):
+                data = new.read(name)
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+                assert rows[name] == [f"sha256={digest}", str(len(data))]
+    # What is in it is what gpt-patch makes of the libraries outside.
+    alone = tmp_path / "pkg" / "lib" / "libone.so"
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
+        old.extract("pkg/lib/libone.so", tmp_path)
+        assert run("gpt-patch", "-o", tmp_path / "alone", data=located(alone, USED)).status == 0
+        assert (tmp_path / "alone" / "libone.so").read_bytes() == new.read("pkg/lib/libone.so")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", tmp_path / "site", out]
+    done = subprocess.run([str(part) for part in pip], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_refused(wheel, tmp_path):
+    (tmp_path / "names").write_text(USED)
+
+    def patched(*options):
+        made = run("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("-r", wheel).out).out
+        return run("gpt-patch", *options, data=made)
+
+    done = patched("--in-place")
+    assert (done.status, "lies in a wheel: use -o DIR" in done.err) == (1, True)
+    done = patched("-o", wheel.parent)
+    assert (done.status, "would overwrite the library itself" in done.err) == (1, True)
+    done = patched("-n", "-o", tmp_path / "dry")
+    assert (done.status, [r["mode"] for r in done.kind("patched")]) == (0, ["compact"] * 2)
+    assert not (tmp_path / "dry").exists()
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("pkg-1.dist-info/RECORD.jws", b"{}")
+    done = patched("-o", tmp_path / "out")
+    assert (done.status, "is signed ('pkg-1.dist-info/RECORD.jws')" in done.err) == (1, True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_wheel_that_changed(wheel, tmp_path):
+    (tmp_path / "names").write_text(USED)
+    made = run("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("-r", wheel).out).out
+    wheel.write_bytes(b"PK\3\4 no zip")
+    done = run("gpt-patch", "-o", tmp_path / "out", data=made)
+    assert done.status == 3
+    assert "zip: " in done.err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def located_in(wheel, folder):
+    (folder / "names").write_text(USED)
+    found = extract("-r", wheel)
+    return run("gpt-locate", "--used", folder / "names", "--arch", "sm_90", data=found.out).out
+
+
+def raw_of(path):
+    """What stands where each member is, packed, and its entry of the directory but for the place."""
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        infos = sorted(file.infolist(), key=lambda info: info.header_offset)
+        ends = [*(info.header_offset for info in infos[1:]), file.start_dir]
+        keys = ("flag_bits", "create_version", "create_system", "external_attr", "internal_attr", "extra", "comment")
+        return [info.filename for info in file.infolist()], {
+            info.filename: (data[info.header_offset : end], [getattr(info, key) for key in (*keys, "CRC", "date_time")])
+            for info, end in zip(infos, ends, strict=True)
+        }
+
+
+class Unseekable(io.RawIOBase):
+    """A pipe: zipfile puts sizes behind the members then."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        return self._file.write(data)
+
+
+def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
+    """Folders, modes, dates, comments, extra fields, names, methods, sizes behind members, RECORDs of others."""
+    path, nested = tmp_path / "pkg-1-py3-none-any.whl", "pkg/_vendor/other-1.dist-info/RECORD"
+    record = (
+        b'pkg/a.so,sha256=x,1\r\n"pkg/q,""1.txt",sha256=y,2\r\n,,\r\n./pkg/b.so,md5=z,3\r\n\r\npkg-1.dist-info/RECORD,,'
+    )
+    members = [
+        ("pkg/", b"", 0, 0o40711), ("pkg-1.dist-info/RECORD", record, 8, 0o664), ("pkg/a.so", "zstd", 8, 0o100755),
+        (nested, b"a.so,sha256=x,1\n" * 9, 12, 0), ("./pkg/b.so", "none", 0, 0), ("pkg/empty/", b"", 0, 0),
+        ("pkg/\xe9.txt", b"text" * 99, 14, 0o120777), ("/pkg/c.so", "balance", 8, 0o104755),
+    ]  # fmt: skip
+    with open(path, "wb") as file, zipfile.ZipFile(Unseekable(file), "w") as made:
+        made.comment = b"of the file"
+        for name, data, method, mode in members:
+            info = zipfile.ZipInfo(name, (1980 + len(name), 2, 2, 2, 2, 2))
+            info.compress_type, info.external_attr, info.create_system = method, mode << 16, 3
+            info.comment, info.extra = b"of " + name.encode(), b"\x99\x99\4\0" + name.encode()[:4].ljust(4)
+            info.internal_attr = 1
+            made.writestr(info, data if isinstance(data, bytes) else sample(data).read_bytes())
+    path.chmod(0o600)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(path, tmp_path))
+    assert done.status == 0, done.err
+    out = tmp_path / "out" / path.name
+    assert out.stat().st_mode & 0o777 == 0o600
+    (names, old), (new_names, new) = raw_of(path), raw_of(out)
+    assert (names, list(old)) == (new_names, list(new))
+    cut = {"pkg/a.so", "./pkg/b.so", "/pkg/c.so", "pkg-1.dist-info/RECORD"}
+    assert {name for name in old if old[name] != new[name]} == cut
+    for name in cut:
+        assert old[name][1][1:-2] == new[name][1][1:-2]  # but flags and checksum
+    with zipfile.ZipFile(out) as file:
+        assert (file.testzip(), file.comment) == (None, b"of the file")
+        lines = file.read("pkg-1.dist-info/RECORD").split(b"\n")
+        kept = record.split(b"\n")
+        assert [n for n in range(6) if lines[n] != kept[n]] == [0, 3]
+        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read("./pkg/b.so")).digest()).rstrip(b"=").decode()
+        assert lines[3].decode() == f"./pkg/b.so,sha256={digest},{file.getinfo('./pkg/b.so').file_size}\r"
+        assert file.read("/pkg/c.so")[:4] == b"\x7fELF"
+
+
+def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
+    done = run("gpt-patch", "-o", tmp_path / "out", data=extract("-r", wheel).out)
+    assert done.status == 0, done.err
+    assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_a_large_record(wheel, tmp_path):
+    """It was read whole, and twice."""
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("other-1.dist-info/RECORD", b"\n" * (64 << 20))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    assert done.status == 3
+    assert "RECORD: zip: has 67108864 bytes; the limit is 16777216" in done.err
+    assert done.memory < 300 << 20
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_record_of_short_lines(wheel, tmp_path):
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("other-1.dist-info/RECORD", b"a\n" * (1 << 20))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    assert done.status == 0, done.err
+    assert done.memory < 300 << 20
+    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as file:
+        assert file.read("other-1.dist-info/RECORD") == b"a\n" * (1 << 20)
+
+
+def test_a_member_comes_once(wheel, tmp_path):
+    made = list(stream.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
+    twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, twice)))
+    assert done.status == 1
+    assert "libone.so: comes twice in this stream" in done.err
+
+
+def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
+    wheels = Wheels()
+    try:
+        for name in ("pkg/lib/libone.so", "pkg/lib/libtwo.so"):
+            _, target = wheels.add(wheel, name, tmp_path / "near")
+            target.write_bytes(b"new")
+        ((found, replaced),) = wheels.take_complete().items()
+        wheel.touch()
+        with pytest.raises(GptError, match="somebody else changed it meanwhile"):
+            wheels.write(found, replaced, tmp_path / "out.whl")
+    finally:
+        wheels.close()
+    assert not (tmp_path / "out.whl").exists()
+
+
+@pytest.mark.parametrize("blocks", [8, 64])
+def test_a_full_disk(wheel, tmp_path, blocks):
+    """Too full for the library that is unpacked, and for the wheel."""
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("large", bytes(100_000))
+    (tmp_path / "stream").write_bytes(located_in(wheel, tmp_path))
+    done = run("bash", "-c", f"ulimit -f {blocks}; gpt-patch -o {tmp_path}/out {tmp_path}/stream >/dev/null")
+    assert done.status == 1
+    assert "File too large" in done.err
+    assert "internal" not in done.err
+    assert list((tmp_path / "out").iterdir()) == []
