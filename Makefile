@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
-.PHONY: help setup runtime demo test check check-ruff check-types check-c check-shell check-man
+.PHONY: help setup runtime demo test test-full check check-ruff check-types check-c check-shell check-man
 .PHONY: bench fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
@@ -42,7 +42,8 @@ $(READY): pyproject.toml
 	$(call need_cc,setup)
 	@echo "setup: $(VENV), about 1 GB with NVIDIA's tools; once, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev]'
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev]' \
+	    --config-settings editable_mode=compat
 	@touch $@
 
 # C writes the records that Python declares.
@@ -80,9 +81,13 @@ demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prov
 	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 
-test: $(READY) runtime ## run all tests (ARGS="-k fatbin" for some)
+test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five minutes on two cores
 	@echo "test: pytest"
-	@$(VENV)/bin/python -m pytest -q -n auto $(ARGS)
+	@$(VENV)/bin/python -m pytest -q -n auto -m "not full" $(ARGS)
+
+test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
+	@echo "test-full: pytest"
+	@$(VENV)/bin/python -m pytest -q -n auto -m full $(ARGS)
 
 check: check-ruff check-types check-c check-shell check-man ## format, lint and types of everything (-k: all faults)
 

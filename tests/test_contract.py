@@ -36,6 +36,7 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-ptx-probe": {"ptx"},
 }
 
+WORK: dict[str, bytes] = {}  # by name of a stage, made once: paths in it are relative
 HEADER = stream.pack(stream.header("test", ["test"]))
 END = stream.pack(records.make("end", records=77, status=0))
 STRANGE = [  # what no stage knows, written as Python would not
@@ -91,6 +92,12 @@ def read(data):
 @pytest.fixture
 def work(stage, folder):
     """A segment on which the stage does what it is for, strange keys in each record; canonical otherwise."""
+    if stage.name not in WORK:
+        WORK[stage.name] = make_work(stage, folder)
+    return WORK[stage.name]
+
+
+def make_work(stage, folder):
     if stage.name == "gpt-extract":
         text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
         found = [stream.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]

@@ -59,6 +59,7 @@ def measured(folder, *words):
     return status, {row["name"]: row for row in json.loads(results.read_text())}
 
 
+@pytest.mark.full
 def test_a_workload_is_measured_and_its_row_added(demo, capsys):
     (demo / "results.json").write_text('[{"name": "old", "same": false}]')
     status, rows = measured(demo, "demo")
@@ -88,6 +89,7 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
     assert status == 1 and rows["demo"]["unfinished"].startswith("no time for")
 
 
+@pytest.mark.full
 def test_a_workload_that_says_something_else_fails(demo):
     with open(demo / "use.py", "a") as file:
         file.write("print(os.path.getsize(os.path.realpath(next(line.split()[-1] for line in open('/proc/self/maps')"
@@ -98,6 +100,7 @@ def test_a_workload_that_says_something_else_fails(demo):
     assert "its output differs" in rows["demo"]["error"]
 
 
+@pytest.mark.full
 def test_in_place_and_back(demo, monkeypatch):
     monkeypatch.setattr(inplace, "KILL_AFTER", (0.4, 0.9))
     status, rows = measured(demo, "apply")
@@ -108,6 +111,7 @@ def test_in_place_and_back(demo, monkeypatch):
     assert row["steps"]["loaded"]["restored"].startswith("libraries restored: 1,")
 
 
+@pytest.mark.full
 def test_what_is_in_containers_is_measured(demo, monkeypatch, capsys):
     monkeypatch.setattr(containers, "COMMAND", [sys.executable, str(demo / "use.py")])
     results = demo / "containers.json"

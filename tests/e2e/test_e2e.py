@@ -1,7 +1,8 @@
 """Runs the scripts beside this file: one behaviour each, as a user types it.
 
 A script gets an empty folder to work in, the executables and this checkout's Python on PATH, and
-`python3 -m tests.demo.build DIR` for a library. Status 77 skips it, its last line says why.
+`python3 -m tests.demo.build DIR` for a library. Status 77 skips it, its last line says why. LONG ones are left to
+`make test-full`.
 """
 
 import os
@@ -12,10 +13,14 @@ import pytest
 
 HERE = Path(__file__).parent
 TOP = HERE.parents[1]
-SCRIPTS = sorted(HERE.glob("[0-9][0-9][0-9]-*.sh"))
+LONG = ("106-debloat", "110-install")
+SCRIPTS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path.stem in LONG else [])
+    for path in sorted(HERE.glob("[0-9][0-9][0-9]-*.sh"))
+]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_script(script, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(TOP), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(

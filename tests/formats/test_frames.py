@@ -87,7 +87,7 @@ HOSTILE = {
 def test_files_of_frames_that_hold_none(name, tmp_path):
     path = tmp_path / "hostile"
     path.write_bytes(host(HOSTILE[name]))
-    done = extract("--scan", path)
+    done = extract("--scan", path, measured=True)
     assert done.status in (1, 3)
     assert done.err.count("\n") == 1
     assert done.memory < 300 * MIB

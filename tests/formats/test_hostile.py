@@ -228,7 +228,7 @@ def test_forged(name, tmp_path):
     make, options, status, words, beyond = FILES[name]
     path = tmp_path / "file"
     path.write_bytes(make())
-    done = extract(*options, path)
+    done = extract(*options, path, measured=True)
     check(done, status, words, beyond)
     if status == 3:
         assert done.err.startswith(f"gpt-extract: error: {path}")
@@ -241,7 +241,7 @@ def test_sparse(name, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(make())
     os.truncate(path, size)
-    check(extract(path), 3, words)
+    check(extract(path, measured=True), 3, words)
 
 
 def test_cubins_that_claim_much(tmp_path):
@@ -252,7 +252,7 @@ def test_cubins_that_claim_much(tmp_path):
         for number in range(1000):  # a symbol table whose names are in no section
             file.seek(64 + 64 * number + 200_000_000)
             file.write(forge.section(0, 2, link=9))
-    done = extract("--scan", path)
+    done = extract("--scan", path, measured=True)
     check(done, 3, "too much that only begins like GPU code", UNPACKED)
 
 
@@ -263,7 +263,7 @@ def test_truncated(sample, name, tmp_path):
     rng = random.Random(name)
     for size in {0, 1, 4, 8, 16, 20, 63, 64, 65, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))}:
         (tmp_path / f"{size:08}").write_bytes(data[:size])
-    done = extract(*sorted(tmp_path.iterdir()))
+    done = extract(*sorted(tmp_path.iterdir()), measured=True)
     assert done.status == 3
     assert "Traceback" not in done.err
     assert "internal error" not in done.err

@@ -256,7 +256,7 @@ def test_refuses_with_a_reason(name, tmp_path):
     data, reason = REFUSED[name]
     path = tmp_path / "file"
     path.write_bytes(data)
-    done = extract(path)
+    done = extract(path, measured=True)
     assert (done.status, done.err.count("\n")) == (3, 1)
     assert done.err.startswith(f"gpt-extract: error: {path}: {reason}")
     assert done.seconds < 5
@@ -298,6 +298,7 @@ def test_a_library_without_gpu_code_is_a_fault_only_when_named(sample, tmp_path)
     assert extract("-r", tmp_path).status == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 @pytest.mark.parametrize("name", ["kernels.o", "rdc.o", "libplain.so", "librdc.so", "libboth.a"])
 def test_what_nvcc_links(sample, name, tmp_path):

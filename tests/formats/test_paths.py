@@ -47,7 +47,7 @@ def check(done, name, fact):
 @pytest.mark.parametrize("name", ODD)
 def test_modules(folder, name):
     modules = [records.make("module", id=n, type="cubin", path=path) for n, path in enumerate([name, "good.cubin"])]
-    done = run("gpt-extract", data=segment(*modules), cwd=folder, timeout=20)
+    done = run("gpt-extract", data=segment(*modules), cwd=folder, timeout=120)
     assert done.status == 4
     check(done, name, ODD[name])
     assert len(done.kind("element")) == 1
@@ -58,7 +58,7 @@ def test_loaded_libraries(folder, name):
     libraries = [records.make("library", path=path, type="elf", size=8, gpu=1) for path in (name, "good.cubin")]
     libraries[1]["size"] = (folder / "good.cubin").stat().st_size
     (folder / "trace.mp").write_bytes(segment(*libraries))
-    done = run("gpt-extract", "--loaded", "trace.mp", cwd=folder, timeout=20)
+    done = run("gpt-extract", "--loaded", "trace.mp", cwd=folder, timeout=120)
     assert done.status == 4
     check(done, name, ODD[name])
     assert len(done.kind("element")) == 1
@@ -72,7 +72,7 @@ def test_libraries(folder, name):
     done = run("gpt-locate", "--used", "names.txt", "--keep", "one", "--arch", "sm_90", data=data, cwd=folder)
     assert done.status == 0
     assert len(done.kind("library_end")) == 2
-    done = run("gpt-patch", "-o", "slim", data=done.out, cwd=folder, timeout=20)
+    done = run("gpt-patch", "-o", "slim", data=done.out, cwd=folder, timeout=120)
     assert done.status == 4
     check(done, name, ODD["absent" if "\0" in name else name])
     assert os.listdir(folder / "slim") == ["good.cubin"]
@@ -93,10 +93,10 @@ def test_files_of_spans(folder, name):
 @pytest.mark.parametrize("name", ["fifo", "n\0ul"])
 def test_traces_of_children(folder, name):
     (folder / "trace.mp").write_bytes(segment(records.make("child", pid=1, how="fork", path=name)))
-    done = run("gpt-locate", "--used", "trace.mp", "--arch", "sm_90", data=segment(), cwd=folder, timeout=20)
+    done = run("gpt-locate", "--used", "trace.mp", "--arch", "sm_90", data=segment(), cwd=folder, timeout=120)
     assert done.status == (4 if name == "fifo" else 1)
     check(done, name, ODD[name] if name == "fifo" else "the trace of a child")
-    done = run("gpt-analyze", "summary", "trace.mp", cwd=folder, timeout=20)
+    done = run("gpt-analyze", "summary", "trace.mp", cwd=folder, timeout=120)
     assert done.status == 0
     check(done, name, "the trace of a child is absent")
 

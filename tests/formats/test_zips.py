@@ -123,7 +123,7 @@ def test_hostile_zips(name, tmp_path):
     make, words = HOSTILE[name]
     path = tmp_path / "x.whl"
     path.write_bytes(make())
-    done = extract("-r", path)
+    done = extract("-r", path, measured=True)
     assert done.status == 3, done.err
     assert [words in line for line in done.err.splitlines()] == [True]
     assert [record["kind"] for record in done.records] == ["header", "diag", "end"]

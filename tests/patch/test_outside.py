@@ -9,6 +9,7 @@ from elftools.elf.elffile import ELFFile
 from tests.formats import oracle
 from tests.formats.samples import OUTSIDE
 from tests.stages.tools import extract, patch, run
+from tests.tiers import full
 
 USED = "bulky\n"
 CALL = """
@@ -55,7 +56,7 @@ def test_scan_finds_regions_and_cubins_that_are_packed(sample):
     assert all([k["name"] for k in e["kernels"]] == ["bulky"] for e in found)
 
 
-@pytest.mark.parametrize("used", [USED, "nothing\n"])
+@pytest.mark.parametrize("used", [USED, full("nothing\n")])
 @pytest.mark.parametrize("mode", ["fill", "hole", "compact"])
 def test_the_host_sees_what_it_saw(sample, mode, used, tmp_path):
     library, patched, record = slim(sample, tmp_path, mode, used=used)

@@ -234,7 +234,9 @@ HOSTILE = {
 def test_hostile_spans(sample, name, tmp_path):
     path = sample("none")
     elements = [placed.element for placed in load(path.read_bytes()).iter_elements()]
-    done = run("gpt-patch", "-o", tmp_path, data=segment(path, HOSTILE[name](elements, path.stat().st_size)))
+    done = run(
+        "gpt-patch", "-o", tmp_path, data=segment(path, HOSTILE[name](elements, path.stat().st_size)), measured=True
+    )
     if name == "bytes of an element":
         assert done.status == 0, done.err
     else:
@@ -251,7 +253,7 @@ def test_a_library_of_tiny_elements(tmp_path):
     body = forge.element(bytes(8), kind=9) * 60_000
     path.write_bytes(forge.region(body))
     spans = [(80 + 144 * n, 88 + 144 * n) for n in range(30_000)]
-    done = run("gpt-patch", "-o", tmp_path / "out", data=segment(path, spans))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=segment(path, spans), measured=True)
     assert done.status == 0, done.err
     assert (tmp_path / "out" / "tiny.fatbin").stat().st_size == 16 + 30_000 * 72 + MARK
     assert done.memory < 300 * MIB
@@ -269,9 +271,9 @@ def test_mutants_through_the_pipeline(sample, tmp_path):
             mutant = mutant[: rng.randrange(len(mutant))]
         path = tmp_path / f"lib{number}.so"
         path.write_bytes(mutant)
-    found = extract(*sorted(tmp_path.glob("*.so")))
-    located = run("gpt-locate", "--used", names, "--arch", "sm_90", data=found.out)
-    done = run("gpt-patch", "-o", tmp_path / "out", data=located.out)
+    found = extract(*sorted(tmp_path.glob("*.so")), measured=True)
+    located = run("gpt-locate", "--used", names, "--arch", "sm_90", data=found.out, measured=True)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located.out, measured=True)
     for stage in (found, located, done):
         assert stage.status in (0, 1, 3), stage.err
         assert all(line.startswith("gpt-") for line in stage.err.splitlines()), stage.err

@@ -203,7 +203,7 @@ def test_a_large_record(wheel, tmp_path):
     """It was read whole, and twice."""
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("other-1.dist-info/RECORD", b"\n" * (64 << 20))
-    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path), measured=True)
     assert done.status == 3
     assert "RECORD: zip: has 67108864 bytes; the limit is 16777216" in done.err
     assert done.memory < 300 << 20
@@ -213,7 +213,7 @@ def test_a_large_record(wheel, tmp_path):
 def test_a_record_of_short_lines(wheel, tmp_path):
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("other-1.dist-info/RECORD", b"a\n" * (1 << 20))
-    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path), measured=True)
     assert done.status == 0, done.err
     assert done.memory < 300 << 20
     with zipfile.ZipFile(tmp_path / "out" / wheel.name) as file:

@@ -1,20 +1,21 @@
 """PTX out of libraries from PyPI: every module is cut without a gap, prints back token for token, and prunes.
 
-The libraries are those of tests/stages/test_pypi.py, from the same cache; skipped where they cannot be had.
+The libraries are those of tests/packages.py; skipped where they cannot be had.
 """
 
 import pytest
 
 from gpt.ptx import parse, scan
 from gpt.ptx.prune import prune
+from tests.packages import PACKAGES, fetch
 from tests.ptx.tokens import tokens
-from tests.stages.test_pypi import PACKAGES, fetch
 from tests.stages.tools import extract
 
 PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
 KERNELS = 3  # of each module are pruned to
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
 def test_every_module(name):
     records = sorted(extract("--ptx", fetch(PACKAGES[name])).kind("ptx"), key=lambda record: len(record["data"]))

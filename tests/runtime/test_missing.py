@@ -11,6 +11,7 @@ from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
+from tests.tiers import full
 
 FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
 STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
@@ -162,7 +163,7 @@ def test_kernels_that_only_other_devices_have(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
-@pytest.mark.parametrize("kernels", [[], ["--granularity", "kernel"]])
+@pytest.mark.parametrize("kernels", [[], full(["--granularity", "kernel"])])
 def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     library = three_kernels(tmp_path)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)

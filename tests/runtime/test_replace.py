@@ -11,9 +11,9 @@ from elftools.elf.elffile import ELFFile
 
 from tests import cuda
 from tests.demo.build import build
+from tests.packages import PACKAGES, fetch
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
-from tests.stages.test_pypi import PACKAGES, fetch
 from tests.stages.tools import extract, located, patch
 from tests.stages.tools import run as tool
 

@@ -55,6 +55,7 @@ def build(folder, sanitizer):
     return f"{found.stdout.strip()} {folder}/libgpthook.so"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
 def test_sanitizer_finds_nothing(tmp_path, sanitizer):
     preload = build(tmp_path, sanitizer)

@@ -1,51 +1,27 @@
 """Real libraries from PyPI: slimmed to a few kernels, checked by NVIDIA's and GNU's tools, loaded.
 
-Downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB); skipped where that fails. With GPT_TEST_LARGE=1 nccl and
-torch too (850 MB).
+Skipped where they cannot be had. With GPT_TEST_LARGE=1 nccl and torch too.
 """
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests import cuda
 from tests.formats import oracle
+from tests.packages import LARGE, PACKAGES, Package, fetch
 from tests.patch import checks
 from tests.stages.tools import MIB, extract, located, patch, run
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt-tests"
-PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_2_24", "_2_27", "_2_28")]
-
-
-class Package(NamedTuple):
-    """A pinned wheel, the library in it, the device that it is slimmed for, a function that needs no GPU."""
-
-    wheel: str
-    library: str
-    arch: str
-    call: str | None = None
-
-
-PACKAGES = {
-    "curand": Package("nvidia-curand==10.4.5.25", "nvidia/cu13/lib/libcurand.so.10", "sm_90", "curandGetVersion"),
-    "bitsandbytes": Package("bitsandbytes==0.50.2", "bitsandbytes/libbitsandbytes_cuda128.so", "sm_90"),
-    "xgboost": Package("xgboost==3.4.1", "xgboost/lib/libxgboost.so", "sm_75", "XGBoostVersion"),
-}
-LARGE = {
-    "nccl": Package("nvidia-nccl-cu12==2.27.5", "nvidia/nccl/lib/libnccl.so.2", "sm_90", "ncclGetVersion"),
-    "torch": Package("torch==2.11.0", "torch/lib/libtorch_cuda.so", "sm_90"),
-}
+pytestmark = pytest.mark.full
 LOAD = """
 import ctypes, sys
 try:
@@ -57,28 +33,6 @@ else:
     status = getattr(library, sys.argv[2])(words, words, words) if sys.argv[2] else "loaded"
     print(status if sys.argv[2] == "ncclGetVersion" else "", list(words))
 """
-
-
-def fetch(package: Package) -> Path:
-    """The library, from the cache or from PyPI."""
-    folder = CACHE / package.wheel
-    library = folder / Path(package.library).name
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", *PLATFORMS]
-            patience = ["--retries=1", "--timeout=15", "--disable-pip-version-check", "-qq"]
-            pip = [sys.executable, "-m", "pip", "download", *options, *patience, "-d", folder, package.wheel]
-            done = subprocess.run(pip, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no {package.wheel}: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
-            (wheel,) = folder.glob("*.whl")
-            with zipfile.ZipFile(wheel) as file, open(folder / "part", "wb") as part:
-                part.write(file.read(package.library))
-            (folder / "part").rename(library)
-            wheel.unlink()
-    return library
 
 
 def loaded(library: Path, package: Package) -> str:
@@ -95,7 +49,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
         pytest.skip("large: set GPT_TEST_LARGE=1")
     package = {**PACKAGES, **LARGE}[name]
     library = fetch(package)
-    found = extract("-j2", library)
+    found = extract("-j2", library, measured=True)
     assert found.status == 0, found.err
     elements = found.kind("element")
     largest = max(element["size"] for element in elements)  # nccl has one of 128 MiB

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,15 @@ os._exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class Run:
-    """How a process ended. `memory` is the most that it had resident, in bytes; `seconds` the CPU time that it and its
-    own processes took, which a busy machine makes little longer.
+    """How a process ended. If it was measured, `memory` is the most that it had resident, in bytes, and `seconds` the
+    CPU time that it and its own processes took, which a busy machine makes little longer.
     """
 
     status: int
     out: bytes
     err: str
-    memory: int
-    seconds: float
+    memory: int | None = None
+    seconds: float | None = None
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -49,7 +50,9 @@ class Run:
         return [record for record in self.records if record["kind"] == kind]
 
 
-def run(*command: str | Path, data: bytes = b"", cwd: Path | None = None, timeout: float = 300) -> Run:
+def run(
+    *command: str | Path, data: bytes = b"", cwd: Path | None = None, timeout: float = 300, measured: bool = False
+) -> Run:
     """Runs a command with `data` as its standard input."""
     with (
         tempfile.TemporaryFile() as stdin,
@@ -59,24 +62,40 @@ def run(*command: str | Path, data: bytes = b"", cwd: Path | None = None, timeou
     ):
         stdin.write(data)
         stdin.seek(0)
+        launcher = [sys.executable, "-ISc", LAUNCH, str(usage.fileno())] if measured else []
         process = subprocess.Popen(
-            [sys.executable, "-ISc", LAUNCH, str(usage.fileno()), *map(str, command)],
+            [*launcher, *map(str, command)],
             stdin=stdin, stdout=out, stderr=err, cwd=cwd, pass_fds=[usage.fileno()], start_new_session=True,
         )  # fmt: skip
         try:
-            status = process.wait(timeout)
+            wait(process, timeout)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
         for file in (out, err, usage):
             file.seek(0)
-        kib, seconds = usage.read().split()
-        return Run(status, out.read(), err.read().decode(errors="replace"), int(kib) * 1024, float(seconds))
+        status = process.returncode
+        done = Run(status if status >= 0 else 128 - status, out.read(), err.read().decode(errors="replace"))
+        if measured:
+            kib, seconds = usage.read().split()
+            done = replace(done, memory=int(kib) * 1024, seconds=float(seconds))
+        return done
 
 
-def extract(*args: str | Path, data: bytes = b"", cwd: Path | None = None) -> Run:
-    return run("gpt-extract", *args, data=data, cwd=cwd)
+def wait(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """Waits for its end. Popen.wait with a timeout looks every 50 ms, which is most of the time that a stage takes."""
+    number = os.pidfd_open(process.pid)
+    try:
+        if not select.select([number], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(process.args, timeout)
+    finally:
+        os.close(number)
+    process.wait()
+
+
+def extract(*args: str | Path, data: bytes = b"", cwd: Path | None = None, measured: bool = False) -> Run:
+    return run("gpt-extract", *args, data=data, cwd=cwd, measured=measured)
 
 
 def located(libraries: Path | list[Path], used: str, *options: str, arch: str = "sm_90") -> bytes:

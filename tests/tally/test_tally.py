@@ -1,8 +1,7 @@
 """A sample of the tally (`make tally`), and that it tells what is wrong, and can be interrupted.
 
 Of tests/tally/corpus each source for one of the targets, but for the three that take nvcc longest; of libraries from
-PyPI some kernels. The wheels are those of tests/stages/test_pypi.py, from the same cache; skipped where they cannot be
-had.
+PyPI (tests/packages.py) some kernels.
 """
 
 import json
@@ -15,7 +14,7 @@ from gpt.ptx.scan import scan_module
 from gpt.ptx.tree import Instruction
 from tests import cuda
 from tests.asm.modules import HEAD, PLAIN, RICH
-from tests.stages.test_pypi import PACKAGES, fetch
+from tests.packages import PACKAGES, fetch
 from tests.stages.tools import extract
 from tests.tally import __main__ as tally
 from tests.tally import check, report, sources
@@ -38,6 +37,7 @@ def sound(found):
 
 
 @pytest.mark.skipif(not cuda.have_cxx(), reason="no g++")
+@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_sources(source, tmp_path):
     archs = [arch for arch in sources.ARCHS if sources.fits(source, arch)]
@@ -55,6 +55,7 @@ def test_sources(source, tmp_path):
             assert {"block_sched", "warp_sched"} <= woven
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["bitsandbytes", "curand", "xgboost"])
 def test_libraries(name):
     records = extract("--ptx", fetch(PACKAGES[name])).kind("ptx")

@@ -1,0 +1,12 @@
+"""What `make test` leaves to `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def full(*values: Any, id: str | None = None) -> Any:
+    """A case of `parametrize` that is run by `make test-full` only; whole tests have `@pytest.mark.full`."""
+    return pytest.param(*values, id=id, marks=pytest.mark.full)
