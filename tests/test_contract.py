@@ -1,6 +1,6 @@
 """What every stage must do, whatever it is for: gpt-stream(5) and gpt(7) as tests, on real processes.
 
-A new executable takes a line in STAGES, with the options that it cannot run without.
+A new executable takes a line in STAGES (tests/stages/contract.py), with the options that it cannot run without.
 """
 
 import io
@@ -21,16 +21,9 @@ import pytest
 import gpt
 from gpt import jsonl, records, stream
 from tests.demo.build import build
+from tests.stages.contract import STAGES, run
 from tests.trace import forge
 
-STAGES = {
-    "gpt-asm": ["--arch", "sm_90"],
-    "gpt-ptx-probe": ["-p", "block_sched"],
-    "gpt-analyze": ["summary", "--stream"],
-    "gpt-extract": [],
-    "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],
-    "gpt-patch": ["-o", "slim"],
-}
 TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-analyze": {"api", "calls", "clock", "launches"},
     "gpt-ptx-probe": {"ptx"},
@@ -75,14 +68,6 @@ def stage(request, folder):
             return subprocess.Popen(self.command, cwd=folder, **options)
 
     return Stage()
-
-
-def run(command, folder, data=b"", **options):
-    if "stdin" not in options:
-        options["input"] = data
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    options = pipes | {"cwd": folder, "timeout": 60, "check": False} | options
-    return subprocess.run(command, **options)
 
 
 def read(data):

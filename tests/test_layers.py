@@ -45,3 +45,11 @@ def test_no_file_imports_from_above():
 def test_no_stage_imports_another():
     for path in (ROOT / "gpt" / "stages").glob("*.py"):
         assert not any(module.startswith("gpt.stages") for module in imported(ast.parse(path.read_text())))
+
+
+def test_no_test_imports_from_another():
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = f"{getattr(node, 'module', None) or ''}." if names else ""
+            assert not any(".test_" in f".{module}{name}" for name in names), f"{path}: {module}{names}"

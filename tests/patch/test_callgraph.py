@@ -15,24 +15,7 @@ from gpt.formats.cubin import parse_cubin
 from gpt.patch.callgraph import KeptWhole, find_cut
 from tests import cuda
 from tests.formats import forge, samples
-
-ARCHS = ("sm_75", "sm_90")
-# Each kernel with the functions that only it needs.
-KERNELS = {"direct": {"callee", "deep"}, "pointer": {"pointed", "other"}, "alone": {"lonely"}, "plain": set()}
-
-
-def code_of(data):
-    """The code of each function, by pyelftools."""
-    sections = ELFFile(io.BytesIO(data)).iter_sections()
-    return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
-
-
-def cut_out(data, cut):
-    """The cubin without the code, and the names of the functions whose code is gone."""
-    out = bytearray(data)
-    for start, end in cut.spans:
-        out[start:end] = bytes(end - start)
-    return bytes(out), {name for name, code in code_of(out).items() if not any(code)}
+from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, forged
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -144,22 +127,6 @@ def test_a_long_circular_call_graph_ends():
     begin = time.process_time()
     assert cut_out(data, find_cut(data, {"plain", "alone"}))[1] == {"alone", "lonely"}  # direct needs plain now
     assert time.process_time() - begin < 5
-
-
-def forged(sections, symbols, size=8 << 20):
-    """A cubin of `sections` that all lie over each other, each a table of 8 MiB of relocations, or code."""
-    table = b"".join(struct.pack("<IBBHQQ", 1, 0x12, 0x10, 1, 0, 16) for _ in range(symbols))
-    body = bytes(64) + table + b"\0k\0".ljust(8, b"\0")
-    rows = [forge.section(0, 0), forge.section(0, 1, offset=64, size=16, flags=6)]
-    rows += [forge.section(0, 2, offset=64, size=len(table), link=3), forge.section(0, 3, offset=len(body) - 8, size=8)]
-    start = len(body)
-    body += struct.pack("<II", 0, 0xFFFFFFFF) + bytes(size)
-    rows.append(forge.section(0, 0x70000001, offset=start, size=8))
-    row = bytearray(forge.section(0, 4, offset=start, size=size - size % 24))
-    struct.pack_into("<I", row, 44, 1)
-    rows += [bytes(row)] * sections
-    head = forge.elf_header(shoff=len(body), shnum=len(rows), machine=190, type_=2, osabi=0x33)
-    return head + body[64:] + b"".join(rows)
 
 
 def test_tables_that_lie_over_each_other():

@@ -22,7 +22,7 @@ from gpt.patch.trim import trim_all
 from tests import cuda
 from tests.formats import oracle, samples
 from tests.patch import checks
-from tests.patch.test_callgraph import ARCHS, KERNELS, code_of, cut_out, forged
+from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, forged
 from tests.stages.tools import extract, located, run
 from tests.tiers import full
 

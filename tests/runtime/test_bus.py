@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from tests.runtime import hooked
+from tests.runtime.clients import LOOP, THREADS
 from tests.runtime.hooked import Trace
-from tests.runtime.test_trace import LOOP, THREADS
 
 
 @pytest.mark.parametrize("sizes", [[0], [700000], [0, 1 << 30]], ids=["empty", "shorter", "long again"])

@@ -6,41 +6,7 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked
-
-WORK = r"""
-#include <pthread.h>
-static int (*cuMemcpyHtoDAsync)(uint64_t, const void *, size_t, void *), (*cuMemAlloc)(uint64_t *, size_t);
-static int (*cuStreamSynchronize)(void *), (*cuMemsetD8Async)(uint64_t, unsigned char, size_t, void *);
-static void *work(void *kernel_) {
-    void *context;
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cuCtxSetCurrent(context));
-    char text[100] = "";
-    uint64_t memory;
-    OK(cuMemAlloc(&memory, 100));
-    for (int i = 0; i < ROUNDS; i++) {
-        launch(kernel_);
-        OK(cuMemcpyHtoDAsync(memory, text, 100, 0));
-        OK(cuMemsetD8Async(memory, 1, 100, 0));
-        cuLaunchKernel(kernel_, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0); // fails
-    }
-    return NULL;
-}
-int main(void) {
-    begin();
-    cuMemcpyHtoDAsync = dlsym(driver, "cuMemcpyHtoDAsync_v2");
-    cuMemAlloc = dlsym(driver, "cuMemAlloc_v2");
-    cuMemsetD8Async = dlsym(driver, "cuMemsetD8Async");
-    cuStreamSynchronize = dlsym(driver, "cuStreamSynchronize");
-    pthread_t threads[3];
-    void *function = kernel("foo");
-    for (int i = 0; i < 3; i++)
-        pthread_create(&threads[i], NULL, work, function);
-    for (int i = 0; i < 3; i++)
-        pthread_join(threads[i], NULL);
-    work(function);
-}
-"""
+from tests.runtime.clients import WORK
 
 
 def times(trace):

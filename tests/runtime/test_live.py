@@ -15,9 +15,8 @@ import pytest
 from gpt import stream
 from gpt.trace.used import read_used
 from tests.runtime import hooked
+from tests.runtime.clients import FORK, LOOP, THREADS, WORK
 from tests.runtime.hooked import Trace
-from tests.runtime.test_gpu_time import WORK
-from tests.runtime.test_trace import FORK, LOOP, THREADS
 
 # Launches when it is told to by a line, and says so.
 TOLD = r"""

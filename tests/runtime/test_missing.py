@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -11,28 +9,8 @@ from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
+from tests.runtime.slimmed import CLIENT, slim, two_kernels
 from tests.tiers import full
-
-FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
-STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
-
-
-def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop"):
-    """The library with one kernel, or what a trace used."""
-    used = used or folder.parent / "nothing.txt"
-    if used.suffix == ".txt":
-        used.touch()
-    keep = f"--keep '{keep}'" if keep else ""
-    script = " | ".join(
-        (
-            f"{STAGE % 'extract'} {library}",
-            f"{STAGE % 'locate'} --used {used} {keep} --arch sm_90 {' '.join(options)}",
-            f"{STAGE % 'patch'} -o {folder} --mode {mode} --kernels {kernels}",
-        )
-    )
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder / library.name
 
 
 @pytest.fixture
@@ -73,31 +51,6 @@ def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
     shutil.copy(patched, demo)
     (line,) = told(run(demo))
     assert line.startswith(f"gpt-hook: warning: {demo}: no code for this device in the fatbin at 0x")
-
-
-def two_kernels(folder, name="libtwo.so", together=False):
-    """A library with two kernels, each in an element of its own of one region, or both in one."""
-    code = [f'extern "C" __global__ void {kernel}(int *p) {{ *p = 1; }}' for kernel in ("one", "two")]
-    sources = ["".join(code)] if together else code
-    elements = [("sm_90", "cubin", cuda.nvrtc_compile(source, "sm_90")) for source in sources]
-    (folder / "two.c").write_text(
-        "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
-    )
-    return cuda.shared_library(folder / name, [cuda.fatbin(elements, "none")], sources=[folder / "two.c"])
-
-
-CLIENT = r"""
-int main(int count, char **arguments) {
-    begin();
-    void *library = dlopen("%s", RTLD_NOW), *module, *kernel;
-    const void *(*wrapper)(void) = dlsym(library, "wrapper");
-    int (*load)() = dlsym(driver, "cuLibraryLoadData"), (*get)() = dlsym(driver, "cuLibraryGetKernel");
-    OK(load(&module, wrapper(), 0, 0, 0, 0, 0, 0));
-    for (int round = 0; round < 3; round++)
-        for (int i = 1; i < count; i++)
-            printf("%%d ", get(&kernel, module, arguments[i]));
-}
-"""
 
 
 def test_a_kernel_that_is_not_there(tmp_path):

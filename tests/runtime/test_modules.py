@@ -11,6 +11,7 @@ from gpt import stream
 from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
+from tests.runtime.clients import ARGUMENTS, LOADS
 from tests.runtime.hooked import Trace
 
 PTX = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n.visible .entry bar(){ret;}\n"
@@ -128,40 +129,6 @@ def test_words_of_calls(tmp_path, words):
     assert trace.names == {"cuLaunchKernel": 1, "cuDriverGetVersion": 1}
 
 
-ARGUMENTS = r"""
-#define D(name) ((int (*)())dlsym(driver, #name))
-int main(void) {
-    begin();
-    uint64_t memory, pitch, wide;
-    char host[4096] = "x";
-    void *event, *stream;
-    OK(D(cuMemAlloc_v2)(&memory, (size_t)4096));
-    OK(D(cuMemcpyHtoD_v2)(memory, host, (size_t)1000));
-    OK(D(cuStreamCreate)(&stream, 0));
-    OK(D(cuMemcpyDtoHAsync_v2)(host, memory, (size_t)2000, stream));
-    OK(D(cuMemcpyDtoD_v2)(memory, memory + 2048, (size_t)3));
-    OK(D(cuMemsetD32_v2)(memory, 7, (size_t)10));
-    OK(D(cuMemAllocPitch_v2)(&wide, &pitch, (size_t)100, (size_t)10, 4));
-    struct { size_t x, y; uint32_t type; void *host; uint64_t device; void *array; size_t pitch; } copy[2] = {
-        {0, 0, 1, host, 0, 0, 100}, {0, 0, 2, 0, wide, 0, pitch}};
-    struct { char parts[112]; size_t width, height; } two;
-    memcpy(two.parts, copy, 112), two.width = 100, two.height = 10;
-    OK(D(cuMemcpy2D_v2)(&two));
-    OK(D(cuEventCreate)(&event, 0));
-    OK(D(cuEventRecord)(event, stream));
-    OK(D(cuStreamSynchronize)(stream));
-    struct { uint32_t grid[3], block[3], shared; void *stream; void *attributes; uint32_t count; } config = {
-        {9, 8, 7}, {6, 5, 4}, 77, stream, 0, 0};
-    struct { uint32_t id, pad, value[16]; } cluster[2] = {{4, 0, {3, 2, 1}}, {2, 0, {1}}};
-    config.attributes = cluster, config.count = 2;
-    OK(D(cuLaunchKernelEx)(&config, kernel("bar"), (void *)0, (void *)0));
-    assert(D(cuMemcpyHtoD_v2)(memory, host, (size_t)100000) == 1);
-    OK(D(cuMemFree_v2)(memory));
-    printf("%lu %lu %lu %lu %lu\n", memory, (long)host, wide, (long)stream, (long)event);
-}
-"""
-
-
 def test_arguments(tmp_path):
     program = hooked.compile_c(tmp_path / "client", ARGUMENTS)
     done = hooked.run(tmp_path / "t.mp", program)
@@ -245,37 +212,6 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     ).stdout
     assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
     assert "patched" in {r["kind"] for r in stream.read_records(io.BytesIO(result.stdout), "patch")}
-
-
-# Loads its image from the heap, which is in no file, in several threads and processes.
-LOADS = r"""
-#include <pthread.h>
-#include <sys/wait.h>
-static char image[100000];
-static void *context;
-static void *load(void *arg) {
-    void *module;
-    OK(cuCtxSetCurrent(context));
-    char *copy = malloc(sizeof(image));
-    OK(cuModuleLoadData(&module, memcpy(copy, image, sizeof(image))));
-    return 0;
-}
-int main(int argc, char **argv) {
-    pthread_t threads[8];
-    begin();
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    memset(image, '\n', sizeof(image) - 1), memcpy(image, PTX, strlen(PTX));
-    for (int i = 0; i < 3; i++)
-        if (!fork())
-            exit(!!load(0));
-    for (int i = 0; i < 8; i++)
-        pthread_create(&threads[i], 0, load, 0);
-    for (int i = 0; i < 8; i++)
-        pthread_join(threads[i], 0);
-    while (wait(0) > 0)
-        ;
-}
-"""
 
 
 def test_images_are_saved_once(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 
 from tests import cuda
 from tests.runtime import hooked
+from tests.runtime.clients import PLAYED
 from tests.runtime.hooked import Trace
 
 ABI = hooked.ROOT / "runtime" / "nvtx_abi.h"
@@ -44,32 +45,6 @@ def told(trace: Trace) -> list[tuple]:
             assert begun["start"] <= record["end"]
             found.append(("end", begun.get("domain"), begun.get("name")))
     return found
-
-
-# What NVTX's own code does: finds the injection, hands it its tables, and calls through them.
-PLAYED = r"""
-#include <wchar.h>
-#include "nvtx_abi.h"
-#define F(table, name, type, ...) ((type (*)())table[NVTX_CBID_##name])(__VA_ARGS__)
-static nvtx_function *core[16], *core2[16], **at[16], **at2[16];
-static int get_table(int module, nvtx_function ****table, unsigned *size) {
-    *table = module == NVTX_CB_MODULE_CORE ? at : at2;
-    *size = 16;
-    return module == NVTX_CB_MODULE_CORE || module == NVTX_CB_MODULE_CORE2;
-}
-static const void *get_export(uint32_t id) {
-    static const NvtxExportTableCallbacks callbacks = {sizeof(callbacks), get_table};
-    return id == NVTX_ETID_CALLBACKS ? &callbacks : 0;
-}
-int main(int argc, char **argv) {
-    for (int i = 0; i < 16; i++)
-        at[i] = &core[i], at2[i] = &core2[i];
-    void *library = dlopen(getenv("NVTX_INJECTION64_PATH"), RTLD_LAZY);
-    int (*initialize)(nvtx_get_export_table *) = dlsym(library, "InitializeInjectionNvtx2");
-    assert(initialize(get_export) == 1 && initialize(0) == 0);
-    MORE
-}
-"""
 
 
 def played(tmp_path, more: str, **options) -> Trace:

@@ -6,9 +6,7 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.test_modules import ARGUMENTS, LOADS
-from tests.runtime.test_nvtx import PLAYED
-from tests.runtime.test_trace import FORK, THREADS, VFORK
+from tests.runtime.clients import ARGUMENTS, FORK, LOADS, PLAYED, THREADS, VFORK
 
 MARKS = """
     for (int i = 0; i < 100; i++)

@@ -6,7 +6,7 @@ import sys
 import unicodedata
 
 from tests.runtime import hooked
-from tests.runtime.test_missing import CLIENT, slim, two_kernels
+from tests.runtime.slimmed import CLIENT, slim, two_kernels
 
 EVIL = "e\x1b[2J\x9b31m\u202e\r\nvil"
 SHOWN = r"e\x1b[2J\xc2\x9b31m\xe2\x80\xae\x0d\x0avil"

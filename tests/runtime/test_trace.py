@@ -13,11 +13,8 @@ import pytest
 from gpt.errors import GptError
 from gpt.trace.used import read_used
 from tests.runtime import hooked
+from tests.runtime.clients import FORK, LOOP, THREADS, VFORK
 from tests.runtime.hooked import Trace
-
-LOOP = (
-    'int main(int c, char **v) { begin(); void *f = kernel("foo"); for (long i = 0; i < atol(v[1]); i++) launch(f); }'
-)
 
 
 def test_a_whole_trace(tmp_path):
@@ -94,31 +91,6 @@ def test_destructors_are_recorded(tmp_path):
     assert hooked.traced(tmp_path, DESTRUCTOR).launches == {"foo": 1, "bar": 1}
 
 
-THREADS = r"""
-#include <pthread.h>
-static void *work(void *context) {
-    int version;
-    OK(cuCtxSetCurrent(context));
-    for (int i = 0; i < 5000; i++)
-        OK(cuDriverGetVersion(&version));
-    launch(kernel("bar"));
-    return 0;
-}
-int main(void) {
-    begin();
-    void *context;
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    for (int round = 0; round < ROUNDS; round++) {
-        pthread_t threads[AT_ONCE];
-        for (int i = 0; i < AT_ONCE; i++)
-            assert(!pthread_create(&threads[i], 0, work, context));
-        for (int i = 0; i < AT_ONCE; i++)
-            pthread_join(threads[i], 0);
-    }
-}
-"""
-
-
 def test_threads(tmp_path):
     trace = hooked.traced(tmp_path, THREADS, "-DROUNDS=2", "-DAT_ONCE=8")
     assert trace.names["cuDriverGetVersion"] == 16 * 5000
@@ -134,26 +106,6 @@ def test_threads(tmp_path):
 def test_threads_that_end_leave_their_chunk_to_others(tmp_path):
     hooked.traced(tmp_path, THREADS.replace("5000", "10"), "-DROUNDS=100", "-DAT_ONCE=1")
     assert (tmp_path / "t.mp").stat().st_size < 10 << 20
-
-
-FORK = r"""
-#include <sys/wait.h>
-int main(int argc, char **argv) {
-    begin();
-    launch(kernel("foo"));
-    for (int i = 0; i < 3; i++)
-        if (!fork()) {
-            if (argc > 1)
-                launch(kernel("bar"));
-            if (argc > 2)
-                abort();
-            exit(0);
-        }
-    while (wait(0) > 0)
-        ;
-    launch(kernel("foo"));
-}
-"""
 
 
 def test_fork_gives_each_child_its_own_trace(tmp_path):
@@ -208,30 +160,6 @@ def test_fork_without_libc(tmp_path):
     assert trace.names["cuLaunchKernel"] == 1000
     (child,) = trace.of("child")
     assert Trace(tmp_path / child["path"]).names["cuLaunchKernel"] == 1000
-
-
-VFORK = r"""
-#include <sys/wait.h>
-int main(void) {
-    begin();
-    void *f = kernel("foo");
-    pid_t child = vfork();
-    if (!child) {
-        launch(f), launch(f);
-        _exit(5);
-    }
-    int status;
-    assert(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
-    launch(f);
-    child = vfork();
-    if (!child) {
-        execl("/bin/true", "true", (char *)0);
-        _exit(1);
-    }
-    assert(waitpid(child, &status, 0) == child && !status);
-    launch(f);
-}
-"""
 
 
 def test_vfork_child_writes_nothing(tmp_path):

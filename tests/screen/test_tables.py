@@ -11,7 +11,7 @@ from gpt import cli, records, stream
 from gpt.printable import shorten
 from gpt.screen.grid import Grid, screen_width
 from gpt.screen.tables import LibraryTables
-from tests.test_contract import STAGES, run
+from tests.stages.contract import STAGES, run
 
 SHOWN = (
     "library",

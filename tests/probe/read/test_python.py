@@ -13,9 +13,8 @@ from gpt.probe.read.python import compile_python
 from gpt.probe.verify import verify
 from gpt.ptx import tree
 from tests import cuda
-from tests.probe import test_verify
+from tests.probe.allowed import ALLOWED, REGISTERS
 from tests.probe.lower import kernel_of, run
-from tests.probe.test_verify import REGISTERS
 
 HEAD = """import neutrino.language as nl
 from neutrino import probe, Map
@@ -235,8 +234,7 @@ def test_ptxas_takes_any_program(tmp_path_factory, lines):
 
 
 def test_ptxas_takes_what_the_verifier_allows(tmp_path):
-    marks = test_verify.test_what_computes_is_allowed.pytestmark
-    for snippet in marks[0].args[1]:
+    for snippet in ALLOWED:
         wide = "b64" if "IN1" in snippet else "b32"
         snippet = snippet.replace("mov.b32 %x, IN2; mov.b64 %a, IN1;", "mov.b64 %a, IN1;")
         text = f"[t]\nposition = 'ld.global'\nbefore = '''\n{REGISTERS}{snippet}'''\n"

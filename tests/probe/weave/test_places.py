@@ -9,7 +9,7 @@ import pytest
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from tests import cuda
-from tests.probe.weave.test_weave import HEAD, check, kernel, lines, probe, simple
+from tests.probe.weave.woven import HEAD, check, kernel, lines, probe, simple
 
 
 def counts(woven):

@@ -16,7 +16,7 @@ from gpt.probe.weave.template import _COUNT, Shape, Shapes, Template
 from gpt.probe.weave.weave import LeftAlone, weave
 from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import scan_statements
-from tests.probe.weave.test_weave import check, kernel, lines, probe, simple
+from tests.probe.weave.woven import check, kernel, lines, probe, simple
 
 REGISTER = st.integers(1, 8).map("%rd{}".format)
 SMALL = st.integers(1, 8).map("%r{}".format)
