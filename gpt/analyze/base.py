@@ -10,49 +10,52 @@ A trace that is torn or malformed is an error at the end; what was read of it co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpt import cli, records
 from gpt.errors import GptError, MalformedError, MissingError
 
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+
 Record = dict[str, Any]
 Answer = Iterator[Record]
 
+PASSED_ON = frozenset(("function", "library", "device", "module", "lookup"))  # what a process knows, and others use
+
 
 class Analysis(Protocol):
-    """What is done with the records of traces. Methods raise MalformedError where they are nonsense."""
+    """What is done with the processes of traces. Methods raise MalformedError where what they hold is nonsense."""
 
-    @property
-    def kinds(self) -> frozenset[str] | None:
-        """Those that are not passed on; None for all, where the output is no stream."""
+    kinds: frozenset[str]  # of records that a process is to know
+    streams: bool  # whether the output is a stream, or lines that are no records
 
-    def begin(self, header: Record) -> None:
-        """A segment begins."""
+    def take(self, process: Process) -> None:
+        """Takes the rows that a process has collected: when they are many, and when it is over."""
 
-    def add(self, record: Record) -> None:
-        """Takes a record in, also one that is passed on."""
-
-    def end_segment(self, status: int | None) -> Answer:
-        """The segment is over, with the status of its `end` or without one: what is to be said in it."""
+    def end(self, process: Process) -> Answer:
+        """The segment of a process is over: what is to be said in it."""
 
     def answer(self) -> Answer:
-        """What there is to say of all that was read, if that is not what was said before."""
+        """What there is to say of all that was read."""
 
 
 def run(stage: cli.Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
     """Reads the traces, or standard input, writes what the analysis says, and returns the exit status."""
+    from gpt.trace.follow import Follow
+
     passage = _Passage(stage, analysis)
-    for name, found in _iter_traces(stage, traces, passage):
-        with _survived(stage, passage, name):
-            for record in found:
+    followed = Follow(traces or [None], lambda path: stage.read([path] if path else ()))
+    for trace in followed:
+        with _survived(stage, passage, trace.name):
+            for record in trace:
                 passage.pass_on(record)
-        with _survived(stage, passage, name):
+        with _survived(stage, passage, trace.name):
             passage.close_segment(None)
-    passage.finish()
+    passage.finish([path for _, path in followed.absent])
     return stage.close()
 
 
@@ -73,78 +76,52 @@ def _survived(stage: cli.Stage, passage: _Passage, name: str) -> Iterator[None]:
         passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
 
 
-def _iter_traces(stage: cli.Stage, traces: Sequence[Path], passage: _Passage) -> Iterator[tuple[str, Iterator[Record]]]:
-    """Each trace once with its name, those of the children of each that it tells of behind it."""
-    if not traces:
-        yield cli.STDIN, stage.read()
-        passage.absent += [path for pid, path in passage.take_children() if pid not in passage.started]
-        return
-    seen: set[str] = set()
-    pending = list(traces)
-    for path in pending:  # grows
-        if (real := os.path.realpath(path)) in seen:
-            continue
-        seen.add(real)
-        yield str(path), stage.read([path])
-        for _, name in passage.take_children():
-            child = path.parent / name
-            if child.is_file():
-                pending.append(child)
-            else:
-                passage.absent.append(str(child))
-
-
 class _Passage:
     """One run: what was read and is not written yet."""
 
     def __init__(self, stage: cli.Stage, analysis: Analysis) -> None:
         self._stage = stage
         self._analysis = analysis
-        self._write = stage.write if analysis.kinds is not None else lambda record: None
+        self._taken = analysis.kinds - PASSED_ON
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
-        self._open = False
+        self._process: Process | None = None  # of the segment that is open
         self._begun = False
-        self._pid = 0
-        self._children: list[tuple[int, str]] = []  # process id and path of those that were told of
-        self.started: set[int] = set()  # processes that more is known of than that they are there
-        self.absent: list[str] = []  # traces that are not there
+        self._news = False  # since the last answer
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
         kind = record["kind"]
         match kind:
             case "header":
-                self.close_segment(None)
-                self._write_end()
-                self._write({**record, "via": [*record["via"], self._stage.tool]})
-                self._open = self._begun = True
-                self._pid = record["pid"]
-                self._analysis.begin(record)
+                self._begin(record)
             case "end":
                 self.close_segment(record)
             case "sync":
-                if self._analysis.kinds is not None:
+                if self._analysis.streams:
                     self._write_answer()
                 self._write(record)
             case _:
-                if kind == "child":
-                    self._add_child(record)
-                else:
-                    self.started.add(self._pid)
-                self._analysis.add(record)
-                if kind not in (self._analysis.kinds or ()):
+                assert self._process
+                self._process.add(record)
+                if self._process.full:
+                    self._analysis.take(self._process)
+                if kind in self._analysis.kinds:
+                    self._news = True
+                if kind not in self._taken:
                     self._write(record)
 
-    def _add_child(self, record: Record) -> None:
-        if fault := records.check(record):
-            raise MalformedError(fault)
-        if "path" in record:
-            self._children.append((record["pid"], record["path"]))
+    def _write(self, record: Record) -> None:
+        if self._analysis.streams:
+            self._stage.write(record)
 
-    def take_children(self) -> list[tuple[int, str]]:
-        """The processes that the trace that was read last told of, and where theirs is, relative to its folder."""
-        children, self._children = self._children, []
-        return children
+    def _begin(self, header: Record) -> None:
+        from gpt.trace.process import Process
+
+        self.close_segment(None)
+        self._write_end()
+        self._write({**header, "via": [*header["via"], self._stage.tool]})
+        self._begun = True
+        self._process = Process(header, self._analysis.kinds)
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -153,13 +130,16 @@ class _Passage:
 
     def close_segment(self, end: Record | None) -> None:
         """The segment is over, with its `end` or without one."""
-        if not self._open:
+        process, self._process = self._process, None
+        if process is None:
             return
-        self._open = False
         if end is not None and (fault := records.check({**records.make("end", records=0, status=0), **end})):
             raise MalformedError(fault)
-        for record in self._analysis.end_segment(None if end is None else end.get("status", 0)):
-            self._write(record)
+        if process.started:
+            process.status = None if end is None else end.get("status", 0)
+            self._analysis.take(process)
+            for record in self._analysis.end(process):
+                self._write(record)
         self._end = end
 
     def _write_end(self) -> None:
@@ -168,14 +148,18 @@ class _Passage:
             self._end = None
 
     def _write_answer(self) -> None:
-        for record in self._analysis.answer():
-            self._write(record)
+        if self._process and self._process.started:
+            self._analysis.take(self._process)
+        if self._news or not self._analysis.streams:
+            for record in self._analysis.answer():
+                self._write(record)
+        self._news = False
 
-    def finish(self) -> None:
-        """Everything was read: the answer."""
+    def finish(self, absent: list[str]) -> None:
+        """Everything was read but the traces of these children: the answer."""
         if not self._begun:
             return
-        for path in self.absent:
+        for path in absent:
             self._write(self._stage.warn(path, "the trace of a child is absent: it does not count", path))
         self._write_answer()
         self._write_end()

@@ -1,16 +1,35 @@
-"""gpt-analyze events: every call, a line each, oldest first."""
+"""gpt-analyze events: every call, a line each, oldest first.
+
+Threads write chunks of their own, and processes files of their own, so all of a trace has to be read before the
+first call is known. Rows are put aside in a temporary file; in memory are 24 bytes a call: when it began, as it is
+and as nanoseconds, and its place in the order. Lines are made by columns, WINDOW calls at a time.
+"""
 
 from __future__ import annotations
 
+import json
+import mmap
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from gpt import cli
+from gpt.analyze.base import Answer
+from gpt.errors import GptError
+from gpt.printable import printable_json
 
 if TYPE_CHECKING:
-    from gpt.analyze.base import Answer
+    import numpy as np
+    import numpy.typing as npt
+
+    from gpt.trace.process import Api, Process
+    from gpt.trace.rows import Rows, Threads
+
+WINDOW = 1 << 16
+TIMED = ("start", "duration", "result")  # fields that every line tells in a way of its own
 
 
 def events(
@@ -26,51 +45,160 @@ def events(
     from gpt.analyze.base import run
 
     stage = cli.Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
-    return run(stage, Listing(stage, json), traces or ())
+    return run(stage, Events(stage, json), traces or ())
 
 
-class Listing:
-    """The calls of what was read so far."""
+class Events:
+    """The calls of all processes that were read."""
 
-    kinds = None
+    streams = False
 
     def __init__(self, stage: cli.Stage, json: bool) -> None:
-        from gpt.trace.events import Events, Segment
+        from gpt.trace.process import CALLS
 
+        self.kinds = CALLS
         self._stage = stage
         self._json = json
-        self._events = Events()
-        self._new_segment = Segment
-        self._segment: Segment | None = None
+        self._file = tempfile.TemporaryFile()  # lives as long as this
+        self._batches: list[_Batch] = []
 
-    def begin(self, header: dict[str, Any]) -> None:
-        """A segment begins."""
-        self._segment = self._new_segment(header)
+    def take(self, process: Process) -> None:
+        """Puts the calls aside that a process has collected."""
+        for threads, rows in process.calls.take():
+            offset = self._file.tell()
+            try:
+                self._file.write(threads.tobytes())
+                self._file.write(rows.tobytes())
+                self._file.flush()
+            except OSError as error:
+                raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
+            self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Takes a record in."""
-        assert self._segment
-        self._segment.add(record)
-        if self._segment.collector.full:
-            self._events.put_aside(self._segment)
-
-    def end_segment(self, status: int | None) -> Answer:
-        """Nothing yet: another segment may have earlier calls."""
-        if self._segment:
-            self._events.put_aside(self._segment)
+    def end(self, process: Process) -> Answer:
+        """Nothing yet: another process may have earlier calls."""
         yield from ()
 
     def answer(self) -> Answer:
         """Writes the lines; they are no records."""
         if self._json:
-            for lines in self._events.iter_lines():
+            for lines in self.iter_lines():
                 self._stage.write_text(lines)
         else:
             from gpt.screen.events import HEADER, EventText
 
             text = EventText()
             self._stage.write_text(HEADER)
-            for lines in self._events.iter_lines():
+            for lines in self.iter_lines():
                 for line in text.iter_lines(lines):
                     self._stage.write_text(line)
         yield from ()
+
+    def iter_lines(self) -> Iterator[str]:
+        """All calls, oldest first, some thousand lines at a time."""
+        import numpy as np
+
+        if not self._batches:
+            return
+        processes = {id(batch.process): batch.process for batch in self._batches}
+        first = min(processes.values(), key=lambda process: process.header["realtime"])
+        zero = first.clock.monotonic
+        texts = {key: _CallText(process) for key, process in processes.items()}
+        times = np.concatenate(
+            [b.process.clock.times(b.starts) + (b.process.offset_to(first) - zero) for b in self._batches]
+        )
+        order = np.argsort(times, kind="stable")
+        edges = np.cumsum([0, *(len(batch.starts) for batch in self._batches)])
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for at in range(0, len(order), WINDOW):
+                window = order[at : at + WINDOW]
+                lines = np.empty(len(window), object)
+                numbers = np.searchsorted(edges, window, side="right") - 1
+                for number in np.unique(numbers):
+                    places = np.flatnonzero(numbers == number)
+                    batch = self._batches[number]
+                    threads, rows = batch.read(data, window[places] - edges[number])
+                    lines[places] = list(texts[id(batch.process)].iter_lines(times[window[places]], threads, rows))
+                yield "".join(lines)
+                data.madvise(mmap.MADV_DONTNEED)  # the next window lies elsewhere
+
+
+class _Batch(NamedTuple):
+    """Rows of one layout that were put aside."""
+
+    process: Process
+    layout: np.dtype[np.void]
+    offset: int  # in the file, of the threads; the rows follow
+    starts: npt.NDArray[np.uint64]
+
+    def read(self, data: mmap.mmap, wanted: npt.NDArray[np.intp]) -> tuple[Threads, Rows]:
+        """Some of its rows."""
+        import numpy as np
+
+        count = len(self.starts)
+        threads = np.frombuffer(data, np.uint64, count, self.offset)
+        rows = np.frombuffer(data, self.layout, count, self.offset + threads.nbytes)
+        return threads[wanted], rows[wanted]
+
+
+class _CallText:
+    """Makes lines of the calls of a process. What calls of one function have in common is made once."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._functions = {id_: _said(api) for id_, api in process.apis.items()}
+        self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
+        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # calls that copy none
+
+    def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
+        """The line of each row; `times` are ns."""
+        process, functions = self._process, self._functions
+        columns = [(times / 1000).tolist(), rows["api"].tolist(), threads.tolist(), rows["result"].tolist()]
+        took = (process.clock.durations(rows["duration"]) / 1000).tolist()
+        for time, api, thread, result, us, more in zip(*columns, took, self._arguments(rows), strict=True):
+            said = functions.get(api) or _said(process.api(api))
+            back = f',"duration_us":{us:.3f},"result":{result}' if us else ""
+            yield f'{{"ts":{time:.3f},{said},"pid":{process.pid},"tid":{thread}{back}{more}}}\n'
+
+    def _arguments(self, rows: Rows) -> list[str]:
+        """What else the rows tell, each text with a comma before it. A zero stands for what there is not: no text.
+
+        Addresses and handles are hexadecimal text: as numbers they would not survive every reader of JSON.
+        """
+        columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name not in TIMED}
+        parts: list[list[str]] = []
+
+        def tell(name: str, key: str, form: str = ',"{}":{}') -> None:
+            if name in columns:
+                parts.append([form.format(key, value) if value else "" for value in columns[name]])
+
+        tell("bytes", "size")
+        for name, alone, copied in (("to", "ptr", "dst"), ("from", "handle", "src")):
+            if name in columns:
+                keys = [alone if api in self._memory else copied for api in columns["api"]]
+                addresses = zip(keys, columns[name], strict=True)
+                parts.append([f',"{key}":"{value:#x}"' if value else "" for key, value in addresses])
+        tell("object", "object", ',"{}":"{:#x}"')
+        tell("stream", "stream", ',"{}":"{:#x}"')
+        if "function" in columns:
+            names = map(self._kernels.get, columns["function"])
+            parts.append([f',"kernel":{name}' if name else "" for name in names])
+        for what in ("grid", "block", "cluster"):
+            xyz = [columns[f"{what}_{c}"] for c in "xyz" if f"{what}_{c}" in columns]
+            sizes = zip(*xyz, strict=True) if len(xyz) == 3 else ()
+            if sizes:
+                parts.append([f',"{what}":[{x},{y},{z}]' if x else "" for x, y, z in sizes])
+        tell("shared", "shared")
+        tell("cooperative", "cooperative")
+        return ["".join(texts) for texts in zip(*parts, strict=True)] if parts else [""] * len(rows)
+
+
+def _said(api: Api) -> str:
+    """The part of a line that says what was called. The kernel that ioctls are calls of is that of Linux."""
+    if api.type == "ioctl":
+        api = api._replace(type="kernel")
+    return ",".join(f'"{key}":{_quoted(value)}' for key, value in api._asdict().items() if value or key != "symbol")
+
+
+def _quoted(text: str) -> str:
+    whole = text.encode(errors="surrogateescape").decode(errors="replace")
+    return printable_json(json.dumps(whole, ensure_ascii=False))

@@ -1,8 +1,4 @@
-"""gpt-analyze summary: what calls and how long, bytes each way, which kernels.
-
-Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory does
-not grow with the length of a trace.
-"""
+"""gpt-analyze summary: what calls and how long, bytes each way, which kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from gpt import cli, records
 
 if TYPE_CHECKING:
     from gpt.analyze.base import Answer
-    from gpt.trace.functions import Function, Kernel, Totals
+    from gpt.analyze.totals import FunctionTotals, KernelTotals, ProcessTotals, Totals
+    from gpt.trace.process import Process
 
 MAX = (1 << 64) - 1
 
@@ -41,61 +38,58 @@ def summary(
 class Summary:
     """The sums of what was read so far."""
 
+    streams = True
+
     def __init__(self) -> None:
-        from gpt.trace.functions import Segment, Totals
+        from gpt.analyze.totals import Totals
+        from gpt.trace.process import RUNS
 
-        self.kinds = Segment.kinds
-        self._new_segment = Segment
-        self._new_totals = Totals
-        self._done = Totals()
-        self._segment: Segment | None = None
-        self._seen = False  # of the segment, more than that it is there
-        self._changed = False  # since the last answer
+        self.kinds = RUNS
+        self._done = Totals()  # of processes that are over
+        self._current: ProcessTotals | None = None
 
-    def begin(self, header: dict[str, Any]) -> None:
-        """A segment begins."""
-        self._segment, self._seen = self._new_segment(header), False
+    def take(self, process: Process) -> None:
+        """Sums up the rows that a process has collected."""
+        from gpt.analyze.totals import ProcessTotals
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Takes a record in."""
-        assert self._segment
-        if record["kind"] in self.kinds:
-            self._seen = self._changed = True
-        self._segment.add(record)
+        current, self._current = self._current, None  # a process whose rows are nonsense does not count
+        if current is None or current.process is not process:
+            current = ProcessTotals(process)
+        current.take()
+        self._current = current
 
-    def end_segment(self, status: int | None) -> Answer:
-        """The process of the segment. One that only tells of another process says nothing of its own."""
-        segment, self._segment = self._segment, None
-        if segment is None or not self._seen:
+    def end(self, process: Process) -> Answer:
+        """The process."""
+        totals, self._current = self._current, None
+        if totals is None:
             return
-        self._done.merge(segment.totals())
-        header, clock = segment.header, segment.clock
+        self._done.merge(totals.named())
+        header = process.header
         yield records.make(
             "process",
             pid=header["pid"],
             host=header["host"],
             argv=header["argv"],
             start=header["realtime"],
-            duration=segment.last - clock.monotonic,
-            threads=len(segment.threads),
-            calls=segment.calls,
-            status=status,
+            duration=totals.last - process.clock.monotonic,
+            threads=len(process.threads),
+            calls=totals.calls,
+            status=process.status,
         )
 
     def answer(self) -> Answer:
-        """The sums, if they are others than before."""
-        if not self._changed:
-            return
-        self._changed = False
-        totals = self._new_totals()
+        """The sums."""
+        from gpt.analyze.totals import Totals
+
+        totals = Totals()
         totals.merge(self._done)
-        if self._segment:
-            totals.merge(self._segment.totals())
+        if self._current:
+            totals.merge(self._current.named())
         yield from _iter_timings(totals)
         yield from _iter_transfers(totals)
         for name, kernel in sorted(totals.kernels.items(), key=_order_of_kernel):
             known = kernel.gpu.count or None
-            time = known and _whole(kernel.gpu.time)
+            time = known and _whole(kernel.gpu.total)
             yield records.make("launched", name=name, launches=kernel.launches, gpu_launches=known, gpu_total=time)
 
 
@@ -104,9 +98,9 @@ def _whole(value: float) -> int:
     return min(MAX, round(value))
 
 
-def _order_of_kernel(item: tuple[str, Kernel]) -> tuple[float, int, str]:
+def _order_of_kernel(item: tuple[str, KernelTotals]) -> tuple[float, int, str]:
     name, kernel = item
-    return -kernel.gpu.time, -kernel.launches, name
+    return -kernel.gpu.total, -kernel.launches, name
 
 
 def _iter_timings(totals: Totals) -> Answer:
@@ -119,7 +113,7 @@ def _iter_timings(totals: Totals) -> Answer:
             yield _timing(totals.functions[api], type=type_, op=api.op, name=api.name)
 
 
-def _timing(function: Function, **names: str) -> dict[str, Any]:
+def _timing(function: FunctionTotals, **names: str) -> dict[str, Any]:
     took, slowest = function.durations, function.slowest
     return records.make(
         "timing",
@@ -147,6 +141,6 @@ def _iter_transfers(totals: Totals) -> Answer:
             sums = found.setdefault(api.op, Counter())
             sums.update(function.moved)
             if function.gpu.count:
-                sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.time)
+                sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.total)
     for op in sorted(found, key=lambda op: (-found[op]["bytes"], op)):
         yield records.make("transfer", op=op, **{key: _whole(value) for key, value in found[op].items()})

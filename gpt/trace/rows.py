@@ -1,4 +1,4 @@
-"""Packed rows (`calls`, `launches`) as numpy arrays, without an object a row.
+"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without an object a row.
 
 A trace of ten million calls is some twenty thousand `calls` records of up to 512 rows, in a handful of layouts. So
 the fields of a record are looked at once for each layout and not once for each record, and rows of one layout are
@@ -77,18 +77,6 @@ class Layout:
         """Raises MalformedError where the bytes are no whole rows."""
         if len(rows) % self.dtype.itemsize:
             raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {self.dtype.itemsize}")
-
-
-def read_counts(record: dict[str, Any], needed: dict[str, str]) -> Rows:
-    """The rows of `launches` or `counts` that count something. Raises MalformedError where one of `needed` lacks."""
-    if fault := records.check(record):
-        raise MalformedError(fault)
-    layout = Layout(parse_layout(record["fields"], record["stride"], needed))
-    layout.require(record["kind"], needed)
-    layout.check_size(record["kind"], record["rows"])
-    rows = np.frombuffer(record["rows"], layout.dtype)
-    used: Rows = rows[rows["count"] != 0]
-    return used
 
 
 def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:

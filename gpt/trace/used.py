@@ -8,13 +8,18 @@ process and a warning for its children. `allow_incomplete` turns both into warni
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from gpt import records, stream
+from gpt import stream
 from gpt.errors import GptError, MalformedError, TruncatedError
-from gpt.formats.paths import open_regular, read_at_most, real_path
+from gpt.formats.paths import open_regular, read_at_most
+
+if TYPE_CHECKING:
+    from gpt.trace.follow import Trace
+    from gpt.trace.process import Process
 
 Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
@@ -93,121 +98,70 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
         used.loaded.setdefault(path_loaded, Loaded())
 
 
-def _read_traces(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
-    """Adds a trace, and those of its children and of theirs."""
-    seen = {real_path(path)}
-    pending = [(path, child) for child in _read_trace(path, file, used, allow_incomplete, root=True)]
-    for parent, child in pending:  # grows
-        if (real := real_path(child)) in seen:
-            continue
-        seen.add(real)
-        if child.exists():
-            with open_regular(child) as inner:
-                pending += [(child, c) for c in _read_trace(child, inner, used, allow_incomplete, root=False)]
-        elif allow_incomplete:
-            used.warnings.append((str(parent), f"the trace of a child is absent: {child}"))
-        else:
-            fact = f"truncated trace (the trace of a child, {child}, is absent): --allow-incomplete"
-            raise GptError(fact, str(parent))
+def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
+    """Adds a trace, and those of its children and of theirs. `file` is the trace, open: it may be a pipe."""
+    from gpt.trace.follow import Follow
+
+    def read(path: Path | None) -> Iterator[dict[str, Any]]:
+        if path == root:
+            yield from stream.read_records(file, str(root))
+        elif path:
+            with open_regular(path) as inner:
+                yield from stream.read_records(inner, str(path))
+
+    followed = Follow([root], read)
+    for trace in followed:
+        _read_trace(trace, used, allow_incomplete)
+    for parent, child in followed.absent:
+        fact = f"truncated trace (the trace of a child, {child}, is absent)"
+        if not allow_incomplete:
+            raise GptError(f"{fact}: --allow-incomplete uses it", parent)
+        used.warnings.append((parent, fact))
 
 
-def _read_trace(path: Path, file: IO[bytes], used: Used, allow_incomplete: bool, root: bool) -> list[Path]:
-    """Adds a trace and returns where those of its children are. `root` is false for a child.
+def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
+    from gpt.trace.process import LOADS, iter_processes
 
-    A stream that gpt-hook wrote live has the segments of children behind that of their parent.
-    """
-    segment = _Segment(used)
-    pid, forked, interrupted = 0, set(), set()
-    children: list[Path] = []
     try:
-        for record in stream.read_records(file, str(path)):
-            if fault := records.check(record):
-                raise MalformedError(fault, str(path))
-            match record["kind"]:
-                case "header":
-                    if record["tool"] == "gpt-extract":  # nothing of its would count as used
-                        raise MalformedError(
-                            "no trace, but what gpt-extract wrote ('gpt-hook run' records one)", str(path)
-                        )
-                    if segment.open:
-                        interrupted.add(pid)
-                    segment.close()
-                    segment, pid = _Segment(used), record["pid"]
-                case "child":
-                    if "path" in record:
-                        children.append(path.parent / record["path"])
-                    if record["how"] != "exec":
-                        forked.add(record["pid"])
-            segment.add(record)
-        if segment.open:
-            interrupted.add(pid)
-        segment.close()
+        for process in iter_processes(iter(trace), LOADS):
+            if process.header["tool"] == "gpt-extract":  # nothing of its would count as used
+                raise MalformedError("no trace, but what gpt-extract wrote ('gpt-hook run' records one)", trace.name)
+            _add_process(process, used)
     except TruncatedError as error:
-        segment.close()
         if not allow_incomplete:
             raise GptError(f"truncated trace ({error.fact}): --allow-incomplete uses it", error.where) from None
         used.warnings.append((error.where, f"truncated trace: {error.fact}"))
-    if interrupted:
+    except MalformedError as error:
+        raise error if error.where else MalformedError(error.fact, trace.name) from None
+    if trace.interrupted:
         fact = "interrupted trace (its process was killed): later use is unknown"
-        if root and interrupted - forked and not allow_incomplete:
-            raise GptError(f"{fact}; --allow-incomplete uses it", str(path))
-        used.warnings.append((str(path), fact))
-    return children
+        if trace.root and trace.interrupted - trace.forked and not allow_incomplete:
+            raise GptError(f"{fact}; --allow-incomplete uses it", trace.name)
+        used.warnings.append((trace.name, fact))
 
 
-class _Segment:
-    """What one segment said so far; ids are its own.
-
-    Threads write chunks of their own, so a function can come before its module: both are kept until `close`.
-    """
-
-    def __init__(self, used: Used) -> None:
-        self.open = False
-        self._used = used
-        self._modules: dict[int, dict[str, Any]] = {}
-        self._libraries: dict[str, dict[str, Any]] = {}
-        self._functions: list[tuple[str, int]] = []  # name, module
-        self._lookups: list[tuple[int, str]] = []  # module, what
-
-    def add(self, record: dict[str, Any]) -> None:
-        used = self._used
-        match record["kind"]:
-            case "header":
-                self.open = True
-            case "end":
-                self.open = False
-            case "library":
-                self._libraries[record["path"]] = record
-            case "device":
-                used.devices.add((record["arch"], record["runs"]))
-            case "module":
-                if "path" not in record and "sha256" in record:
-                    used.images.setdefault(record["sha256"], set()).add(record.get("loader"))
-                self._modules[record["id"]] = {key: record[key] for key in ("path", "offset") if key in record}
-            case "function":
-                self._functions.append((record["name"], record.get("module", -1)))
-            case "lookup":
-                self._lookups.append((record["module"], record["what"]))
-
-    def close(self) -> None:
-        """Adds what the functions and look-ups say of their modules, and the libraries."""
-        used = self._used
-        files = {module["path"] for module in self._modules.values() if "path" in module}
-        for path, library in self._libraries.items():
-            gpu = bool(library.get("gpu")) or path in files
-            used.loaded[path] = Loaded(library["size"], library.get("build_id"), gpu)
-        for name, number in self._functions:
-            module = self._modules.get(number)
-            origin = module.get("path", IN_MEMORY) if module is not None else None
-            used.names[name] = used.names.get(name) or origin
-        for number, what in self._lookups:
-            module = self._modules.get(number, {})
-            if "path" in module:
-                path = module["path"]
-                place = path, self._libraries.get(path, {}).get("build_id"), module.get("offset", 0)
-                used.whole.add(place)
-                if what != "variable":
-                    used.listed.add(place)
-            else:
-                fact = f"module {number} was looked into ({what}) and lies in no file"
-                used.warnings.append(("trace", f"{fact}: unless --scan finds its image, nothing can be kept for it"))
+def _add_process(process: Process, used: Used) -> None:
+    """Adds what a process loaded, what it looked up, and the files that this came from."""
+    used.devices |= process.devices
+    modules = dict(process.modules)
+    for _, image in process.modules:
+        if image.path is None and image.sha256 is not None:
+            used.images.setdefault(image.sha256, set()).add(image.loader)
+    files = {module.path for module in modules.values()}
+    for path, library in process.libraries.items():
+        gpu = bool(library.get("gpu")) or path in files
+        used.loaded[path] = Loaded(library["size"], library.get("build_id"), gpu)
+    for function in process.functions:
+        module = None if function.module is None else modules.get(function.module)
+        origin = module and (IN_MEMORY if module.path is None else module.path)
+        used.names[function.name] = used.names.get(function.name) or origin
+    for number, what in process.lookups:
+        found = modules.get(number)
+        if found is None or found.path is None:
+            fact = f"module {number} was looked into ({what}) and lies in no file"
+            used.warnings.append(("trace", f"{fact}: unless --scan finds its image, nothing can be kept for it"))
+            continue
+        place = found.path, process.libraries.get(found.path, {}).get("build_id"), found.offset
+        used.whole.add(place)
+        if what != "variable":
+            used.listed.add(place)

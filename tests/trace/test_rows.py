@@ -109,10 +109,10 @@ def test_layouts_that_are_remembered_are_bounded():
 
 
 def test_counts_add_nothing_where_they_are_zero():
-    found = rows.read_counts(forge.launches({3: 5, 4: 0}), rows.LAUNCHES)
+    ((_, found),) = collected(forge.launches({3: 5, 4: 0}), kind="launches", known=rows.LAUNCHES, needed=rows.LAUNCHES)
     assert found["function"].tolist() == [3] and found["count"].tolist() == [5]
     with pytest.raises(MalformedError, match="no field 'api'"):
-        rows.read_counts(forge.launches({3: 5}), rows.COUNTS)
+        collected(forge.launches({3: 5}), kind="counts", known=rows.COUNTS, needed=rows.COUNTS)
 
 
 @pytest.mark.parametrize("values", [[], [7], [3, 1, 3, 3, 2], [1 << 31, 5, 1 << 31]])

@@ -1,0 +1,195 @@
+"""Calls by function: how many, how long, how many bytes; and kernels by name.
+
+Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory does
+not grow with the length of a trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sized
+from typing import NamedTuple
+
+import numpy as np
+
+from gpt.errors import MalformedError
+from gpt.trace import rows
+from gpt.trace.durations import Durations
+from gpt.trace.process import Api, Process
+
+MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
+GRAPH_LAUNCH = ("graph", "launch")  # type and op
+NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
+
+
+class SlowestCall(NamedTuple):
+    """A call: its duration in ns, when it began in ns since the epoch, by whom."""
+
+    duration: float
+    start: int
+    pid: int
+    thread: int
+
+
+class GpuTime:
+    """What of it ran on the GPU, as far as that is known: how many, and ns together."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+
+    def merge(self, other: GpuTime) -> None:
+        """Takes in what another one has."""
+        self.count += other.count
+        self.total += other.total
+
+
+class FunctionTotals:
+    """The calls of one function: `calls` were recorded, `counted` only counted."""
+
+    def __init__(self) -> None:
+        self.calls = self.counted = self.failed = 0
+        self.durations = Durations()  # of those that returned
+        self.slowest: SlowestCall | None = None
+        self.gpu = GpuTime()
+        self.moved = Counter[str]()  # calls with a number of bytes that succeeded: `calls`, `bytes`, `total` ns
+
+    def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
+        """Takes calls of a process in."""
+        done = calls["duration"] != 0
+        self.calls += len(calls)
+        if not done.all():
+            calls, threads = calls[done], threads[done]
+        if not len(calls):
+            return
+        clock = process.clock
+        durations = clock.durations(calls["duration"])
+        self.durations.add(durations)
+        at = int(durations.argmax())
+        if self.slowest is None or durations[at] > self.slowest.duration:
+            start = clock.realtime(int(clock.times(calls["start"][at : at + 1])[0]))
+            self.slowest = SlowestCall(float(durations[at]), start, process.pid, int(threads[at]))
+        results = calls["result"]
+        if results.any():
+            self.failed += int(np.isin(results, NOT_FAILED, invert=True).sum())
+        if "bytes" in (calls.dtype.names or ()):
+            good = results == 0
+            total, size = durations[good].sum(), calls["bytes"][good].sum(dtype=np.float64)
+            self.moved.update(calls=int(good.sum()), bytes=int(size), total=int(total))
+
+    def merge(self, other: FunctionTotals) -> None:
+        """Takes in what another one has."""
+        self.calls += other.calls
+        self.counted += other.counted
+        self.gpu.merge(other.gpu)
+        self.failed += other.failed
+        self.durations.merge(other.durations)
+        if other.slowest and (self.slowest is None or other.slowest > self.slowest):
+            self.slowest = other.slowest
+        self.moved.update(other.moved)
+
+
+class KernelTotals:
+    """The launches of one kernel."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.gpu = GpuTime()
+
+    def merge(self, other: KernelTotals) -> None:
+        """Takes in what another one has."""
+        self.launches += other.launches
+        self.gpu.merge(other.gpu)
+
+
+class Totals:
+    """Functions and kernels of several processes, by what they are called."""
+
+    def __init__(self) -> None:
+        self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # whatever the program asked for them as
+        self.kernels = defaultdict[str, KernelTotals](KernelTotals)
+
+    def merge(self, other: Totals) -> None:
+        """Takes in what another one has."""
+        for api, function in other.functions.items():
+            self.functions[api].merge(function)
+        _check_number(self.functions)
+        for name, kernel in other.kernels.items():
+            self.kernels[name].merge(kernel)
+
+    def types(self) -> dict[str, FunctionTotals]:
+        """The functions of each type together."""
+        found = defaultdict[str, FunctionTotals](FunctionTotals)
+        for api, function in self.functions.items():
+            found[api.type].merge(function)
+        return found
+
+
+class ProcessTotals:
+    """The sums of one process, by the ids of its functions, whose names may come later."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.calls = 0
+        self.last = process.clock.monotonic  # when the last call that is known of ended
+        self._functions: dict[int, FunctionTotals] = {}
+        self._kernels = defaultdict[int, KernelTotals](KernelTotals)
+
+    def take(self) -> None:
+        """Takes in the rows that the process has collected."""
+        process = self.process
+        for threads, found in process.calls.take():
+            self._add_calls(threads, found)
+        for _, found in process.gpu_times.take():
+            took = process.clock.durations(found["duration"])
+            for id_, order in rows.iter_groups(found["api"]):
+                _add_time(self._function(id_).gpu, took[order])
+            for id_, order in rows.iter_groups(found["function"]):
+                if id_:  # else it is no kernel
+                    _add_time(self._kernels[id_].gpu, took[order])
+        for _, found in process.launches.take():
+            for id_, count in found[["function", "count"]].tolist():
+                self._kernels[id_].launches += count
+        for _, found in process.counts.take():
+            for id_, count in found[["api", "count"]].tolist():
+                self._function(id_).counted += count
+                self.calls += count
+
+    def _add_calls(self, threads: rows.Threads, found: rows.Rows) -> None:
+        process = self.process
+        self.last = max(self.last, int(process.clock.times(found["start"] + found["duration"]).max()))
+        for id_, order in rows.iter_groups(found["api"]):
+            calls = rows.take(found, order)
+            self._function(id_).add(calls, threads[order], process)
+            if "object" in (found.dtype.names or ()) and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
+                process.graphs.add_calls(id_, calls)  # whose name may come yet
+            self.calls += 0 if process.is_ioctl(id_) else len(order)
+
+    def _function(self, id_: int) -> FunctionTotals:
+        function = self._functions.get(id_)
+        if function is None:
+            function = self._functions[id_] = FunctionTotals()
+            _check_number(self._functions)
+        return function
+
+    def named(self) -> Totals:
+        """What is known by now, by name."""
+        found, process, kernels = Totals(), self.process, self.process.kernels()
+        for id_, function in self._functions.items():
+            found.functions[process.api(id_)._replace(symbol="")].merge(function)
+        for id_, kernel in self._kernels.items():
+            found.kernels[kernels.get(id_, f"#{id_}")].merge(kernel)
+        graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
+        for id_, launches in process.graphs.count_launches(graphs).items():
+            found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
+        return found
+
+
+def _check_number(functions: Sized) -> None:
+    if len(functions) > MAX_FUNCTIONS:
+        raise MalformedError(f"calls: of over {MAX_FUNCTIONS} functions")
+
+
+def _add_time(gpu: GpuTime, took: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    gpu.count += len(took)
+    gpu.total += float(took.sum())

@@ -1,0 +1,116 @@
+"""The way through traces: the files that were named, and after them those of the processes that these started.
+
+A `child` record names the trace of another process, relative to the folder of the file that it stands in. A live
+stream names none: there the segments of children follow. Each file is read once, whoever names it.
+
+What becomes of a trace that is not whole depends on who reads it; here it is only known. A segment without `end` is
+*interrupted*: its process was killed, or runs. A file that ends within a record, or that names a child whose trace is
+absent, is *truncated*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpt import records
+from gpt.errors import MalformedError
+from gpt.formats.paths import real_path
+
+Record = dict[str, Any]
+Read = Callable[[Path | None], Iterator[Record]]
+STDIN = "<stdin>"
+
+
+class Child(NamedTuple):
+    """A process that another one started: its pid, the path of its trace, the number of the segment that names it."""
+
+    pid: int
+    path: str
+    segment: int
+
+
+class Trace:
+    """A file of a trace, or standard input, whose `path` is None. Iterating it reads it.
+
+    `root` is false for what only a `child` record named. `interrupted` are the pids of segments without end, `forked`
+    those of processes that are no continuation of another.
+    """
+
+    def __init__(self, path: Path | None, root: bool, read: Read) -> None:
+        self.path = path
+        self.name = STDIN if path is None else str(path)
+        self.root = root
+        self.interrupted: set[int] = set()
+        self.forked: set[int] = set()
+        self.children: list[Child] = []
+        self._read = read
+        self._segments: list[int] = []  # their pids
+        self._started: dict[int, set[int]] = {}  # by pid: segments that say more than that it is there
+        self._open = False
+
+    def __iter__(self) -> Iterator[Record]:
+        """Its records. Raises MalformedError where they are none; what was read before counts."""
+        for record in self._read(self.path):
+            match record["kind"]:
+                case "header":
+                    self._close()
+                    self._open = True
+                    self._segments.append(record["pid"])
+                case "end":
+                    self._open = False
+                case "child":
+                    self._add_child(record)
+                case "sync":
+                    pass
+                case _:
+                    self._started.setdefault(self._segments[-1], set()).add(len(self._segments))
+            yield record
+        self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self.interrupted.add(self._segments[-1])
+        self._open = False
+
+    def _add_child(self, record: Record) -> None:
+        if fault := records.check(record):
+            raise MalformedError(fault, self.name)
+        if "path" in record:
+            self.children.append(Child(record["pid"], record["path"], len(self._segments)))
+        if record["how"] != "exec":
+            self.forked.add(record["pid"])
+
+    def has_segment_of(self, child: Child) -> bool:
+        """Whether a segment of its own says what a child did; after an `exec` its pid is that of its parent."""
+        return bool(self._started.get(child.pid, set()) - {child.segment})
+
+
+class Follow:
+    """The traces at `paths` and those of their children, each once; None is standard input, which has no folder.
+
+    `read` gives the records of one. `absent` are, as far as they are known by now, traces of children that are no
+    regular files: the name of the trace that names it, and its path.
+    """
+
+    def __init__(self, paths: Sequence[Path | None], read: Read) -> None:
+        self.absent: list[tuple[str, str]] = []
+        self._pending = [Trace(path, True, read) for path in paths]
+        self._read = read
+
+    def __iter__(self) -> Iterator[Trace]:
+        """Each trace, to be read before the next is asked for."""
+        seen: set[str] = set()
+        for trace in self._pending:  # grows
+            if trace.path is not None:
+                if (real := real_path(trace.path)) in seen:
+                    continue
+                seen.add(real)
+            yield trace
+            for child in trace.children:
+                path = trace.path.parent / child.path if trace.path else None
+                if path and path.is_file():
+                    self._pending.append(Trace(path, False, self._read))
+                elif path or not trace.has_segment_of(child):
+                    self.absent.append((trace.name, str(path or child.path)))

@@ -1,0 +1,190 @@
+"""One process of a trace: what a segment says of it, whoever asks.
+
+Ids are good in their segment only. Threads write chunks of their own, so a row may come before the record that names
+its function, and a function before its module: what an id means is known at the end. Rows stay packed
+(gpt/trace/rows.py), and a reader takes them whenever `full` says that there are enough of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gpt import records
+from gpt.errors import MalformedError
+from gpt.trace.clock import Clock
+from gpt.trace.graphs import Graphs
+from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
+
+Record = dict[str, Any]
+
+CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl"))  # what is known of calls
+RUNS = CALLS | {"counts", "gpu_times", "graph", "launches"}  # and of what they did
+LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
+LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
+
+
+class Api(NamedTuple):
+    """A driver function, or an ioctl of the driver; `symbol` is the name that the program asked for."""
+
+    type: str
+    op: str
+    name: str
+    symbol: str = ""
+
+
+class LoadedModule(NamedTuple):
+    """GPU code: the path and offset of its image in a file, or its digest and the library that loaded it."""
+
+    path: str | None
+    offset: int
+    sha256: str | None
+    loader: str | None
+
+
+class LoadedFunction(NamedTuple):
+    """A function that was looked up: its id, mangled name, and the id of its module."""
+
+    id: int
+    name: str
+    module: int | None
+
+
+class Process:
+    """What the records of a segment said by now; of kinds that its reader did not ask for it takes no notice.
+
+    `started` is false for a segment that only names another process. `status` is that of its `end`; None if there is
+    none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, and `devices`
+    architectures with what they run, as in their records.
+    """
+
+    def __init__(self, header: Record, kinds: frozenset[str]) -> None:
+        """Raises MalformedError where the header makes no sense."""
+        if fault := records.check(header):
+            raise MalformedError(fault)
+        self.header = header
+        self.clock = Clock(header)
+        self.started = False
+        self.status: int | None = None
+        self.threads: set[int] = set()
+        self.apis: dict[int, Api] = {}
+        self.graphs = Graphs()
+        self.functions: list[LoadedFunction] = []
+        self.modules: list[tuple[int, LoadedModule]] = []
+        self.libraries: dict[str, Record] = {}
+        self.lookups: list[tuple[int, str]] = []
+        self.devices: set[tuple[str, str]] = set()
+        self.calls = Collector()
+        self.gpu_times = Collector("gpu_times", GPU_TIMES, GPU_TIMES)
+        self.launches = Collector("launches", LAUNCHES, LAUNCHES)
+        self.counts = Collector("counts", COUNTS, COUNTS)
+        self._kinds = kinds
+        self._ioctls: dict[str, int] = {}
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        pid: int = self.header["pid"]
+        return pid
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to take the rows."""
+        return self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
+
+    def add(self, record: Record) -> None:
+        """Takes a record in. Raises MalformedError where it is nonsense."""
+        kind = record["kind"]
+        if kind not in self._kinds:
+            return
+        self.started = True
+        match kind:
+            case "calls" | "call":
+                self._add_calls(record)
+            case "ioctl":
+                self._add_calls(self._as_call(record))
+            case "gpu_times":
+                self.gpu_times.add(record)
+            case "launches":
+                self.launches.add(record)
+            case "counts":
+                self.counts.add(record)
+            case _:
+                if fault := records.check(record):
+                    raise MalformedError(fault)
+                self._learn(record)
+
+    def _add_calls(self, record: Record) -> None:
+        self.calls.add(record)
+        self.threads.add(record["thread"])
+
+    def _as_call(self, record: Record) -> Record:
+        """An `ioctl` as a call of a function whose number stands for its name."""
+        name = record.get("name")
+        if not isinstance(name, str):
+            raise MalformedError("ioctl.name is no str")
+        number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
+        self.apis[number] = Api("ioctl", "ioctl", name)
+        call: Record = {"kind": "call", "api": number, "result": record.get("error", 0)}
+        return call | {key: record[key] for key in ("thread", "start", "duration") if key in record}
+
+    def _learn(self, record: Record) -> None:
+        match record["kind"]:
+            case "api":
+                self.apis[record["id"]] = Api(record["type"], record["op"], record["name"], record["symbol"])
+            case "function":
+                self.functions.append(LoadedFunction(record["id"], record["name"], record.get("module")))
+            case "clock":
+                self.clock.add(record)
+            case "graph":
+                self.graphs.add_graph(record)
+            case "library":
+                self.libraries[record["path"]] = record
+            case "module":
+                where = record.get("path"), record.get("offset", 0)
+                module = LoadedModule(*where, record.get("sha256"), record.get("loader"))
+                self.modules.append((record["id"], module))
+            case "lookup":
+                self.lookups.append((record["module"], record["what"]))
+            case "device":
+                self.devices.add((record["arch"], record["runs"]))
+
+    def is_ioctl(self, api: int) -> bool:
+        """Whether this number stands for an ioctl."""
+        return api > LAST_IOCTL - len(self._ioctls)
+
+    def api(self, id_: int) -> Api:
+        """What an id of a function means; one that no record names has its number for a name."""
+        return self.apis.get(id_) or Api("other", "unknown", f"#{id_}")
+
+    def kernels(self) -> dict[int, str]:
+        """The mangled names of functions, by id."""
+        return {function.id: function.name for function in self.functions}
+
+    def offset_to(self, first: Process) -> int:
+        """ns to add to its CLOCK_MONOTONIC for that of the machine that `first` ran on."""
+        ours, theirs = self.header, first.header
+        if ours.get("boot_id") == theirs.get("boot_id"):
+            return 0
+        zero: int = ours["realtime"] - ours["monotonic"]
+        return zero - int(theirs["realtime"]) + int(theirs["monotonic"])
+
+
+def iter_processes(found: Iterator[Record], kinds: frozenset[str]) -> Iterator[Process]:
+    """The process of each segment, when it is over. What is wrong with the records is raised after the last one."""
+    process = None
+    fault: MalformedError | None = None
+    try:
+        for record in found:
+            if record["kind"] == "header":
+                if process:
+                    yield process
+                process = Process(record, kinds)
+            elif process:
+                process.add(record)
+    except MalformedError as error:
+        fault = error
+    if process:
+        yield process
+    if fault:
+        raise fault
