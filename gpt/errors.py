@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class GptError(Exception):
     """Understood, and the answer is bad (exit 1). `where` is a location, printed before the fact."""
@@ -12,6 +14,11 @@ class GptError(Exception):
         super().__init__(f"{where}: {fact}" if where else fact)
         self.fact = fact
         self.where = where
+
+    @classmethod
+    def of(cls, error: OSError, where: object = "") -> Self:
+        """What the system refused, as a fault of a kind of ours."""
+        return cls(error.strerror or str(error), str(where))
 
 
 class UsageError(GptError):

@@ -160,7 +160,7 @@ def _output(path: str, option: str) -> str:
     except subprocess.TimeoutExpired:
         raise GptError(f"says nothing to {option} for {PATIENCE} s", path) from None
     except OSError as error:
-        raise GptError(error.strerror or str(error), path) from None
+        raise GptError.of(error, path) from None
     if done.returncode:
         raise GptError(f"fails on {option}: status {done.returncode}", path)
     return done.stdout.decode(errors="replace")

@@ -151,7 +151,7 @@ class Runner:
                     process_group=0,
                 )
             except OSError as error:
-                raise GptError(error.strerror or str(error), command[0]) from None
+                raise GptError.of(error, command[0]) from None
             self._running.add(process.pid)
         try:
             output = self._listen(process)

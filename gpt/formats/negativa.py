@@ -35,7 +35,7 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
     except ValueError:  # a NUL
         raise MissingError("no file can have this name", str(path)) from None
     except OSError as error:  # the name is too long, say
-        raise GptError(error.strerror or str(error), str(path)) from None
+        raise GptError.of(error, path) from None
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:

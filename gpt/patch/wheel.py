@@ -103,7 +103,7 @@ class Wheels:
                     new.flush()
                     copy_attributes(file.fileno(), new.fileno(), every=False)
         except OSError as error:
-            raise GptError(error.strerror or str(error), str(error.filename or out)) from None
+            raise GptError.of(error, error.filename or out) from None
 
     def close(self) -> None:
         """Removes the folder."""
@@ -120,7 +120,7 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
         with open(out, "wb") as file:
             found.unpack(found.by_name[member], file)
     except OSError as error:
-        raise GptError(error.strerror or str(error), f"{wheel.name}/{member}") from None
+        raise GptError.of(error, f"{wheel.name}/{member}") from None
 
 
 def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes]) -> None:

@@ -31,7 +31,7 @@ def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
             _write(file.fileno(), source_fd, plan)
             yield file.fileno()
     except OSError as error:
-        raise GptError(error.strerror or str(error), str(path)) from None
+        raise GptError.of(error, path) from None
 
 
 def append(path: Path, data: bytes) -> None:
@@ -40,7 +40,7 @@ def append(path: Path, data: bytes) -> None:
         with open(path, "ab") as file:
             file.write(data)
     except OSError as error:
-        raise GptError(error.strerror or str(error), str(path)) from None
+        raise GptError.of(error, path) from None
 
 
 def _write(out: int, source: int, plan: Plan) -> None:

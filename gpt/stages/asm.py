@@ -175,7 +175,7 @@ class Assembly:
 
         ref = record["module"]
         if isinstance(error, OSError):
-            error = GptError(error.strerror or str(error), str(error.filename or ref))
+            error = GptError.of(error, error.filename or ref)
         if isinstance(error, Faults):
             faults: list[GptError] = [MalformedError(fact, where) for where, fact in error.found]
         else:

@@ -1,0 +1,184 @@
+"""One library without what is unused: checked against what was extracted, planned, written, checked, named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from gpt import records
+from gpt.errors import GptError
+from gpt.formats.image import Image, parse_image
+from gpt.formats.paths import open_regular
+from gpt.formats.source import Source
+from gpt.patch.attributes import copy_attributes, find_signature
+from gpt.patch.backup import backup_of, check_unreplaced, keep_backup
+from gpt.patch.compact import plan_compact
+from gpt.patch.cuts import CannotCompact
+from gpt.patch.places import Place
+from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
+from gpt.patch.trim import Trimmed, amended, trim_all
+from gpt.patch.write import append, check_output, written
+
+
+@dataclass(frozen=True)
+class Way:
+    """How libraries are patched: gpt-patch(1) has the meaning of each option."""
+
+    mode: str
+    fill: int
+    dropping: bool  # unused kernels of a cubin that stays; otherwise their code becomes zeros
+    in_place: bool
+    dry_run: bool
+    once: bool
+    backup: bool
+    listing: Path | None  # a file that gets the path of each library written
+    jobs: int
+
+
+@dataclass
+class Request:
+    """What a stream says of a library: its record, spans to go, kernels to go by offset of their element, tallies."""
+
+    library: dict[str, Any]
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    unused: dict[int, set[str]] = field(default_factory=dict)
+    tallies: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """The records that tell what was done, and what the user has to know of the library besides."""
+
+    records: list[dict[str, Any]]
+    notes: list[str]
+
+
+def rewrite(request: Request, place: Place, way: Way) -> Outcome:
+    """Patches one library. Raises GptError, OSError; then nothing was written."""
+    with open_regular(place.source) as file:
+        if place.is_member:  # and large
+            place.source.unlink()
+        image = _open_image(place, file, request.library)
+        doomed, trimmed, unused = _find_doomed(image, request, way)
+        plan = choose_plan(image, doomed, way)
+        notes = []
+        if way.in_place and plan.mode != "copy":
+            notes += _check_in_place(place.target, file.fileno(), way, any(e.dead for e in doomed.all))
+        disk = disk_after = _disk(file.fileno())
+        if not (way.dry_run or (way.in_place and plan.mode == "copy")):
+            disk_after, lost = _write(image, file.fileno(), plan, place, way)
+            if way.in_place and lost:
+                notes.append(f"the new file could not be given {', '.join(lost)}")
+    patched = records.make(
+        "patched",
+        library=str(place.path),
+        output=place.name,
+        mode=plan.mode,
+        size_before=image.source.size,
+        size_after=plan.size,
+        disk_before=disk,
+        disk_after=disk_after,
+        gpu_before=sum(e.end - e.offset for e in doomed.live),
+        gpu_after=doomed.kept_size,
+        reason=plan.reason,
+    )
+    tallies = amended(request.tallies, trimmed, unused)
+    return Outcome([*tallies, *_iter_trimmed(str(place.path), trimmed, unused), patched], notes)
+
+
+def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
+    """The plan of the mode that was asked for; holes, with the reason, where a file cannot be made smaller."""
+    mode, reason = way.mode, None
+    if mode == "compact":
+        if doomed.changed or any(element.dead for element in doomed.all):
+            try:
+                return plan_compact(image, doomed, way.fill)
+            except CannotCompact as error:
+                reason = str(error)
+        mode = "hole"
+    plan = plan_in_place(image, doomed, mode, way.fill)
+    return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
+
+
+def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
+    """The library, which has to be the one that was extracted. Raises GptError where it is another."""
+    source = Source(str(place.path), file.fileno())
+    if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
+        raise GptError("has changed since it was extracted: extract it again", str(place.path))
+    image = parse_image(source)
+    if library.get("build_id", image.build_id) != image.build_id:
+        raise GptError("has another build id than the one that was extracted", str(place.path))
+    return image
+
+
+def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list[Trimmed], dict[int, set[str]]]:
+    """What goes, the elements that were to be trimmed, and by their offset the kernels that were to go there."""
+    doomed = find_doomed(image, request.spans)
+    if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
+        raise GptError("all of it is unused, and no smaller file says so", image.source.name)
+    unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
+    trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs)
+    in_part = {one.element.offset: one for one in trimmed if one.cut.spans or one.dropped}
+    return replace(doomed, trimmed=in_part), trimmed, unused
+
+
+def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[int, list[str]]:
+    """Writes the new file, whole or not at all; gives the bytes of disk that it takes, and what it could not be given.
+
+    Raises GptError.
+    """
+    place.target.parent.mkdir(parents=True, exist_ok=True)
+    with written(place.target, fd, plan) as output:
+        check_output(image, plan, output, str(place.target))
+        os.fsync(output)
+        disk = _disk(output)
+        if way.listing and not place.is_member:  # first: what is listed and not there does no harm
+            append(way.listing, os.fsencode(os.path.abspath(place.target)) + b"\0")
+        lost = copy_attributes(fd, output, every=way.in_place)
+        if way.in_place:
+            check_unreplaced(place.target, fd)
+            if way.backup:
+                keep_backup(place.target, fd, image)
+    return disk, lost
+
+
+def _check_in_place(path: Path, fd: int, way: Way, slimmed: bool) -> list[str]:
+    """Says what else happens to a file's names. Raises GptError on one that is signed, or was replaced before."""
+    if signature := find_signature(fd):
+        raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
+    backup = backup_of(path)
+    if way.once and backup.exists() and not backup.samefile(path):
+        raise GptError("was replaced before: restore it first, and unite the traces of all runs", str(path))
+    if way.once and slimmed and not backup.exists():
+        fact = "was slimmed before, and no original is beside it: install it again, and unite the traces of all runs"
+        raise GptError(fact, str(path))
+    names = os.fstat(fd).st_nlink - 1 - backup.exists()
+    if names <= 0:
+        return []
+    return [f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"]
+
+
+def _iter_trimmed(library: str, trimmed: list[Trimmed], unused: dict[int, set[str]]) -> Iterator[dict[str, Any]]:
+    """What became of each element whose unused kernels were to go."""
+    for one in trimmed:
+        yield records.make(
+            "trimmed",
+            library=library,
+            offset=one.element.offset,
+            kernels=one.cut.kernels,
+            functions=one.cut.functions,
+            code=one.cut.size,
+            size_before=one.element.end - one.element.offset,
+            size_after=one.size,
+            left=one.left(unused) or None,
+            reason=one.reason,
+            zeroed=one.zeroed_for,
+        )
+
+
+def _disk(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512

@@ -1,0 +1,77 @@
+"""Which file is read for a library of the stream, and where the patched one goes: a folder, its own place, a wheel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from gpt.errors import GptError, MissingError
+from gpt.patch.wheel import Wheels, split
+
+
+class Place(NamedTuple):
+    """The path of a library in the stream, the file to read, the file to write, how that is called in the end."""
+
+    path: Path
+    source: Path
+    target: Path
+    name: str
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it was unpacked for this, out of a wheel."""
+        return self.source != self.path
+
+
+class Places:
+    """The outputs of one run. `output` is the folder for them, None to replace each library in its place."""
+
+    def __init__(self, output: Path | None, parents: bool = False, dry_run: bool = False) -> None:
+        self.output = output
+        self.wheels: Wheels | None = None  # those that libraries of the stream lie in
+        self._parents = parents
+        self._dry_run = dry_run
+        self._taken: dict[Path, str] = {}  # output -> library
+
+    def find(self, library: str) -> Place:
+        """The place of a library. Raises MissingError where it is absent, GptError where its output is impossible."""
+        path = Path(library)
+        if path.exists():
+            target = self.take(path)
+            return Place(path, path, target, str(target))
+        if not (found := split(library)):
+            raise MissingError(os.strerror(errno.ENOENT), library)
+        # A member of a wheel: it is patched outside, and put into a new wheel when all of its libraries are.
+        if self.output is None:
+            raise GptError("lies in a wheel: use -o DIR", library)
+        wheel, member = found
+        self.wheels = self.wheels or Wheels()
+        near = Path(tempfile.gettempdir()) if self._dry_run else self.output
+        return Place(path, *self.wheels.add(wheel, member, near), str(self._destination(wheel) / member))
+
+    def take(self, path: Path) -> Path:
+        """Where the output for a file goes: a name in the folder, or the file itself, through all links.
+
+        Raises GptError where it has that name already, or another file of this run has.
+        """
+        target = self._destination(path)
+        if self.output and target.resolve() == path.resolve():
+            raise GptError("would overwrite the library itself: use --in-place", str(path))
+        if target in self._taken:
+            hint = ": --parents" if self.output and not self._parents else ""
+            raise GptError(f"'{self._taken[target]}' of this stream has taken the name '{target}'{hint}", str(path))
+        self._taken[target] = str(path)
+        return target
+
+    def close(self) -> None:
+        """Removes what is temporary."""
+        if self.wheels:
+            self.wheels.close()
+
+    def _destination(self, path: Path) -> Path:
+        if self.output is None:
+            return path.resolve()
+        return self.output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)

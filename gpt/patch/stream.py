@@ -1,0 +1,87 @@
+"""From what a stream says of libraries to libraries rewritten, and wheels with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from gpt import cli, records
+from gpt.errors import GptError, MalformedError, MissingError
+from gpt.patch.library import Request, Way, rewrite
+from gpt.patch.places import Places
+from gpt.patch.wheel import Wheels
+from gpt.patch.write import append
+
+Records = Iterator[dict[str, Any]]
+
+
+class Patcher:
+    """Collects what the stream says of a library, and rewrites it when all is said."""
+
+    def __init__(self, stage: cli.Stage, places: Places, way: Way) -> None:
+        self._stage = stage
+        self._places = places
+        self._way = way
+        self._request: Request | None = None  # for the library that the stream is at
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, and before the end of a library what was done to it."""
+        kind, of = record["kind"], self._request.library["path"] if self._request else None
+        if kind in ("library", "span", "trim", "tally", "library_end") and (fault := records.check(record)):
+            raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
+        if kind in ("span", "trim") and of != record["library"]:
+            raise MalformedError(f"{kind} outside of its library", record["library"])
+        match self._request, kind:
+            case _, "library":
+                self.report_unfinished()
+                self._request = Request(record)
+            case Request(), "span":
+                self._request.spans.append((record["start"], record["end"]))
+            case Request(), "trim":
+                self._request.unused.setdefault(record["offset"], set()).update(record["kernels"])
+            case Request(), "tally" if record["library"] == of:
+                self._request.tallies.append(record)  # until it is known what was cut: of a library that fails, nothing
+                return
+            case Request(), "library_end" if record["path"] == of:
+                request, self._request = self._request, None
+                yield from self._patch(request)
+            case _, "end" if self._places.wheels:
+                yield from self._finish_wheels(self._places.wheels)
+        yield record
+
+    def report_unfinished(self) -> None:
+        """Says that a library was not patched because the stream never said that it is complete."""
+        if self._request:
+            if self._stage.told:
+                self._stage.status = max(self._stage.status, MalformedError.status)
+            else:
+                fact = "the stream ends before the library does: not patched"
+                self._stage.error(MalformedError(fact, self._request.library["path"]))
+            self._request = None
+
+    def _patch(self, request: Request) -> Records:
+        """The library rewritten. Faults become `diag`s."""
+        path = request.library["path"]
+        try:
+            done = rewrite(request, self._places.find(path), self._way)
+        except GptError as error:
+            yield self._stage.error(error, ref=path)
+        except OSError as error:
+            yield self._stage.error(MissingError.of(error, error.filename or path), ref=path)
+        else:
+            yield from (self._stage.warn(path, note, ref=path) for note in done.notes)
+            yield from done.records
+
+    def _finish_wheels(self, wheels: Wheels) -> Records:
+        """Writes the wheels of which libraries were patched. Faults become `diag`s."""
+        for wheel, replaced in wheels.take_complete().items():
+            try:
+                target = self._places.take(wheel)
+                wheels.write(wheel, replaced, target)
+                sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
+                if self._way.listing:
+                    append(self._way.listing, os.fsencode(os.path.abspath(target)) + b"\0")
+                yield records.make("repacked", wheel=str(wheel), output=str(target), **sizes)
+            except GptError as error:
+                yield self._stage.error(error, ref=str(wheel))
