@@ -1,5 +1,5 @@
-"""Back ends that turn PTX into code: `ptxas` for a GPU.
+"""PTX to code: back ends that make it, and the cache before them.
 
-`find` finds ptxas and chooses among several, `ptxas` runs it, `cache` keeps what it made, `resources` says what
-the kernels of a cubin need. The back end `host`, for the simulated device, will stand beside them.
+`backend` says what one is and `backends` which there are: `ptxas` for GPUs, with `find`, which chooses among several,
+and `reports`, which reads what it says. `assembler` asks the cache first, `stream` makes records of what came out.
 """

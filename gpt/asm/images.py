@@ -28,7 +28,7 @@ def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None
         return
     for code in codes:
         kernels = list(code.kernels)
-        yield _small(records.make("cubin", **common, arch=str(code.target), kernels=kernels, data=code.cubin))
+        yield _small(records.make("cubin", **common, arch=str(code.target), kernels=kernels, data=code.image))
 
 
 def save(folder: Path, image: dict[str, Any]) -> Path:
@@ -51,7 +51,7 @@ def _pack(ptx: dict[str, Any], codes: Sequence[Code], codec: Codec) -> bytes:
     arch = find_target(ptx["data"])
     if arch is None:
         raise MalformedError("PTX without .target", ptx["module"])
-    images = [Image("cubin", str(code.target), code.cubin) for code in codes]
+    images = [Image("cubin", str(code.target), code.image) for code in codes]
     return pack_fatbin([*images, Image("ptx", arch, ptx["data"])], codec)
 
 

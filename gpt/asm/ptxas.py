@@ -1,8 +1,4 @@
-"""Runs ptxas over one module and reads what it says.
-
-Its messages are lines `ptxas FILE, line N; error : TEXT`, where its own name is that of its file. A line that a probe
-brought into the text ends in a comment `//@ FILE:LINE`, the place in the probe's file that it comes from, escaped as
-Python does; a message about it names that place.
+"""The back end for GPUs: ptxas, which makes cubins.
 
 What ptxas writes is taken only where it is whole: exit status 0 and a cubin that can be read. It may also crash,
 run for ever or print without end: it has `timeout` seconds, of its output MAX_OUTPUT bytes are kept, and it runs in
@@ -12,64 +8,23 @@ a process group of its own, of which nothing is left.
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpt.asm.find import Tool
-from gpt.asm.targets import Target
+from gpt.asm.backend import Made, Options
+from gpt.asm.find import Tool, Tools
+from gpt.asm.reports import MODULE, Report, find_faults, find_messages, read_reports, shorten
+from gpt.asm.targets import Target, find_version
 from gpt.errors import GptError, MalformedError
 from gpt.formats.nvinfo import read_needs
 
-MODULE = "module.ptx"
 MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
-MAX_LINES = 5  # faults of a module that are told
-MAX_TEXT = 300  # characters of one
-
-_LINE = re.compile(rb"^\S+ (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)
-_ENTRY = re.compile(r"Compiling entry function '(.*)' for '")
-_PROPERTIES = re.compile(r"Function properties for (.*)")
-_FRAME = re.compile(rb"^ +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
-_USED = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"\b(\d+)(?:\+(\d+))? bytes smem")
-_ORIGIN = re.compile(rb"//@ (.+):(\d+)[ \t\r]*$")
-_NOTE = b"(C7"  # on performance, such as C7514: wgmma is serialized
-_EXTERN, _ABORTED = b"Unresolved extern", b"Ptx assembly aborted"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is asked of ptxas beside the target."""
-
-    level: int | None = None
-    registers: int | None = None
-    relocatable: bool = False
-    line_info: bool = False
-
-    def arguments(self) -> list[str]:
-        """As ptxas takes them."""
-        found = [] if self.level is None else [f"-O{self.level}"]
-        found += [] if self.registers is None else [f"--maxrregcount={self.registers}"]
-        return found + ["-c"] * self.relocatable + ["-lineinfo"] * self.line_info
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `ptxas -v` says of an entry: bytes of its stack frame and of spills, registers, bytes of shared memory."""
-
-    frame: int
-    spills: int
-    registers: int | None = None
-    shared: int | None = None
-
-
-_NOTHING = Report(0, 0)
 
 
 @dataclass(frozen=True)
@@ -81,12 +36,30 @@ class Assembled:
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
 
-class Faults(MalformedError):
-    """What ptxas has against a module: several faults, as (location, text)."""
+class Ptxas:
+    """ptxas as a back end: the one that knows a module's PTX version and its target, of those that are installed."""
 
-    def __init__(self, found: list[tuple[str, str]]) -> None:
-        super().__init__(found[0][1], found[0][0])
-        self.found = found
+    def __init__(self, options: Options) -> None:
+        """Raises MissingError where there is no ptxas."""
+        self._tools = Tools(options.tool)
+        self._tools.check()
+        self._options = options
+        self._runner = Runner(options.timeout)
+
+    def key(self, text: bytes, target: Target) -> list[bytes]:
+        """The ptxas that it takes, and how it is called. Raises MissingError where none knows the module."""
+        tool = self._tools.choose(find_version(text), target)
+        return [tool.identity.encode(), " ".join([str(target), *_arguments(self._options)]).encode()]
+
+    def make(self, text: bytes, name: str, target: Target) -> Made:
+        """Assembles a module. Raises Faults where ptxas refuses it, GptError where it fails."""
+        tool = self._tools.choose(find_version(text), target)
+        done = self._runner.assemble(tool, text, name, target, self._options)
+        return Made(done.cubin, _resources(done), done.warnings)
+
+    def stop(self) -> None:
+        """Ends what runs, and assembles nothing more."""
+        self._runner.stop()
 
 
 class Runner:
@@ -105,7 +78,7 @@ class Runner:
         """
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, MODULE).write_bytes(text)
-            command = [tool.path, "-v", f"-arch={target}", *options.arguments(), MODULE, "-o", "module.cubin"]
+            command = [tool.path, "-v", f"-arch={target}", *_arguments(options), MODULE, "-o", "module.cubin"]
             try:
                 status, output = self._run(command, folder)
             except TimeoutError:
@@ -116,15 +89,15 @@ class Runner:
         if status < 0:
             raise GptError(f"{tool.name} crashes on it, for {target}: {_signal_name(-status)}", name)
         if status:
-            raise _faults(output, text, name, target) or GptError(
-                f"{tool.name} fails on it, for {target}: status {status}, {_shorten(output)}", name
+            raise find_faults(output, text, name, target) or GptError(
+                f"{tool.name} fails on it, for {target}: status {status}, {shorten(output)}", name
             )
         try:
             read_needs(cubin)
         except MalformedError as error:
             raise GptError(f"{tool.name} says that it succeeded, and wrote no cubin: {error.fact}", name) from None
         reports = read_reports(output, options.relocatable)
-        return Assembled(cubin, reports, _messages(output, text, name, target, (b"warning", b"info")))
+        return Assembled(cubin, reports, find_messages(output, text, name, target, (b"warning", b"info")))
 
     def stop(self) -> None:
         """Kills what runs; nothing more is started."""
@@ -200,81 +173,23 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
-    """What `-v` says of each entry. What is not understood is left out.
+def _arguments(options: Options) -> list[str]:
+    found = [] if options.level is None else [f"-O{options.level}"]
+    found += [] if options.registers is None else [f"--maxrregcount={options.registers}"]
+    return found + ["-c"] * options.relocatable + ["-lineinfo"] * options.line_info
 
-    Each entry has its own copy of the device functions that it calls, which are told of after it: what they spill
-    is counted with it. In relocatable code they stand for themselves, and before the entries.
+
+def _resources(done: Assembled) -> dict[str, dict[str, int]]:
+    """What each kernel needs.
+
+    The cubin says how many registers, how much stack with all that is called, and which constant banks; only
+    ptxas says what was spilled, and how much shared memory the kernel declares itself.
     """
-    reports: dict[str, Report] = {}
-    entry = name = ""
-    found = sorted([*_LINE.finditer(output), *_FRAME.finditer(output)], key=lambda match: match.start())
-    for match in found:
-        own = reports.get(entry, _NOTHING)
-        if match.re is _FRAME:
-            frame, stores, loads = map(int, match.groups())
-            if name and name == entry:
-                reports[entry] = replace(own, frame=frame, spills=own.spills + stores + loads)
-            elif entry in reports and not relocatable:
-                reports[entry] = replace(own, spills=own.spills + stores + loads)
-            name = ""
-            continue
-        text = match[4].decode("utf-8", "surrogateescape")
-        if begun := _ENTRY.match(text):
-            entry = begun[1]
-        elif begun := _PROPERTIES.match(text):
-            name = begun[1]
-        elif (used := _USED.match(text)) and entry in reports:
-            shared = _SHARED.search(text)
-            size = sum(int(part or 0) for part in shared.groups()) if shared else 0
-            reports[entry] = replace(own, registers=int(used[1]), shared=size)
-    return reports
-
-
-def _faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    found = _messages(output, text, name, target, (b"error", b"fatal"))
-    return Faults(found) if found else None
-
-
-def _messages(
-    output: bytes, text: bytes, name: str, target: Target, levels: tuple[bytes, ...]
-) -> list[tuple[str, str]]:
-    """The first messages of these levels, each once, with where they belong: in a probe's file if it is a probe's.
-
-    An `info` counts where it is a note on performance; the others are the report. Of no use is that there were
-    errors, after these.
-    """
-    found: dict[tuple[str, str], None] = {}
-    lines: list[bytes] | None = None
-    more = 0
-    for file, number, level, fact in _LINE.findall(output):
-        if level not in levels or fact.startswith(_ABORTED) or (level == b"info" and not fact.startswith(_NOTE)):
-            continue
-        if len(found) == MAX_LINES:
-            more += 1
-            continue
-        if number and file != MODULE.encode():  # a `#line` of the module says so
-            found[f"{name}: {_shorten(file)}:{number.decode()}", _shorten(fact)] = None
-        elif number:
-            lines = text.split(b"\n") if lines is None else lines
-            found[_place(lines, int(number[:18]), name), _shorten(fact)] = None
-        else:
-            advice = " (-c makes relocatable code)" if fact.startswith(_EXTERN) and level != b"warning" else ""
-            found[name, f"for {target}: {_shorten(fact)}{advice}"] = None
-    if more:
-        found[name, f"for {target}: {more} more of these"] = None
-    return list(found)
-
-
-def _place(lines: list[bytes], number: int, name: str) -> str:
-    """Where a line comes from: a probe's file, or the module."""
-    origin = _ORIGIN.search(lines[number - 1]) if 0 < number <= len(lines) else None
-    if origin:
-        return f"{origin[1].decode('unicode_escape', 'replace')}:{int(origin[2])}"
-    return f"{name}:{number}"
-
-
-def _shorten(text: bytes) -> str:
-    """The first line of something, not too long."""
-    line = text.strip().partition(b"\n")[0].decode(errors="replace").strip()
-    return (line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "...") or "no message"
+    found: dict[str, dict[str, int]] = {}
+    for name, needs in read_needs(done.cubin).items():
+        values = asdict(needs)
+        if report := done.reports.get(name):
+            values |= {"spills": report.spills, "stack": max(values["stack"], report.frame)}
+            values |= {} if report.shared is None else {"shared": report.shared}
+        found[name] = values
+    return found

@@ -13,6 +13,11 @@ _VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
 class Target(Arch):
     """A compute capability to assemble for."""
 
+    @property
+    def family(self) -> str:
+        """Which back end it is for: what its name begins with."""
+        return str(self).partition("_")[0]
+
     def for_source(self, source: Target | None) -> Target:
         """What PTX for `source` is assembled for where this one is asked for: `sm_90a` runs on what `sm_90` names."""
         return source if source and source.suffix == "a" and self == source._replace(suffix="") else self

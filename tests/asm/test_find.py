@@ -171,7 +171,8 @@ def test_what_can_be_assembled_for_what(source, fits, others):
 
 
 def test_ptxas_agrees_on_what_can_be_assembled_for_what(tmp_path):
-    from gpt.asm.ptxas import Options, Runner
+    from gpt.asm.backend import Options
+    from gpt.asm.ptxas import Runner
 
     tool = find.Tools(None).choose((9, 0), SM_90)
     names = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_100f", "sm_100a", "sm_103", "sm_103a", "sm_110f", "sm_120a"]

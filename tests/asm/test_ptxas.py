@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.asm import ptxas as subject
+from gpt.asm import ptxas, reports
+from gpt.asm.backend import Faults, Options
 from gpt.asm.find import Tools
-from gpt.asm.ptxas import Faults, Options, Report, Runner, read_reports
+from gpt.asm.ptxas import Runner
+from gpt.asm.reports import Report, read_reports
 from gpt.asm.targets import Target
 from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
@@ -148,14 +150,14 @@ def test_a_module_may_say_where_its_lines_come_from(tool):
 def test_any_name_of_a_probe_file_comes_back(name, line):
     lines = [b"first", marked("add;", name, line).encode("ascii"), b"//@ x", b"; //@ :4", b"//@ a:b"]
     assert lines[1].count(b"\n") == 1
-    assert subject._place(lines, 2, "m") == f"{name}:{line}"
-    assert [subject._place(lines, n, "m") for n in (0, 1, 3, 4, 5, 6)] == [f"m:{n}" for n in (0, 1, 3, 4, 5, 6)]
+    assert reports._place(lines, 2, "m") == f"{name}:{line}"
+    assert [reports._place(lines, n, "m") for n in (0, 1, 3, 4, 5, 6)] == [f"m:{n}" for n in (0, 1, 3, 4, 5, 6)]
 
 
 def test_megabytes_of_faults_are_a_few_lines(tool):
     text = HEAD + ".visible .entry k() {\n" + "".join(f"bogus{n};\n" for n in range(20000)) + "}\n"
     found = faults(tool, text)
-    assert len(found) == subject.MAX_LINES + 1
+    assert len(found) == reports.MAX_LINES + 1
     assert found[0] == ("m:5", "Not a name of any known instruction: 'bogus0'")
     assert found[-1] == ("m", "for sm_90: 19995 more of these")
 
@@ -218,7 +220,7 @@ def test_failing_without_a_word_of_sense(bad, does, fact):
 
 
 def test_output_without_end_is_cut_off(bad, monkeypatch):
-    monkeypatch.setattr(subject, "MAX_OUTPUT", 1 << 16)
+    monkeypatch.setattr(ptxas, "MAX_OUTPUT", 1 << 16)
     begin = time.monotonic()
     with pytest.raises(Faults) as found:
         bad("yes 'ptxas module.ptx, line 1; error   : odd' | head -c 20000000; exit 1")
@@ -244,7 +246,7 @@ def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does
         monkeypatch.context() as patched,
         pytest.raises(GptError, match=r"m: ptxas 13\.0\.1 took over 0\.5 s|wrote no cubin"),
     ):
-        patched.setattr(subject.subprocess, "Popen", Noted)
+        patched.setattr(ptxas.subprocess, "Popen", Noted)
         bad(does, timeout=0.5)
     assert time.monotonic() - begin < 20
     assert groups and not any(alive(group) for group in groups)
@@ -286,7 +288,7 @@ def test_stop_ends_what_runs_and_nothing_is_left(bad, tmp_path, monkeypatch):
 
 
 def test_signals_have_names():
-    assert subject._signal_name(signal.SIGABRT) == "SIGABRT" and subject._signal_name(63) == "signal 63"
+    assert ptxas._signal_name(signal.SIGABRT) == "SIGABRT" and ptxas._signal_name(63) == "signal 63"
 
 
 # What -v says

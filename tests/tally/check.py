@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt.asm.assembler import Assembler, Code
+from gpt.asm.backend import Options
 from gpt.asm.cache import Cache
-from gpt.asm.ptxas import Options
 from gpt.asm.targets import Target, find_target
 from gpt.errors import GptError, MalformedError
 from gpt.formats import ptxtext
@@ -54,7 +54,7 @@ def probes() -> dict[str, Any]:
 def assembler(relocatable: bool) -> Assembler:
     """The ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
     os.environ["GPT_PTXAS"] = str(cuda.tool("ptxas"))
-    return Assembler(None, Cache(None), Options(relocatable=relocatable), TIMEOUT)
+    return Assembler([Target(9, 0, "")], Options(relocatable=relocatable, timeout=TIMEOUT), Cache(None))
 
 
 def device_of(text: bytes) -> Target:
@@ -119,7 +119,7 @@ def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, Co
         after = assemble(printed, name, relocatable)
     except GptError as error:
         return f"differs: {error.fact}", relocatable, before
-    same = after.cubin == before.cubin or code_of(after.cubin) == code_of(before.cubin)
+    same = after.image == before.image or code_of(after.image) == code_of(before.image)
     return "ok" if same else "differs", relocatable, before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt.errors import MalformedError, MissingError
+from gpt.errors import MalformedError, MissingError, UsageError
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.toml import parse_toml
 
@@ -43,3 +43,13 @@ def load_probes(path: Path) -> ProbeFile:
 
         return compile_python(source, str(path))
     return parse_toml(source, str(path))
+
+
+def load_all(probes: list[str]) -> list[ProbeFile]:
+    """The probe files that are meant, each once. Raises UsageError where records would give two of them one name."""
+    paths: dict[str, Path] = {}
+    for path in map(find_probe, probes):
+        if not path.samefile(paths.setdefault(path.stem, path)):
+            first = f"'{paths[path.stem]}' and '{path}'"
+            raise UsageError(f"{first} are both '{path.stem}', as records name their probes: rename one")
+    return list(map(load_probes, paths.values()))

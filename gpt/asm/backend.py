@@ -1,0 +1,76 @@
+"""What a back end is: it makes code of PTX for the targets of a family. backends.py names those there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgpack
+
+from gpt.asm.targets import Target
+from gpt.errors import MalformedError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for beside the targets; a back end passes on what its tool has an option for."""
+
+    level: int | None = None
+    registers: int | None = None
+    relocatable: bool = False
+    line_info: bool = False
+    tool: str | None = None  # a path, in place of the tool that would be found
+    timeout: float = 600  # seconds for a module
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a module: `image` is what is loaded.
+
+    `kernels` gives for each kernel what it needs, under the names that the record `kernel` has for it; what nobody
+    said is not in it. `warnings` are (location, text).
+    """
+
+    image: bytes
+    kernels: dict[str, dict[str, int]]
+    warnings: list[tuple[str, str]]
+
+    def pack(self, name: str) -> bytes:
+        """As it is kept. Of warnings the module's name is left out: other modules may have the same text."""
+        warnings = [(where.removeprefix(name), where.startswith(name), fact) for where, fact in self.warnings]
+        data: bytes = msgpack.packb([self.image, self.kernels, warnings], unicode_errors="surrogateescape")
+        return data
+
+    @classmethod
+    def unpack(cls, data: bytes, name: str) -> Made | None:
+        """What was kept, for a module of this name; None where it is not what `pack` makes."""
+        try:
+            image, kernels, warnings = msgpack.unpackb(data, unicode_errors="surrogateescape")
+            told = [(name + where if own else where, fact) for where, own, fact in warnings]
+            return cls(image, {kernel: dict(needs) for kernel, needs in kernels.items()}, told)
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+            return None
+
+
+class Faults(MalformedError):
+    """What a back end has against a module: several faults, as (location, text)."""
+
+    def __init__(self, found: list[tuple[str, str]]) -> None:
+        super().__init__(found[0][1], found[0][0])
+        self.found = found
+
+
+class Backend(Protocol):
+    """Makes code, from several threads at once."""
+
+    def key(self, text: bytes, target: Target) -> list[bytes]:
+        """What decides, beside the text, what `make` makes of it. Raises GptError where it takes no such module."""
+
+    def make(self, text: bytes, name: str, target: Target) -> Made:
+        """Makes code of a module, which messages call `name`.
+
+        Raises Faults where the text is refused, GptError where the tool fails.
+        """
+
+    def stop(self) -> None:
+        """Ends what runs; nothing more is made."""

@@ -1,0 +1,115 @@
+"""From the modules of a stream to what was made of them, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpt import cli, records
+from gpt.asm.assembler import Assembler, Code
+from gpt.asm.backend import Faults
+from gpt.asm.backlog import Backlog
+from gpt.asm.images import iter_images, save
+from gpt.errors import GptError, MalformedError, MissingError
+
+MAX_WARNINGS = 3  # of one module that are told
+
+Records = Iterator[dict[str, Any]]
+
+
+class Assembly:
+    """One run: hands the modules of a stream to the assembler, and makes records of what comes back."""
+
+    def __init__(
+        self,
+        stage: cli.Stage,
+        assembler: Assembler,
+        backlog: Backlog[Code, dict[str, Any]],
+        compare: bool,
+        fatbin: Any,
+        save: Path | None,
+    ) -> None:
+        self._stage = stage
+        self._assembler = assembler
+        self._backlog = backlog
+        self._compare = compare
+        self._fatbin = fatbin
+        self._save = save
+        self._saved: set[Path] = set()
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, and after a `ptx` what was made of it, when it and all before it is done."""
+        size = len(getattr(record, "raw", b""))
+        if record["kind"] != "ptx":
+            yield from self._backlog.add([], lambda _: [record], size)
+            return
+        if fault := records.check(record):
+            diag = self._stage.error(MalformedError(fault, str(record.get("module", ""))))
+            yield from self._backlog.add([], lambda _: [record, diag], size)
+            return
+        texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
+        targets = self._assembler.targets(record["data"])
+        jobs = [
+            partial(self._assembler.assemble, text, record["module"], target) for text in texts for target in targets
+        ]
+        yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
+
+    def _finish(self, record: dict[str, Any], count: int, futures: list[Future[Code]]) -> Records:
+        """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""
+        yield record
+        told: set[tuple[str, str]] = set()
+        done = []
+        for number, future in enumerate(futures[:count]):
+            try:
+                code = future.result()
+            except (GptError, OSError) as error:
+                yield from self._tell(error, record, told)
+                continue
+            yield from self._warn(code.warnings, record, told)
+            before = {}
+            if futures[count:]:
+                try:
+                    before = futures[count + number].result().kernels
+                except (GptError, OSError) as error:
+                    text = f"cannot be assembled without probes: {error}"
+                    yield from self._warn([(record["module"], text)], record, told)
+            done.append((code, before))
+        try:
+            whole = len(done) == count or not self._fatbin
+            for image in iter_images(record, [code for code, _ in done], self._fatbin) if whole else ():
+                if self._save:
+                    path = save(self._save, image)
+                    if path in self._saved:
+                        yield self._stage.warn(str(path), "is the second of its name, and took the place of the first")
+                    self._saved.add(path)
+                yield image
+        except (GptError, OSError) as error:
+            yield from self._tell(error, record, told)
+            return
+        for code, before in done:
+            for name, needs in code.kernels.items():
+                without = {f"{key}_before": value for key, value in before.get(name, {}).items()}
+                yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
+
+    def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
+        """A `diag` for each fault of a module that was not told yet."""
+        ref = record["module"]
+        if isinstance(error, OSError):
+            error = GptError.of(error, error.filename or ref)
+        if isinstance(error, Faults):
+            faults: list[GptError] = [MalformedError(fact, where) for where, fact in error.found]
+        else:
+            faults = [type(error)(error.fact, error.where or ref)]
+        for fault in faults:
+            if (fault.where, fault.fact) not in told:
+                told.add((fault.where, fault.fact))
+                yield self._stage.error(fault, ref=ref, once=isinstance(error, MissingError))
+
+    def _warn(self, found: list[tuple[str, str]], record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
+        for where, fact in found[:MAX_WARNINGS]:
+            if (where, fact) not in told:
+                told.add((where, fact))
+                yield self._stage.warn(where, fact, ref=record["module"])

@@ -1,0 +1,197 @@
+"""From the modules of a stream to woven ones: a module for each kernel with probes, one for the kernels without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt import cli, records
+from gpt.errors import GptError, MalformedError
+from gpt.probe.model import ProbeFile
+from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
+from gpt.ptx.prune import prune, pruned
+from gpt.ptx.scan import Module, scan_module
+
+NAMED = 3  # kernels that a message lists
+
+Records = Iterator[dict[str, Any]]
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """A record with other values, its keys in canonical order and those that nobody knows behind."""
+    declared = records.KINDS[record["kind"]]
+    made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
+    return made | {key: value for key, value in record.items() if key not in declared}
+
+
+class Weaving:
+    """One run: each `ptx` record becomes one for each of its kernels."""
+
+    def __init__(
+        self,
+        stage: cli.Stage,
+        files: list[ProbeFile],
+        keep: list[str],
+        drop: list[str],
+        verified: bool,
+        count: bool,
+        relocatable: bool,
+    ) -> None:
+        self._stage = stage
+        self._files = files
+        self._keep, self._drop = keep, drop
+        self._verified = verified
+        self._count = count
+        self._relocatable = relocatable
+        self._modules = self._maps = 0  # ids that were given
+        self._seen = self._kernels = 0  # modules and kernels of the segment
+        self._names: list[str] = []  # kernels that are not wanted, some
+        self._wanted = self._woven = False  # whether any kernel so far was
+        self._refused = False  # whether one was left alone in which something may have matched
+        self._matched: Counter[tuple[str, str]] = Counter()
+        self._told: set[str] = set()
+        self._faults: set[str] = set()  # why kernels are left alone that an error was told of
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, or what takes the place of a module."""
+        if record["kind"] == "end":
+            yield from self._report()
+        if record["kind"] == "ptx":
+            yield from self._module(record)
+        else:
+            yield record
+
+    def _module(self, record: dict[str, Any]) -> Records:
+        name = str(record.get("module", ""))
+        fault = records.check(record)
+        try:
+            if fault:
+                raise MalformedError(fault, name)
+            module = scan_module(record["data"], name)
+        except GptError as error:
+            yield record if fault else self._numbered(record)
+            yield self._stage.error(error, ref=name)
+            return
+        self._seen += 1
+        left: dict[str, str] = {}
+        self._names += [item.name for item in module.entries if not self._wants(item.name)][: NAMED - len(self._names)]
+        for kernel in [item.name for item in module.entries if self._wants(item.name)]:
+            self._kernels += 1
+            self._wanted = True
+            yield from self._kernel(record, module, kernel, left)
+        if left or not (module.entries or self._keep):
+            yield from self._pass(record, module, left)
+
+    def _wants(self, name: str) -> bool:
+        kept = not self._keep or any(part in name for part in self._keep)
+        return kept and not any(part in name for part in self._drop)
+
+    def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
+        """A kernel with its probes; in `left`, why it has none."""
+        try:
+            original = pruned(module, [kernel])
+            woven = weave(original, kernel, self._files, count=self._count, relocatable=self._relocatable)
+        except LeftAlone as error:
+            left[kernel] = error.fact
+            self._refused |= error.fact != NO_PLACE
+            return
+        except GptError as error:
+            left[kernel] = error.fact
+            self._refused = True
+            self._faults.add(error.fact)
+            yield self._stage.error(error, ref=kernel)
+            return
+        for fact in woven.misfits:
+            yield from self._tell(f"{fact}; left alone there", kernel)
+        yield from self._records(record, original.text.encode("latin-1"), woven)
+
+    def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
+        self._woven = True
+        for site in woven.sites:
+            self._matched[site.probe, site.position] += site.matched
+        first, self._maps = self._maps, self._maps + len(woven.maps)
+        if len(woven.data) + len(original) > records.MAX_RECORD - (1 << 20):
+            original = b""
+        ptx = self._numbered(record, kernels=[woven.kernel], data=woven.data, original=original or None)
+        yield ptx
+        for id_, placed in enumerate(woven.maps, first):
+            yield records.make(
+                "map",
+                id=id_,
+                name=placed.map.name,
+                type=placed.type,
+                level=placed.map.level,
+                capacity=placed.capacity,
+                stride=placed.map.stride,
+                fields=placed.fields(),
+            )
+        yield records.make(
+            "kernel",
+            id=ptx["id"],
+            name=woven.kernel,
+            params=[{"offset": param.offset, "size": param.size} for param in woven.params],
+            added=[
+                {"offset": param.offset, "size": param.size, "map": first + place}
+                for place, param in enumerate(woven.added)
+            ],
+            maps=list(range(first, self._maps)),
+            sites=[site._asdict() for site in woven.sites if site.matched],
+            variables=[_present(variable._asdict()) for variable in woven.variables] or None,
+            table=woven.table,
+            verified=int(self._verified),
+        )
+
+    def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
+        """The kernels that no probe went into, as they are."""
+        names = list(left)
+        everything = len(names) == len(module.entries)
+        ptx = self._numbered(record, kernels=names, data=record["data"] if everything else prune(module, names))
+        yield ptx
+        for name, reason in left.items():
+            yield records.make("kernel", id=ptx["id"], name=name, reason=reason)
+        for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
+            kernels = [name for name, why in left.items() if why == reason]
+            more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
+            yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
+
+    def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
+        """A module under the next number: several may come from one."""
+        number, self._modules = self._modules, self._modules + 1
+        return _with(record, id=number, **values)
+
+    def _tell(self, fact: str, where: str) -> Records:
+        """A warning, once."""
+        if f"{where}: {fact}" not in self._told:
+            self._told.add(f"{where}: {fact}")
+            yield self._stage.warn(where, fact)
+
+    def _report(self) -> Records:
+        """What matched nothing in the segment."""
+        if not self._seen:
+            return
+        if not self._kernels:
+            if self._names and not self._wanted:
+                there = ", ".join(self._names)
+                yield self._stage.error(GptError(f"--kernel and --filter leave no kernel: there are {there}"))
+            elif not self._names:
+                yield from self._tell("no kernel", "")
+            return
+        for file in self._files:
+            places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
+            places = [place for place in places if place[1] != "kernel"]
+            if places and not self._refused and not any(self._matched[place] for place in places):
+                where = ":".join(dict.fromkeys(position for _, position in places))
+                fact = f"matches nothing: '{where}'"
+                if self._woven:
+                    yield from self._tell(fact, file.path)
+                else:
+                    yield self._stage.error(GptError(fact, file.path))
+        self._matched.clear()
+        self._seen = self._kernels = 0
+        self._refused = False
