@@ -16,24 +16,22 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
 from gpt.errors import MalformedError
+from gpt.ptx import tokens
 
 MAX_NESTING = 32  # braces; compilers use a handful
 MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are the most ever seen
 
-_NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
-NAME = re.compile(rf"(?<![\w$%.]){_NAME}", re.ASCII)
-_MODIFIERS = r"(?:\s*+\.\w++(?:::\w++)*+)*+"
-_QUOTED = re.compile(
-    r'"[^"]*+("?+)|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(\*/|)'
-    r'|#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+',
-    re.ASCII,
-)
+NAME = re.compile(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
+_NAME, _WORD = tokens.NAME, tokens.WORD
+_MODIFIERS = rf"(?:\s*+{_WORD})*+"
+_TORN = {'"': "string", "/*": "comment"}
+_QUOTED = re.compile(rf'{tokens.STRING}|{tokens.COMMENT}|{tokens.LINE}|"|/\*', re.ASCII)
 
 
 def _block(inner: str) -> str:
@@ -47,9 +45,7 @@ _VALUE = r"\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+\}[^;{}]*+)*+\}[^;{}
 _TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
 _ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"
 _RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"
-_SPECIFIER = (
-    rf"\.(?!(?:entry|func|section|version|target|address_size|file|alias|pragma)\b)\w++(?:::\w++)*+{_ARGUMENT}\s*+"
-)
+_SPECIFIER = rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{_ARGUMENT}\s*+"
 
 # An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
 _ITEM = re.compile(
@@ -59,7 +55,7 @@ _ITEM = re.compile(
         (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
     | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
     | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
-        | file\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+) | @@DWARF[^\n]*+)
+        | file\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+) | {tokens.DWARF})
     | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
         (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
     | (?P<pragma> \.pragma\b (?:[^;{{}}]*+; | (?P<torn4>)))
@@ -70,18 +66,18 @@ _ITEM = re.compile(
     re.ASCII | re.VERBOSE,
 )
 _FILE = re.compile(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
-_TORN = [f"torn{number}" for number in range(1, 6)]
+_TORN_ITEM = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
-      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>[A-Za-z_]\w*+{_MODIFIERS})
+      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>{tokens.OPCODE}{_MODIFIERS})
         (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
     | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
-    | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>\.\w++) [^;{{}}]*+ ;
+    | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>{_WORD}) [^;{{}}]*+ ;
     | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
         (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
-    | (?P<file>\.file)\s++\d++\s*+"[^"]*+"(?:\s*+,\s*+\w++)*+
+    | (?P<file>\.file)\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+
     | (?P<dwarf>@@DWARF)[^\n]*+
-    | (?P<directive>\.\w++) {_TO_SEMICOLON}
+    | (?P<directive>{_WORD}) {_TO_SEMICOLON}
     | (?P<open>\{{)
     | (?P<close>\}})
     | (?P<bad>\S)
@@ -92,7 +88,7 @@ _GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
 _NEXT_NAME = re.compile(  # in what follows the first name of a declaration
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
-_WORD = re.compile(r"\.?[\w$%]++|\S", re.ASCII)
+_SHOWN = re.compile(r"\.?[\w$%]++|\S", re.ASCII)  # what a message or an item is named by
 
 
 class Item(NamedTuple):
@@ -226,23 +222,29 @@ class Module:
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
         """The error for a place where no statement or item can be, or where one has no end."""
-        word = _WORD.search(self.skeleton, offset)
-        return MalformedError(f"PTX: {fact} '{word[0] if word else 'end'}'", self.where(offset))
+        word = _SHOWN.search(self.skeleton, offset)
+        return self.fault(offset, f"{fact} '{word[0] if word else 'end'}'")
+
+    def fault(self, offset: int, fact: str) -> MalformedError:
+        """An error with its place."""
+        return MalformedError(f"PTX: {fact}", self.where(offset))
 
 
 def scan_module(data: bytes, name: str = "PTX") -> Module:
     """Cuts a module into its items. Raises MalformedError, with line and column, where something is none."""
-    text = data.rstrip(b"\0").decode("latin-1")
-    skeleton = blank(text, name)
-    module = Module(name, text, skeleton, ())
-    items = tuple(_items(module))
-    return Module(name, text, skeleton, items)
+    module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
+    return replace(module, items=tuple(_items(module)))
 
 
 def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
     """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
-    module = Module(name, text, blank(text, name), ())
+    module = unscanned(text, name)
     return module, module.cut(0, len(text))
+
+
+def unscanned(text: str, name: str = "PTX") -> Module:
+    """A text as a module without items. Raises MalformedError for a string or comment without end."""
+    return Module(name, text, blank(text, name), ())
 
 
 def find_name(skeleton: str, name: str, start: int, end: int) -> int:
@@ -253,14 +255,13 @@ def find_name(skeleton: str, name: str, start: int, end: int) -> int:
 def blank(text: str, name: str = "PTX") -> str:
     """The text with spaces in place of comments, `#line`s and what is in strings. Raises MalformedError."""
 
-    def replace(found: re.Match[str]) -> str:
+    def spaces(found: re.Match[str]) -> str:
         whole = found[0]
-        if (whole[0] == '"' and not found[1]) or (whole[:2] == "/*" and not found[2]):
-            what = "string" if whole[0] == '"' else "comment"
-            raise MalformedError(f"PTX: {what} without end", Module(name, text, "", ()).where(found.start()))
+        if whole in _TORN:
+            raise Module(name, text, "", ()).fault(found.start(), f"{_TORN[whole]} without end")
         return '"' + " " * (len(whole) - 2) + '"' if whole[0] == '"' else " " * len(whole)
 
-    return _QUOTED.sub(replace, text)
+    return _QUOTED.sub(spaces, text)
 
 
 def _items(module: Module) -> Iterator[Item]:
@@ -272,7 +273,7 @@ def _items(module: Module) -> Iterator[Item]:
         start, end = found.span(group)
         if count >= MAX_ITEMS:
             raise module.malformed(start, f"over {MAX_ITEMS} functions, variables and directives:")
-        if group == "bad" or any(found.start(torn) >= 0 for torn in _TORN):
+        if group == "bad" or any(found.start(torn) >= 0 for torn in _TORN_ITEM):
             raise module.malformed(start, "unexpected" if group == "bad" else "no end to")
         match group:
             case "function":
@@ -284,7 +285,7 @@ def _items(module: Module) -> Iterator[Item]:
             case "named":
                 yield Item("alias" if found["alias"] else "prototype", (found["subject"],), start, end)
             case _:
-                word = _WORD.match(skeleton, start)
+                word = _SHOWN.match(skeleton, start)
                 yield Item(word[0].lstrip(".") if word else "", (), start, end)
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpt.ptx import parse, scan
 from gpt.ptx.prune import prune
 from tests.packages import PACKAGES, fetch
-from tests.ptx.tokens import tokens
+from tests.ptx.tokens import assert_same_cuts, tokens
 from tests.stages.tools import extract
 
 PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
@@ -35,4 +35,5 @@ def test_every_module(name):
             assert entry.name in [item.name for item in scan.scan_module(prune(module, [entry.name])).entries]
         room -= len(data)
         if room > 0:
+            assert_same_cuts(module)
             assert tokens(str(parse.parse_module(data, record["module"]))) == tokens(module.text)

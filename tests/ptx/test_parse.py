@@ -12,7 +12,7 @@ from gpt.errors import MalformedError
 from gpt.ptx import parse, scan, tree
 from gpt.ptx.tree import Address, Expression, Group, Guard, Instruction, Name, Number, Prefixed, Vector
 from tests import cuda
-from tests.ptx.tokens import tokens
+from tests.ptx.tokens import assert_same_cuts, tokens
 
 SHAPES = Path(__file__).with_name("shapes.ptx")
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -121,6 +121,8 @@ def test_blanks_and_comments_mean_nothing(random):
     loose = "".join(token + random.choice(SEPARATORS) for token in tokens(text))
     assert parse.parse_module(loose.encode()) == parse.parse_module(text.encode())
     plain, spread = scan.scan_module(text.encode()), scan.scan_module(loose.encode())
+    assert_same_cuts(plain)
+    assert_same_cuts(spread)
     assert [item[:2] for item in spread.items] == [item[:2] for item in plain.items]
     for one_function, other in zip(plain.functions, spread.functions, strict=True):
         before, after = plain.statements(one_function), spread.statements(other)
@@ -200,7 +202,7 @@ TAKEN = [
     ".section.debug_str{L:.b8 1,2 .b8 3}",
     BODY.format("mov.u32%r1,1;ld.u32%r1,[%rd1];mov.b64{%r1,%r2},%rd1;@!%p bra L;L:"),
     BODY.format("mov .u32 %r1, %tid .x; @ ! %p mov\n.u32\n%r1\n,\n1\n; L : bra L;"),
-    BODY.format("mov.f32 %f1, .5; add.f32 %f1, %f2, -.25e2;"),
+    BODY.format("mov.f32 %f1, .5; add.f32 %f1, %f2, -.25e2; mov.f32 %f2, .5e-3;"),
     ".entry k() { .reg .b32 %r<0x4>, %s<010>, %t<0b11>, %u<4U>; ret; }",
     '#line 3 "a;b{.cu"\n.global .b32 x; # 4 "a.cu" 1 2\n' + BODY.format('mov.u32\n# 5 "a.cu"\n%r1, 1;'),
 ]
@@ -214,6 +216,8 @@ REFUSED = [
     BODY.format("mov.u32 %r1, %tid. x;"),
     BODY.format("mov.u32 % r1, 1;"),
     BODY.format("mov.u32 %r1, # 5\n1;"),
+    ".global .b32 x<5>=4;",
+    BODY.format(".loc 1 2 3, function_namefoo, inlined_at 1 2 3\n"),
     "#define X 1\n.global .b32 x;",
     '#line "a.cu"\n.global .b32 x;',
 ]

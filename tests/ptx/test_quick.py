@@ -1,13 +1,15 @@
-"""The quick way to read an instruction against the grammar."""
+"""The quick way to read instructions, declarations and parameters against the grammar."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import MalformedError
+from gpt.ptx import quick
 from gpt.ptx.parse import parse_head, parse_statements
-from gpt.ptx.quick import _params, _quick, parse_instruction, parse_params
+from gpt.ptx.quick import parse_declaration, parse_instruction, parse_params
 from gpt.ptx.scan import scan_module
+from gpt.ptx.tree import Declaration
 
 OPERANDS = st.sampled_from(
     ["%r1", "%tid.x", "tile", "$L_1", "_", "5", "-5", "-0", "0x1F", "0f3F800000", "0d0000000000000000", "017", "1.5",
@@ -22,6 +24,7 @@ GUARDS = st.sampled_from(["", "@%p1 ", "@!%p1 ", "@ %p1 ", "@!%p1\t", "@p "])
 SPACES = st.sampled_from(["", " ", "\n", " /* c */ "])
 
 
+@settings(deadline=None)  # the first one loads the grammar
 @given(GUARDS, HEADS, SPACES, st.lists(OPERANDS, max_size=4), SPACES)
 def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
     text = f"{guard}{head} {space}{f',{space}'.join(operands)}{end};"
@@ -34,9 +37,24 @@ def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
     assert [parse_instruction(text)] == expected
 
 
+@pytest.fixture
+def no_grammar(monkeypatch):
+    """What is read is read by hand."""
+    for name in ("parse_statements", "parse_head"):
+        monkeypatch.setattr(quick, name, None)
+
+
+@pytest.mark.usefixtures("no_grammar")
 def test_the_usual_is_quick():
-    for text in ("@!%p1 st.global.v2.u32 [%rd1+-8], {%r1, %r2};", "ret;", "fma.rn.f32 %f1, %f2, %f3, 0f3F800000;"):
-        assert _quick(text)
+    for text in (
+        "@!%p1 st.global.v2.u32 [%rd1+-8], {%r1, %r2};",
+        "ret;",
+        "fma.rn.f32 %f1, %f2, %f3, 0f3F800000;",
+        "call.uni (retval0), deep, (param0, param1);",
+    ):
+        assert str(parse_instruction(text)) == text
+    for text in (".reg .b32 %r<9>;", ".reg .pred %p, %q;", ".visible .global .align 4 .b8 a[2][] = 0;"):
+        assert str(parse_declaration(text)) == text
 
 
 PARAMS = st.sampled_from(
@@ -59,6 +77,27 @@ def test_parameters_are_what_the_grammar_says(start, params, tail, declared):
     assert parse_params(module, module.items[1]) == expected
 
 
+@pytest.mark.usefixtures("no_grammar")
 def test_the_usual_parameters_are_quick():
     text = ".param .u64 a,\n.param .align 8 .b8 b[24],\n.param .u64 .ptr .global .align 16 c"
-    assert [str(parameter) for parameter in _params(text)] == text.split(",\n")
+    module = scan_module(f".version 8.0\n.visible .entry k({text}) .maxntid 256, 1, 1 {{ ret; }}".encode())
+    assert [str(parameter) for parameter in parse_params(module, module.items[1])] == text.split(",\n")
+
+
+WORDS = st.sampled_from([".global", ".align 8", ".b8", ".reg", ".u32", ".attribute(.managed)", ".const[2]", ".5", ""])
+DECLARATORS = st.sampled_from(
+    ["a", "%r<9>", "%r<0x4>", "b[4]", "c[2][]", "d[WARP_SZ]", "e[4+4]", "f = 5", "g[2] = {1, 2}", "h = -1", "i<2", "5"]
+)  # fmt: skip
+
+
+@given(st.lists(WORDS, max_size=4), st.lists(DECLARATORS, max_size=3), SPACES)
+def test_declarations_are_what_the_grammar_says(words, declarators, space):
+    text = f"{' '.join(words)} {f',{space}'.join(declarators)}{space};"
+    try:
+        expected = parse_statements(text)
+    except MalformedError:
+        with pytest.raises(MalformedError):
+            parse_declaration(text)
+        return
+    if isinstance(expected[0], Declaration):
+        assert [parse_declaration(text)] == expected

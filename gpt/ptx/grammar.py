@@ -1,0 +1,178 @@
+"""The grammar of grammar.lark as lark takes it: the lexer, which cuts with TOKEN, and what becomes of each rule.
+
+Loading lark takes long: parse.py imports this when something is parsed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from lark import Token
+from lark.common import LexerConf
+from lark.lexer import Lexer
+
+from gpt.ptx import tree
+from gpt.ptx.scan import Module
+from gpt.ptx.tokens import TOKEN
+
+MAX_NESTING = 64  # brackets of any kind; what walks the tree may recurse
+_UNARY = ("-", "+", "!", "~")
+_BINARY = ("<<", ">>", "<=", ">=", "==", "!=", "&&", "||", *"-+*/%<>&|^?:")
+_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, but for those that a text has
+    "OPCODE": ["OPCODE", "NAME"],
+    "DECIMAL": ["WORD", "FRACTION"],
+    "MARK": [],
+}
+
+
+class Piece(NamedTuple):
+    """What is parsed: a module from one offset to another."""
+
+    module: Module
+    start: int
+    end: int
+
+
+class Tokens(Lexer):
+    """The tokens of a Piece, as the scanner has them, typed for the grammar: a text that may be several terminals is
+    the first of them that can follow. Raises MalformedError.
+    """
+
+    __future_interface__ = 2  # lex gets the state of the parser
+
+    def __init__(self, conf: LexerConf) -> None:
+        terminals: defaultdict[str, list[str]] = defaultdict(list)  # by text
+        for terminal in conf.terminals:
+            terminals[terminal.pattern.value].append(terminal.name)
+        for name, texts in ("UNARY", _UNARY), ("OP", _BINARY):
+            for text in texts:
+                terminals[text].append(name)
+        for text, names in terminals.items():
+            names += _MEANT[_kind(text)]
+        self._terminals = dict(terminals)
+
+    def lex(self, lexer_state: Any, parser_state: Any) -> Iterator[Token]:
+        """The tokens of `lexer_state.text`, a Piece."""
+        module, start, end = lexer_state.text
+        states, stack, text = parser_state.parse_conf.states, parser_state.state_stack, module.text
+        depth = 0
+        for found in TOKEN.finditer(module.skeleton, start, end):
+            kind = found.lastgroup
+            if kind is None:  # blanks at the end
+                return
+            at = found.start(kind)
+            value = text[at : found.end()]  # in the skeleton strings are blank
+            if kind == "MARK":
+                depth += (value in "([{") - (value in ")]}")
+                if depth > MAX_NESTING:
+                    raise module.fault(at, f"brackets nested more than {MAX_NESTING} deep")
+            elif kind == "BAD":
+                raise module.fault(at, f"unexpected {value!r}")
+            names = self._terminals.get(value) or _MEANT[kind]
+            expected = states[stack[-1]]
+            for name in names:
+                if name in expected:
+                    break
+            else:
+                name = names[0]
+            yield Token(name, value, at)
+
+
+def _kind(text: str) -> str:
+    found = TOKEN.match(text)
+    assert found and found.lastgroup
+    return found.lastgroup
+
+
+def _line(word: str, *rest: str) -> tree.Directive:
+    """A directive, from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
+    *texts, last = rest or ("",)
+    if last != ";":
+        texts.append(last)
+    text = "".join(text if text == "," else f" {text}" for text in texts).strip()
+    return tree.Directive(word, text, ";" if last == ";" else "")
+
+
+def _joined(*nodes: object) -> str:
+    """Tokens in a row: `(.unified(1, 2))`, `a+4`, `16`."""
+    return "".join(", " if node == "," else str(node) for node in nodes)
+
+
+def _function(
+    before: tuple[tree.Specifier, ...] | None,
+    kind: str,
+    more: tuple[tree.Specifier, ...] | None,
+    returns: tuple[tree.Parameter, ...] | None,
+    name: str,
+    params: tuple[tree.Parameter, ...] | None,
+    attributes: tuple[tree.Attribute | tree.Directive, ...],
+    body: tree.Scope | None = None,
+) -> tree.Function:
+    return tree.Function(before or (), kind, more or (), returns, name, params, attributes, body)
+
+
+def _instruction(
+    guard: tree.Guard | None,
+    opcode: str,
+    modifiers: tuple[str, ...] | None,
+    operands: tuple[tree.Operand, ...] | None,
+) -> tree.Instruction:
+    return tree.Instruction(opcode, modifiers or (), operands or (), guard)
+
+
+def _row(*nodes: Any) -> tuple[Any, ...]:
+    return nodes
+
+
+RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its children, whose tokens are strings
+    "module": lambda *items: tree.Module(items),
+    "head": _line,
+    "section": lambda name, *lines: tree.Section(name, lines),
+    "data": _line,
+    "datum": _joined,
+    "function": _function,
+    "declared": _function,
+    "params": _row,
+    "param": lambda specifiers, declarator: tree.Parameter(specifiers or (), declarator),
+    "attributes": _row,
+    "attribute": lambda word, *values: tree.Attribute(word, values),
+    "quantity": lambda *tokens: " ".join(tokens),
+    "statements": lambda *statements: list(statements),
+    "label": tree.Label,
+    "scope": lambda *statements: tree.Scope(statements),
+    "pragma": _line,
+    "directive": _line,
+    "prototype": tree.Prototype,
+    "declaration": lambda specifiers, *declarators: tree.Declaration(specifiers, declarators),
+    "specifiers": _row,
+    "specifier": lambda word, *argument: tree.Specifier(word, _joined(*argument)),
+    "unified": lambda word, values: word + (str(tree.Group(values)) if values else ""),
+    "declarator": tree.Declarator,
+    "dimensions": _row,
+    "instruction": _instruction,
+    "guard": lambda negation, register: tree.Guard(register, bool(negation)),
+    "modifiers": _row,
+    "operands": _row,
+    "expression": lambda *nodes: tree.Expression(nodes[::2], nodes[1::2]),
+    "prefixed": lambda *nodes: tree.Prefixed(nodes[:-1], nodes[-1]),
+    "cast": _joined,
+    "string": lambda quoted: tree.String(quoted[1:-1]),
+    "apply": tree.Apply,
+    "index": lambda base, *indexes: tree.Index(base, indexes),
+    "name": lambda name, *parts: tree.Name(name, parts),
+    "number": tree.Number,
+    "group": lambda *items: tree.Group(items),
+    "vector": lambda *items: tree.Vector(items),
+    "address": lambda *items: tree.Address(items),
+    "setting": tree.Setting,
+}
+
+
+def _of_children(make: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    return lambda nodes: make(*[str(node) if type(node) is Token else node for node in nodes])
+
+
+BUILD = SimpleNamespace(**{rule: _of_children(make) for rule, make in RULES.items()})  # as lark takes it

@@ -1,0 +1,42 @@
+"""The tokens of PTX: the one table of their forms. The scanner's patterns are made of it, and all who read token by
+token, the grammar as well, cut with TOKEN.
+
+What ptxas takes decides: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. Patterns are for
+re.ASCII, and possessive: none goes back over what it has read.
+"""
+
+from __future__ import annotations
+
+import re
+
+COMMENT = r"//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/"
+LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
+NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
+OPCODE = r"[A-Za-z_]\w*+(?!\$)"  # or a name
+WORD = r"\.[\w$]++(?:::[\w$]++)*+"
+MODIFIERS = rf"(?:\s*+{WORD})*+"
+NUMBER = (
+    r"(?:0[fF][\dA-Fa-f]{8}|0[dD][\dA-Fa-f]{16}|0[xX][\dA-Fa-f]++U?+|0[bB][01]++U?+"
+    r"|\d++(?:\.\d*+)?+(?:[eE][-+]?+\d++)?+U?+)"
+)
+FRACTION = r"\.\d++[eE][-+]\d++(?![\w$])"
+DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one may stand
+STRING = r'"[^"]*+"'
+DWARF = r"@@DWARF[^\n]*+"
+MARK = r"<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^?:!~=@,;(){}\[\]]"
+
+_KINDS = {
+    "OPCODE": OPCODE,
+    "NAME": NAME,
+    "FRACTION": FRACTION,
+    "DECIMAL": DECIMAL,
+    "WORD": WORD,
+    "NUMBER": NUMBER,
+    "STRING": STRING,
+    "DWARF": DWARF,
+    "MARK": MARK,
+    "BAD": r"\S",
+}
+# Over a skeleton, in which comments are blank. The last group is the kind; there is none for blanks at the end.
+TOKEN = re.compile(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
+TEXT = re.compile("|".join(_KINDS.values()), re.ASCII)  # the same without kinds: what findall finds
