@@ -255,6 +255,10 @@ static struct rows *find_rows(const unsigned char *start, struct cursor body, ui
     return NULL;
 }
 
+static const unsigned char *row_at(const struct rows *rows, uint32_t row) {
+    return rows->at + (size_t)row * rows->stride;
+}
+
 static void begin_rows(struct bytes *bytes, const struct rows *rows, size_t size, bool *failed) {
     unsigned char room[8];
     struct gpt_buffer head = {room, room + sizeof(room), false};
@@ -263,42 +267,63 @@ static void begin_rows(struct bytes *bytes, const struct rows *rows, size_t size
         !output_put(bytes, rows->head, rows->head_size) || !output_put(bytes, room, (size_t)(head.at - room));
 }
 
-// Adds a record with those rows that may be passed on now, if there are any.
+enum { PICKED = 512 }; // rows of a record at most
+
+// Rows that are passed on together: their numbers, and what each counts now.
+struct picked {
+    uint32_t count, row[PICKED];
+    uint64_t counts[PICKED];
+};
+
+// Whether a call may be passed on: it has ended, or nothing more will be known of it.
+static bool is_call_ready(const struct rows *rows, uint32_t row, bool last) {
+    return !rows->passed[row] && (last || rows->at_once || load(row_at(rows, row), rows->duration));
+}
+
+// Whether a row may be passed on now, which it counts as from then on; of counts that is done once they are
+// written.
+static bool pick(struct rows *rows, uint32_t row, bool last, uint64_t *count) {
+    switch (rows->way) {
+    case CALLS:
+        return is_call_ready(rows, row, last) && (rows->passed[row] = 1);
+    case COUNTS:
+        return (*count = load(row_at(rows, row), rows->number)) != rows->passed[row];
+    default:
+        return last && !rows->passed[row]++;
+    }
+}
+
+// Picks rows from one on; returns where the next search begins.
+static uint32_t pick_rows(struct rows *rows, uint32_t row, bool last, struct picked *picked) {
+    for (picked->count = 0; row < rows->count && picked->count < PICKED; row++) {
+        if (rows->way == CALLS && !load(row_at(rows, row), rows->start))
+            return rows->count; // nor are those after it in use
+        if (pick(rows, row, last, &picked->counts[picked->count]))
+            picked->row[picked->count++] = row;
+    }
+    return row;
+}
+
+static void put_row(struct bytes *bytes, struct rows *rows, uint32_t row, uint64_t count, bool *failed) {
+    *failed |= !output_put(bytes, row_at(rows, row), rows->stride);
+    if (rows->way != COUNTS || *failed)
+        return;
+    uint64_t added = count - rows->passed[row];
+    memcpy(bytes->data + bytes->size - rows->stride + rows->number.offset, &added, rows->number.size);
+    rows->passed[row] = count;
+}
+
+// Adds records with those rows that may be passed on now, if there are any. Returns how many.
 static uint64_t take_rows(struct bytes *bytes, struct rows *rows, bool last, bool *failed) {
-    uint32_t found = 0, picked[512];
-    uint64_t records = 0, counts[512];
-    uint32_t row = rows->first;
-    while (row < rows->count) {
-        for (found = 0; row < rows->count && found < 512; row++) {
-            const unsigned char *at = rows->at + (size_t)row * rows->stride;
-            if (rows->way == CALLS) {
-                if (!load(at, rows->start)) {
-                    row = rows->count; // nor are those behind it in use
-                    break;
-                }
-                if (rows->passed[row] || (!last && !rows->at_once && !load(at, rows->duration)))
-                    continue;
-                rows->passed[row] = 1;
-            } else if (rows->way == COUNTS) {
-                counts[found] = load(at, rows->number);
-                if (counts[found] == rows->passed[row])
-                    continue;
-            } else if (!last || rows->passed[row]++)
-                continue;
-            picked[found++] = row;
-        }
-        if (!found)
+    uint64_t records = 0;
+    struct picked picked;
+    for (uint32_t row = rows->first; row < rows->count;) {
+        row = pick_rows(rows, row, last, &picked);
+        if (!picked.count)
             continue;
-        begin_rows(bytes, rows, (size_t)found * rows->stride, failed);
-        for (uint32_t i = 0; i < found && !*failed; i++) {
-            *failed |= !output_put(bytes, rows->at + (size_t)picked[i] * rows->stride, rows->stride);
-            if (rows->way == COUNTS && !*failed) {
-                uint64_t added = counts[i] - rows->passed[picked[i]];
-                memcpy(bytes->data + bytes->size - rows->stride + rows->number.offset, &added,
-                       rows->number.size);
-                rows->passed[picked[i]] = counts[i];
-            }
-        }
+        begin_rows(bytes, rows, (size_t)picked.count * rows->stride, failed);
+        for (uint32_t i = 0; i < picked.count && !*failed; i++)
+            put_row(bytes, rows, picked.row[i], picked.counts[i], failed);
         records++;
     }
     if (rows->way == CALLS)

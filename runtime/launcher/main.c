@@ -13,8 +13,6 @@
 #include "../say.h"
 #include "launcher.h"
 
-static const char *replacements; // the folder of --replace
-
 static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
     "                    [--save-modules DIR] [--device real|sim] [--replace DIR] [--]\n"
@@ -68,19 +66,17 @@ static void prepend(const char *name, const char *value, bool split_at_spaces) {
     free(all);
 }
 
-// Finds the library that replaces others, and makes the folder's name absolute.
-static void prepare_replacements(char auditor[PATH_MAX]) {
+// The absolute name of a folder.
+static const char *find_folder(const char *name) {
     struct stat status;
-    char *folder = realpath(replacements, NULL);
+    char *folder = realpath(name, NULL);
     if (!folder || stat(folder, &status))
-        fail(MISSING, replacements, "%s", strerror(errno));
+        fail(MISSING, name, "%s", strerror(errno));
     if (!S_ISDIR(status.st_mode))
-        fail(USAGE, replacements, "no folder");
+        fail(USAGE, name, "no folder");
     if (access(folder, R_OK | X_OK))
-        fail(MISSING, replacements, "%s", strerror(errno));
-    if (!find_runtime("libgptreplace.so", auditor))
-        fail(MISSING, auditor, "not found: run 'make runtime', or set GPT_RUNTIME");
-    replacements = folder;
+        fail(MISSING, name, "%s", strerror(errno));
+    return folder;
 }
 
 // A misspelt type would record nothing, and say nothing. Functions may be new, so that their names are not
@@ -106,7 +102,14 @@ static void check_calls(const char *calls) {
     }
 }
 
-static int run(int argc, char **argv) {
+// What the command line asks for.
+struct request {
+    const char *output, *calls, *device, *modules, *replacements;
+    bool force, gpu_time, ioctls, simulated;
+    char **command; // and its arguments
+};
+
+static void read_options(struct request *request, int argc, char **argv) {
     static const struct option options[] = {
         {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
         {"calls", required_argument, NULL, 'c'},  {"gpu-time", no_argument, NULL, 'g'},
@@ -114,93 +117,111 @@ static int run(int argc, char **argv) {
         {"device", required_argument, NULL, 'd'}, {"replace", required_argument, NULL, 'r'},
         {"help", no_argument, NULL, 'h'},         {0},
     };
-    const char *output = "trace.mp", *calls = NULL, *device = "real", *modules = NULL;
-    bool force = false, gpu_time = false, ioctls = false;
     for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
-            output = optarg;
+            request->output = optarg;
             break;
         case 'f':
-            force = true;
+            request->force = true;
             break;
         case 'c':
-            calls = optarg;
+            request->calls = optarg;
             break;
         case 'd':
-            device = optarg;
+            request->device = optarg;
             break;
         case 's':
-            modules = optarg;
+            request->modules = optarg;
             break;
         case 'i':
-            ioctls = true;
+            request->ioctls = true;
             break;
         case 'r':
-            replacements = optarg;
+            request->replacements = optarg;
             break;
         case 'g':
-            gpu_time = true;
+            request->gpu_time = true;
             break;
         case 'h':
             fputs(HELP, stdout);
-            return 0;
+            exit(0);
         case ':':
             fail(USAGE, argv[optind - 1], "needs a value");
         default:
             fail(USAGE, argv[optind - 1], "no such option; see gpt-hook --help");
         }
-    if (optind == argc)
+    request->command = argv + optind;
+}
+
+// What makes no sense ends here, before anything is written.
+static void check_request(struct request *request) {
+    const char *output = request->output;
+    if (!*request->command)
         fail(USAGE, "run", "no command; see gpt-hook --help");
     if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
         fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
-    if (!calls) // queries ask the kernel too, and are to be the parents of what they ask
-        calls = ioctls ? "all" : "all,-query";
-    if (!*calls)
+    if (!request->calls) // queries ask the kernel too, and are to be the parents of what they ask
+        request->calls = request->ioctls ? "all" : "all,-query";
+    if (!*request->calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
-    check_calls(calls);
-    bool simulated = !strcmp(device, "sim");
-    if (!simulated && strcmp(device, "real"))
-        fail(USAGE, "--device", "'%s' is neither real nor sim", device);
+    check_calls(request->calls);
+    request->simulated = !strcmp(request->device, "sim");
+    if (!request->simulated && strcmp(request->device, "real"))
+        fail(USAGE, "--device", "'%s' is neither real nor sim", request->device);
+}
 
-    char library[PATH_MAX], driver[PATH_MAX], path[PATH_MAX], auditor[PATH_MAX];
-    if (!find_runtime("libgpthook.so", library))
-        fail(MISSING, library, "not found: run 'make runtime', or set GPT_RUNTIME");
-    if (simulated && !find_runtime("sim/libcuda.so.1", driver))
-        fail(MISSING, driver, "not found: run 'make runtime', or set GPT_RUNTIME");
-    if (replacements)
-        prepare_replacements(auditor);
-    find_command(argv[optind], path);
-    check_command(path, replacements);
-    begin_trace(output, force, argv + optind);
-    setenv("GPT_HOOK_CALLS", calls, 1);
-    unsetenv("GPT_HOOK_MODULES");
-    if (modules)
-        save_modules(modules);
-    unsetenv("GPT_HOOK_IOCTL");
-    if (ioctls)
-        setenv("GPT_HOOK_IOCTL", "1", 1);
-    if (gpu_time)
-        setenv("GPT_HOOK_GPU_TIME", "1", 1);
+static void need_runtime(const char *name, char path[PATH_MAX]) {
+    if (!find_runtime(name, path))
+        fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
+}
+
+// A variable of the hook's: nothing of an outer gpt-hook is left in it.
+static void set(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
     else
-        unsetenv("GPT_HOOK_GPU_TIME");
+        unsetenv(name);
+}
+
+static int run(int argc, char **argv) {
+    struct request request = {.output = "trace.mp", .device = "real"};
+    read_options(&request, argc, argv);
+    check_request(&request);
+
+    char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX];
+    need_runtime("libgpthook.so", library);
+    if (request.simulated)
+        need_runtime("sim/libcuda.so.1", driver);
+    if (request.replacements)
+        request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
+    find_command(request.command[0], path);
+    check_command(path, request.replacements);
+    begin_trace(request.output, request.force, request.command);
+
+    set("GPT_HOOK_CALLS", request.calls);
+    set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
+    set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
+    set("GPT_HOOK_MODULES", NULL);
+    if (request.modules)
+        save_modules(request.modules);
     prepend("LD_PRELOAD", library, true);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
     if (!injection || !*injection)
-        setenv("NVTX_INJECTION64_PATH", library, 1);
-    if (replacements) {
+        set("NVTX_INJECTION64_PATH", library);
+    if (request.replacements) {
         prepend("LD_AUDIT", auditor, false);
-        setenv("GPT_HOOK_REPLACE", replacements, 1);
+        set("GPT_HOOK_REPLACE", request.replacements);
     }
-    if (simulated) {
+    if (request.simulated) {
         *strrchr(driver, '/') = '\0';
         prepend("LD_LIBRARY_PATH", driver, false);
     }
-    execv(path, argv + optind);
+    execv(path, request.command);
     if (errno == ENOEXEC) { // as execvp does: a script without its first line
-        argv[optind] = path;
-        argv[--optind] = "sh";
-        execv("/bin/sh", argv + optind);
+        request.command[0] = path;
+        *--request.command = "sh"; // in place of `run`, or of an option
+        execv("/bin/sh", request.command);
     }
     fail(errno == ENOENT ? NOT_FOUND : CANNOT_RUN, path, "%s", strerror(errno));
 }
