@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TypeVar
@@ -79,7 +78,7 @@ def header(tool: str, argv: list[str]) -> dict[str, Any]:
         version="{}.{}".format(*records.VERSION),
         tool=tool,
         argv=argv,
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         pid=os.getpid(),
         boot_id=boot_id,
         realtime=time.time_ns(),

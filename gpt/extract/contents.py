@@ -2,8 +2,9 @@
 
 Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches that are worth a
 process's while. One is unpacked at a time, into a buffer that is used again. What needs no unpacking is not unpacked:
-of a cubin that is not compressed only the tables are read, and where elements are the same bytes (four of five in
-libcublasLt.so) a process unpacks the first one that it meets.
+of a cubin that is not compressed only the tables are read, of a large one that is compressed the first bytes, where
+they name all that is in it (front.py), and where elements are the same bytes (four of five in libcublasLt.so) a process
+unpacks the first one that it meets.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gpt.errors import MalformedError
-from gpt.formats import cubin, ptxtext
+from gpt.formats import cubin, front, ptxtext
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
+from gpt.workers import run_all
 
 MAX_KNOWN = 1 << 16  # functions that are remembered of elements that come again: some 20 MB
 TAIL = 64  # bytes at the end of a payload that hardly two have in common
 BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes unpacked, and elements, that a process does in one go
+FRONT = 8  # the part of a large cubin that its front is, about
 
 EMPTY = Contents([], [], 0)
 
@@ -74,33 +79,70 @@ class Opener:
         """What an element defines, with no more of it unpacked than needs be."""
         if element.type == "cubin" and element.codec == "none":
             return cubin.parse_cubin(self.source.sub(element.payload, element.packed_size))
-        packed = self._unpacker.read(self.source, element)
         if self._sizes[_sizes(element)] < 2:
-            return _parse(element, self._unpacker.expand(packed, self.source, element))
-        key = _sizes(element), bytes(packed[-TAIL:])
+            return self._parse(element)
+        tail = min(TAIL, element.packed_size)
+        key = _sizes(element), self.source.pread(element.payload + element.packed_size - tail, tail)
         if key in self._known:
             first, contents = self._known[key]
-            if self.source.pread(first.payload, first.packed_size) == bytes(packed):
+            if self.source.pread(first.payload, first.packed_size) == self._unpacker.read(self.source, element):
                 return contents
-        contents = _parse(element, self._unpacker.expand(packed, self.source, element))
+        contents = self._parse(element)
         self._room -= len(contents.kernels) + len(contents.functions) + 1
         if self._room >= 0:
             self._known[key] = element, contents
         return contents
 
+    def _parse(self, element: Element) -> Contents:
+        found = _find_front(self._unpacker, self.source, element)
+        return found or _parse(element, self._unpacker.unpack(self.source, element))
+
+
+def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
+    """Unpacks the cubins that were named by their first bytes, in `jobs` processes.
+
+    Raises MalformedError where the section headers of one name something else.
+    """
+    unpacker = Unpacker()
+    for _ in run_all([partial(_check, unpacker, source, e) for e in elements if _has_front(e)], jobs):
+        pass
+
+
+def _check(unpacker: Unpacker, source: Source, element: Element) -> None:
+    found = _find_front(unpacker, source, element)
+    if found and found != _parse(element, unpacker.unpack(source, element)):
+        raise MalformedError(
+            "cubin whose first bytes and section headers name different code", source.at(element.offset)
+        )
+
+
+def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Contents | None:
+    """What an element defines, if its first bytes say so."""
+    if _has_front(element):
+        for head in unpacker.iter_heads(source, element):
+            with suppress(MalformedError):
+                if contents := front.find_contents(bytes(head), element.size):
+                    return contents
+    return None
+
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Elements in groups of BATCH bytes or BATCH_LENGTH elements."""
+    """Elements in groups of about BATCH bytes to unpack, or BATCH_LENGTH elements."""
     batch: list[Placed] = []
     size = 0
     for placed in found:
         batch.append(placed)
-        size += placed.element.size
+        size += placed.element.size // (FRONT if _has_front(placed.element) else 1)
         if size >= BATCH or len(batch) >= BATCH_LENGTH:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _has_front(element: Element) -> bool:
+    """Whether an element may be named by its first bytes."""
+    return element.type == "cubin" and element.codec != "none" and element.size >= front.LEAST
 
 
 def _sizes(element: Element) -> tuple[object, ...]:

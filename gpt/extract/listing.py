@@ -24,6 +24,7 @@ from gpt.stream import Packed
 from gpt.workers import run_all
 
 NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
+FEW = 4  # batches that are not worth another process
 MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
 
 _RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
@@ -67,7 +68,7 @@ class Listing:
         batches = list(iter_batches(wanted))
         tasks: list[Callable[[], Any]] = [source.sha256]
         tasks += [partial(self._pack, opener, batch, names) for batch in batches]
-        results = run_all(tasks, self.jobs if len(batches) > 1 else 1)
+        results = run_all(tasks, self.jobs if len(batches) > FEW else 1)
         yield records.make(
             "library",
             path=source.name,

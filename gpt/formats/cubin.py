@@ -62,11 +62,16 @@ def parse_cubin(data: Data | Source) -> Contents:
         raise MalformedError("cubin: symbol table without names")
     *_, names_offset, names_size, _, _, _, _ = SECTION.unpack_from(headers, link * SHDR_SIZE)
     names = bytes(_part(data, names_offset, names_size))
+    return contents_of(names, _part(data, offset, size - size % SYMBOL.size), _size(data))
+
+
+def contents_of(names: bytes, symbols: Data, size: int) -> Contents:
+    """What the symbol table of a cubin of `size` bytes says; its names stand in `names`. Raises MalformedError."""
     kernels: list[Symbol] = []
     functions: list[Symbol] = []
     variables = 0
-    room = SPACE + _size(data)  # for names and functions: hostile ones share their bytes
-    for name, info, other, shndx, _, code in SYMBOL.iter_unpack(_part(data, offset, size - size % SYMBOL.size)):
+    room = SPACE + size  # for names and functions: hostile ones share their bytes
+    for name, info, other, shndx, _, code in SYMBOL.iter_unpack(symbols):
         if not shndx:
             continue
         if info & 15 == STT_FUNC:
@@ -75,7 +80,7 @@ def parse_cubin(data: Data | Source) -> Contents:
             if end < 0:
                 raise MalformedError("cubin: symbol without a name")
             if room < 0:
-                raise MalformedError(f"cubin: more functions and names than {_size(data)} bytes can hold")
+                raise MalformedError(f"cubin: more functions and names than {size} bytes can hold")
             symbol: Symbol = {"name": names[name:end].decode("utf-8", "surrogateescape"), "size": code}
             (kernels if other & STO_CUDA_ENTRY else functions).append(symbol)
         elif info & 15 == STT_OBJECT:

@@ -20,10 +20,13 @@ Facts from 22,551 elements of 31 public libraries; cuobjdump 13.5 agrees on ever
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from gpt.errors import MalformedError
 from gpt.formats.source import BLOCK, Source
@@ -39,10 +42,10 @@ CODECS = {0: "none", FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
 
 MAX_HEADER = 4096  # bytes of an element's header; 128 is the most ever seen
 MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; 128 MiB is the most ever seen (nccl)
+READ = 1 << 15  # bytes of a payload that are read at once for its first ones
 MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # of one file; 5,666 elements are the most ever seen
 MAX_WINDOW = 128 << 20  # bytes of zstd's window
-KEPT = MAX_UNPACKED  # bytes of the largest block that is used again and not given back to the kernel
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # bytes of an element that are unpacked in the hope of all names
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,20 @@ def dead_element(head: bytes, size: int) -> bytes:
     return bytes(dead)
 
 
+class _Room:
+    """Memory that is used again: to get and zero its pages, 2 MiB at once, costs as much as to unpack into them."""
+
+    def __init__(self) -> None:
+        self._pages: mmap.mmap | bytearray = bytearray()
+
+    def take(self, size: int) -> memoryview:
+        if len(self._pages) < size:
+            self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(OSError, AttributeError):  # a kernel without them
+                self._pages.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(self._pages)[:size]
+
+
 class Unpacker:
     """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
 
@@ -184,8 +201,8 @@ class Unpacker:
 
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
         self._error = zstandard.ZstdError
-        self._packed = bytearray()
-        self._buffer = bytearray()
+        self._packed = _Room()
+        self._unpacked = _Room()
 
     def unpack(self, source: Source, element: Element) -> memoryview:
         """The unpacked payload, `element.size` bytes. PTX ends with a NUL, as it is stored."""
@@ -193,9 +210,7 @@ class Unpacker:
 
     def read(self, source: Source, element: Element) -> memoryview:
         """The payload as it is stored."""
-        if len(self._packed) < element.packed_size:
-            self._packed = bytearray(element.packed_size)
-        packed = memoryview(self._packed)[: element.packed_size]
+        packed = self._packed.take(element.packed_size)
         source.pread_into(element.payload, packed)
         return packed
 
@@ -211,10 +226,52 @@ class Unpacker:
                 source.at(element.offset),
             ) from None
 
-    def _lz4(self, packed: memoryview, element: Element) -> bytes:
+    def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
+        """The first HEADS bytes of what an element unpacks to, one after the other, up to a half of it.
+
+        No more of the payload is read than it takes. It ends where that is corrupt: `unpack` says how.
+        """
+        sizes = [size for size in HEADS if size <= element.size // 2]
+        out = self._unpacked.take(max(sizes, default=0))
+        with suppress(ValueError, RuntimeError, MemoryError, self._error):
+            for done in self._iter_done(source, element, out, sizes):
+                yield out[:done]
+
+    def _iter_done(self, source: Source, element: Element, out: memoryview, sizes: list[int]) -> Iterator[int]:
+        """The same sizes as long as so many bytes are unpacked."""
+        packed = source.sub(element.payload, element.packed_size)
+        if element.codec == "zstd":
+            with packed.open() as file, self._zstd.stream_reader(file, read_size=READ) as reader:
+                done = 0
+                for size in sizes:
+                    done += reader.readinto(out[done:size])
+                    if done < size:
+                        return
+                    yield done
+        elif sizes and (library := _liblz4()):
+            part = memoryview(b"")
+            for size in sizes:
+                most = (
+                    (size if size == HEADS[0] else sizes[-1]) + element.size // 255 + 16
+                )  # of data that do not compress
+                if len(part) < min(most, packed.size):
+                    part = self._packed.take(min(most, packed.size))
+                    packed.pread_into(0, part)
+                if library.LZ4_decompress_safe_partial(*_addresses(part, out), len(part), size, size) < size:
+                    return
+                yield size
+
+    def _lz4(self, packed: memoryview, element: Element) -> bytes | memoryview:
+        if library := _liblz4():
+            out = self._unpacked.take(element.size)
+            done = (
+                library.LZ4_decompress_safe(*_addresses(packed, out), len(packed), len(out)) if out and packed else -1
+            )
+            if done != element.size:
+                raise ValueError(f"{done} bytes came out" if done >= 0 else "corrupt, or more came out")
+            return out
         import lz4.block
 
-        _keep_memory()
         try:
             data: bytes = lz4.block.decompress(packed, uncompressed_size=element.size)
         except lz4.block.LZ4BlockError as error:
@@ -224,9 +281,7 @@ class Unpacker:
         return data
 
     def _unzstd(self, packed: memoryview, element: Element) -> memoryview:
-        if len(self._buffer) < element.size + 1:
-            self._buffer = bytearray(element.size + 1)
-        out = memoryview(self._buffer)[: element.size + 1]
+        out = self._unpacked.take(element.size + 1)
         with self._zstd.stream_reader(packed) as reader:
             done = reader.readinto(out)  # all of it in one call: it ends where the buffer or the frame does
         if done != element.size:
@@ -235,16 +290,26 @@ class Unpacker:
 
 
 @cache
-def _keep_memory() -> None:
-    """Has glibc use again what python-lz4 frees, which knows no buffer to unpack into.
+def _liblz4() -> Any:
+    """The C library that is in python-lz4, which itself knows no buffer to unpack into; None if it is not found there.
 
-    Each block would be mapped anew, and the kernel's zeroing of its pages takes nearly as long as unpacking into it.
+    A new block for each element would be mapped anew, and zeroing its pages takes nearly as long as unpacking.
     """
     import ctypes
 
+    import lz4.block._block
+
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return
-    mallopt(M_MMAP_THRESHOLD, KEPT)
-    mallopt(M_TRIM_THRESHOLD, 2 * KEPT)
+        library = ctypes.CDLL(lz4.block._block.__file__)
+        library.LZ4_decompress_safe.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] * 2
+        library.LZ4_decompress_safe_partial.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] * 3
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _addresses(*buffers: memoryview) -> Iterator[int]:
+    """The addresses of buffers that can be written to."""
+    import ctypes
+
+    return (ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in buffers)

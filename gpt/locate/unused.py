@@ -42,6 +42,7 @@ KERNEL_UNUSED = "kernel not used"
 SUPERSEDED = "a better one is there"
 PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
+BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that hold only if the names of kernels do
 
 RELOCATABLE = "__nv_relfatbin"
 FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none

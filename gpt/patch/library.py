@@ -11,9 +11,12 @@ from typing import Any
 
 from gpt import records
 from gpt.errors import GptError
+from gpt.extract.contents import check_names
+from gpt.formats.fatbin import Element
 from gpt.formats.image import Image, parse_image
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
+from gpt.locate.unused import BY_NAME, LINKED
 from gpt.patch.attributes import copy_attributes, find_signature
 from gpt.patch.backup import backup_of, check_unreplaced, keep_backup
 from gpt.patch.compact import plan_compact
@@ -41,10 +44,13 @@ class Way:
 
 @dataclass
 class Request:
-    """What a stream says of a library: its record, spans to go, kernels to go by offset of their element, tallies."""
+    """What a stream says of a library: its record, spans to go, where those of each reason begin, kernels to go by
+    offset of their element, tallies.
+    """
 
     library: dict[str, Any]
     spans: list[tuple[int, int]] = field(default_factory=list)
+    reasons: dict[str, set[int]] = field(default_factory=dict)
     unused: dict[int, set[str]] = field(default_factory=dict)
     tallies: list[dict[str, Any]] = field(default_factory=list)
 
@@ -120,10 +126,19 @@ def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
         raise GptError("all of it is unused, and no smaller file says so", image.source.name)
+    check_names(image.source, _named(doomed, request.reasons), way.jobs)
     unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
     trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs)
     in_part = {one.element.offset: one for one in trimmed if one.cut.spans or one.dropped}
     return replace(doomed, trimmed=in_part), trimmed, unused
+
+
+def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
+    """The elements by whose kernels it was decided that code goes: of linked code the ones that stay, too."""
+    if LINKED in reasons:
+        return doomed.live
+    starts = set().union(*(reasons.get(reason, ()) for reason in BY_NAME))
+    return [element for element in doomed.live if starts & {element.offset, element.payload}]
 
 
 def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[int, list[str]]:

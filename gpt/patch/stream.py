@@ -38,6 +38,7 @@ class Patcher:
                 self._request = Request(record)
             case Request(), "span":
                 self._request.spans.append((record["start"], record["end"]))
+                self._request.reasons.setdefault(record["reason"], set()).add(record["start"])
             case Request(), "trim":
                 self._request.unused.setdefault(record["offset"], set()).update(record["kernels"])
             case Request(), "tally" if record["library"] == of:

@@ -147,7 +147,6 @@ class Extraction:
     def read_files(self, files: list[Path], recursive: bool) -> Records:
         """The records of files. A broken one costs a `diag`; the rest goes on."""
         from gpt.extract.files import iter_files, opened
-        from gpt.formats.zips import is_zip
 
         for top in files:
             below = recursive and top.is_dir()
@@ -156,7 +155,7 @@ class Extraction:
             for path in iter_files(top) if below else [top]:
                 try:
                     with opened(path) as source:
-                        if recursive and is_zip(source):
+                        if recursive and _is_zip(source):
                             yield from self._read_zip(source)
                         else:
                             self._count += 1
@@ -292,6 +291,12 @@ class Extraction:
             yield self._stage.error(error, ref=source.name)
         finally:
             progress.clear()
+
+
+def _is_zip(source: Source) -> bool:
+    from gpt.formats.zips import is_zip
+
+    return is_zip(source)
 
 
 def is_stream(path: Path) -> bool:

@@ -30,6 +30,49 @@ def cubin(symbols: int, names: bytes = b"\0a\0", *, name: int = 1) -> bytes:
     return (head + table + names).ljust(shoff, b"\0") + sections
 
 
+def compiled(kernels: list[bytes], code: bytes, *, real: list[bytes] | None = None, gap: int = 0) -> bytes:
+    """A cubin as nvcc lays it out, `gap` zeros behind each table of names.
+
+    `real` are the kernels that its headers name, if others than its first bytes do.
+    """
+    texts = [b".text." + kernel for kernel in kernels]
+    sections = [b".shstrtab", b".strtab", b".symtab", b".debug_frame", *texts]
+    shstrtab, strtab = _strings(sections), _strings([*sections, *kernels])
+    symtab = _symbols(strtab, texts, kernels)
+    at = 64 + len(shstrtab) + gap
+    strings = at, len(strtab)
+    at += len(strtab) + gap
+    table = at + -at % 8, len(symtab)
+    front = shstrtab + bytes(gap) + strtab + bytes(gap + -at % 8) + symtab
+    frame = b"\xff\xff\xff\xff\x24" + bytes(7) + b"\xff" * 8
+    body = front + frame + code + bytes(-len(front + frame + code) % 8)
+    if real is not None:
+        strings = 64 + len(body), len(_strings(real))
+        body += _strings(real) + bytes(-len(_strings(real)) % 8)
+        table = 64 + len(body), 24 * (1 + len(real))
+        body += _symbols(_strings(real), [], real)
+    headers = section(0, 0) + section(1, 3, offset=64, size=len(shstrtab))
+    headers += section(11, 3, offset=strings[0], size=strings[1])
+    headers += section(19, 2, offset=table[0], size=table[1], link=2) + section(27, 1) * (1 + len(kernels))
+    count = 5 + len(kernels)
+    head = elf_header(shoff=64 + len(body), shnum=count, shstrndx=1, machine=190, type_=2, osabi=0x33)
+    return head + body + headers
+
+
+def _strings(names: list[bytes]) -> bytes:
+    return b"".join(b"\0" + name for name in names) + b"\0"
+
+
+def _symbols(strtab: bytes, texts: list[bytes], kernels: list[bytes]) -> bytes:
+    """A section symbol for each of `texts`, and the kernels."""
+    named = [(name, 3, 0, index, 0) for index, name in enumerate(texts, 5)]
+    named += [(name, 0x12, 0x10, index, 16) for index, name in enumerate(kernels, 5 if texts else 1)]
+    place = {name: strtab.index(b"\0" + name + b"\0") + 1 for name, *_ in named}
+    return bytes(24) + b"".join(
+        struct.pack("<IBBHQQ", place[n], info, other, at, 0, size) for n, info, other, at, size in named
+    )
+
+
 def region(body: bytes, size: int | None = None, *, version: int = 1, header: int = 16) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, version, header, len(body) if size is None else size) + body
 

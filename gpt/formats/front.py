@@ -1,0 +1,102 @@
+"""The front of a cubin names what is in it, so that the rest need not be unpacked.
+
+nvcc and ptxas write `.shstrtab`, `.strtab` and `.symtab` first, then code, nine tenths of a large cubin, and last the
+section headers, which say where all of these lie. So a packed cubin is unpacked only as far as its symbols, if what
+came out can be nothing else:
+
+- the first table of names begins as `.shstrtab` does, right after the ELF header;
+- `.symtab` begins with the first 24 zero bytes at a multiple of 8 after which stands a symbol whose name lies before;
+- it ends where `.debug_frame`, `.nv.info` or NVIDIA's note begins, which no symbol looks like, a whole number of
+  symbols on;
+- all symbols have types and sections that there are;
+- `.strtab` begins at the last NUL of several, from which on each name, four at least, is behind a NUL and not empty.
+
+In any doubt the cubin is unpacked whole. Headers may still say something else: no compiler writes such a cubin, but
+whoever edits one could. The driver goes by the headers, so before gpt-patch cuts a cubin because its kernels are not
+used, it reads it by them (`contents.check_names`). Both name the same in 15,444 cubins of 65 public libraries.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from gpt.formats.cubin import STT_FUNC, STT_OBJECT, SYMBOL, contents_of
+from gpt.formats.elf import EHDR_SIZE, MACHINES, SHDR_SIZE, machine_of
+from gpt.formats.symbols import Contents
+
+LEAST = 1 << 17  # bytes of a cubin whose front is worth a look
+LEAST_NAMES = 4  # by which a table of names is told from what only looks like it
+STT_SECTION, STT_CUDA = 3, (10, 13)
+TYPES = {0, STT_OBJECT, STT_FUNC, STT_SECTION, *STT_CUDA}
+SHN_LORESERVE = 0xFF00
+
+NULL = bytes(SYMBOL.size)
+_ZEROS = re.compile(rb"\0*")
+_NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # as offsets of names: some 530,000
+_MARKS = [  # what begins the section behind the symbols, or stands in it so many bytes on
+    *((b"\xff\xff\xff\xff%c\0\0\0\0\0\0\0\xff\xff\xff\xff" % size, 0) for size in (0x24, 0x2C)),
+    (b"NVIDIA Corp\0", 12),
+    *((mark, 0) for mark in _NV_INFO),
+]
+MAX_PLACES = 64  # of the table of names that are tried
+
+
+def find_contents(head: bytes, size: int) -> Contents | None:
+    """What a cubin of `size` bytes defines, by its first bytes; None if these leave any doubt.
+
+    Raises MalformedError on more names than there is room for.
+    """
+    if len(head) < EHDR_SIZE or MACHINES.get(machine_of(head) or 0) != "cuda":
+        return None
+    (shoff,) = struct.unpack_from("<Q", head, 40)
+    shentsize, shnum = struct.unpack_from("<HH", head, 58)
+    if not head.startswith(b"\0.shstrtab\0", EHDR_SIZE) or shentsize != SHDR_SIZE:
+        return None
+    start = _find_symbols(head)
+    end = start and _find_end(head, start)
+    if not start or not end or not end < shoff <= size - shnum * SHDR_SIZE:
+        return None
+    symbols = memoryview(head)[start:end]
+    types, sections = set(symbols[4 :: SYMBOL.size]), set(symbols.cast("H")[3 :: SYMBOL.size // 2])
+    if {info & 15 for info in types} - TYPES or any(shnum <= section < SHN_LORESERVE for section in sections):
+        return None
+    names = _find_names(head[EHDR_SIZE : start + 1], set(symbols.cast("I")[:: SYMBOL.size // 4]))
+    return contents_of(names, symbols, size) if names else None
+
+
+def _find_symbols(head: bytes) -> int | None:
+    at = EHDR_SIZE
+    while (at := head.find(NULL, at)) >= 0:
+        end = _ZEROS.match(head, at).end()  # type: ignore[union-attr]
+        first = end & ~7  # the symbol after the one that is zeros
+        if first - SYMBOL.size >= at and 0 < int.from_bytes(head[first : first + 4], "little") < first:
+            return first - SYMBOL.size
+        at = end
+    return None
+
+
+def _find_end(head: bytes, start: int) -> int | None:
+    end = len(head)
+    for mark, before in _MARKS:
+        at = head.find(mark, start + before, end + before) - before
+        if at >= start and (mark not in _NV_INFO or int.from_bytes(mark, "little") >= start):
+            end = at
+    return end if end < len(head) and (end - start) % SYMBOL.size == 0 else None
+
+
+def _find_names(tables: bytes, named: set[int]) -> bytes | None:
+    """The string table, the last of `tables`, by the offsets of names in it."""
+    named.discard(0)
+    if len(named) < LEAST_NAMES or max(named) >= len(tables):
+        return None
+    view, end = memoryview(tables), len(tables) - max(named)
+    for _ in range(MAX_PLACES):
+        at = tables.rfind(b"\0\0", 0, end) + 1
+        if not at:
+            return None
+        before, firsts = view[at - 1 :], view[at:]
+        if tables[at + 1] and all(map(firsts.__getitem__, named)) and not any(map(before.__getitem__, named)):
+            return tables[at:]
+        end = len(tables[:at].rstrip(b"\0")) + 1
+    return None
