@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from tests.bench import weave
+from tests.bench.run import READ, reading_table
 from tests.tally.report import markdown
 
 ROOT = Path(__file__).parents[2]
@@ -16,3 +17,9 @@ def test_readme_has_the_table_of_the_results():
     readme = (ROOT / "README.md").read_text()
     assert "\n".join(lines) in readme
     assert f"{result['bounds'][-1]['value']:.2f} s of CPU time" in readme
+
+
+def test_readme_has_the_figures_of_reading():
+    reading = json.loads((ROOT / "tests/bench/results/slim.json").read_text())["reading"]
+    assert list(reading["libraries"]) == list(READ)
+    assert "\n".join(reading_table(reading)) in (ROOT / "README.md").read_text()
