@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "slim.json"
+RESULTS = Path(__file__).parents[2] / "docs/figures/bench/slim.json"
 HOST, KEPT, GONE = "#4a5568", "#76b900", "#d9e8bf"
 
 

@@ -1,11 +1,11 @@
-"""`make bench`: the figures of README, measured side by side in one run.
+"""`make bench`: the figures of docs/measured.md, measured side by side in one run.
 
     python -m tests.bench.run [--runs N] [--output FILE] [--reading] [NAME=PATH ...]
 
 The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
 takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians; the raw
-ones and the machine go to tests/bench/results/slim.json; --reading takes only those of ten libraries anew, and prints
-README's table of them. The exit status is 1 if a bound was missed.
+ones and the machine go to docs/figures/bench/slim.json; --reading takes only those of ten libraries anew, and prints
+the table of docs/measured.md. The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def machine() -> dict[str, Any]:
 def main() -> int:
     """Measures everything, prints the table, writes the raw figures."""
     arguments = sys.argv[1:]
-    runs, output, given, only_reading = 5, HERE / "results" / "slim.json", {}, False
+    runs, output, given, only_reading = 5, HERE.parents[1] / "docs/figures/bench/slim.json", {}, False
     while arguments:
         word = arguments.pop(0)
         if word == "--runs":
@@ -241,7 +241,7 @@ def time_all_reading(given: dict[str, Path], runs: int) -> dict[str, Any]:
 
 
 def reading_table(reading: dict[str, Any]) -> Iterator[str]:
-    """README's table of them, line by line."""
+    """The table of docs/measured.md, line by line."""
     yield f"| library | `gpt-extract` | `{CUOBJDUMP}` | ratio | ratio of elapsed times |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, row in reading["libraries"].items():

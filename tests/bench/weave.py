@@ -6,7 +6,7 @@ Kernels of this repository and of pinned wheels from PyPI, at most N (24) a libr
 256 KiB of PTX. For each kernel in turn: ptxas on its module, then the engine (scan, prune, verify, weave, print) with
 each built-in probe on the same module, in CPU time, the fastest of a few runs, and ptxas on what is woven. Last,
 gpt-ptx-probe as a process selects one kernel of a module of 35 MB. The raw figures and the machine go to
-tests/bench/results/weave.json. The exit status is 1 if a bound was missed.
+docs/figures/bench/weave.json. The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIBRARIES = {  # library -> wheel
     "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
     "_C.so": "xformers==0.0.35",
 }
-SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "weave" / "tensor.cu"]
+SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "probe/weave/tensor.cu"]
 REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what is added
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
 LARGEST = 256 << 10  # bytes of a module
@@ -185,7 +185,7 @@ def bounds(rows: list[dict[str, Any]], large: list[dict[str, float]]) -> list[di
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """The figures of each probe, for a terminal and for README."""
+    """The figures of each probe, for a terminal and for docs/measured.md."""
     made = Table(box=box.MARKDOWN)
     for title in ("probe", "kernels", "ms: median", "most", "ptxas, ms", "within the bound"):
         made.add_column(title, justify="left" if title == "probe" else "right")
@@ -232,7 +232,7 @@ def main() -> int:
         "bounds": bounds(rows, large),
         "kernels": rows,
     }
-    (HERE / "results" / "weave.json").write_text(json.dumps(result, indent=1) + "\n")
+    (HERE.parents[1] / "docs/figures/bench/weave.json").write_text(json.dumps(result, indent=1) + "\n")
     report(result)
     return 0 if all(bound["held"] for bound in result["bounds"]) else 1
 

@@ -9,7 +9,7 @@ whose output it is held; last gpt-debloat --check, which starts anew. `apply` do
 in place, and undoes it (tests/gpu/inplace.py).
 
 What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
-other workloads stay, at first those of tests/gpu/results. So workloads can be measured one a call, and what the time
+other workloads stay, at first those of docs/figures/gpu. So workloads can be measured one a call, and what the time
 (`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures the
 original and the last set alone: a row's other figures stay. The recorded traces are kept beside the results.
 """
@@ -39,7 +39,7 @@ from table import sizes  # noqa: E402
 
 from gpt.screen.tables import human  # noqa: E402
 
-COMMITTED = HERE / "results" / "debloat-h200.json"
+COMMITTED = ROOT / "docs/figures/gpu/debloat-h200.json"
 WORKLOADS = {  # name -> command; apply is not a workload
     name: [sys.executable, f"{HERE}/workload.py", name]
     for name in ("mlp", "generate", "resnet", "train", "compile", "jax")

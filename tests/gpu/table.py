@@ -1,6 +1,6 @@
-"""README's tables of slimmed frameworks, from their raw figures: `python3 tests/gpu/table.py [FILE]`.
+"""The tables of docs/measured.md of slimmed frameworks, from their raw figures: `python3 tests/gpu/table.py [FILE]`.
 
-tests/test_gpu.py holds that README has them as they are printed here.
+tests/test_gpu.py holds that docs/measured.md has them as they are printed here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
-RESULTS = Path(__file__).parent / "results" / "debloat-h200.json"
+RESULTS = Path(__file__).parents[2] / "docs/figures/gpu/debloat-h200.json"
 TITLES = {
     "mlp": "MLP, inference",
     "generate": "GPT-2-sized transformer, 20 tokens",

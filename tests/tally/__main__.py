@@ -6,7 +6,7 @@ grammar.
 What was done stands in XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
 it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
 failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is
-done: hours. The sum goes to tests/tally/results/tally.json, and the lines beside it, so that another machine goes on
+done: hours. The sum goes to docs/figures/tally/tally.json, and the lines beside it, so that another machine goes on
 from there.
 
 Exit status: 0; 1 if something failed; 4 where a corpus cannot be had.
@@ -38,7 +38,7 @@ from tests.tally import check, report, sources
 from tests.tally.plan import Piece, plan
 
 ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results" / "tally.json"
+RESULTS = ROOT / "docs/figures/tally/tally.json"
 LINES = sources.CACHE / "lines.jsonl"
 JUDGED = ("gpt/ptx", "gpt/probe", "gpt/asm", "probes")  # whose digest stands in every line
 

@@ -110,7 +110,7 @@ def _added(name: str, lines: list[Line]) -> Line:
 
 
 def tables(summary: dict[str, Any]) -> list[Table]:
-    """The summary for a terminal, and for README (markdown)."""
+    """The summary for a terminal, and for docs/measured.md (markdown)."""
     counts = Table(box=box.MARKDOWN)
     for title in ("corpus", "modules", "parsed", "kernels", "swept", "same code", "woven", "left alone", "failed"):
         counts.add_column(title, justify="left" if title == "corpus" else "right")
@@ -130,7 +130,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def markdown(table: Table) -> Iterator[str]:
-    """The lines of a table for README, without blanks that only a terminal needs."""
+    """The lines of a table of Markdown, without blanks that only a terminal needs."""
     cells = zip(*(column.cells for column in table.columns), strict=True)
     yield _line(str(column.header) for column in table.columns)
     yield _line("---:" if column.justify == "right" else "---" for column in table.columns)

@@ -180,7 +180,7 @@ def test_a_corpus_that_cannot_be_had_is_said(corpus, monkeypatch, capsys):
 
 def test_readme_has_the_tables_of_the_results():
     summary = json.loads(tally.RESULTS.read_text())
-    readme = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    readme = (Path(__file__).parents[2] / "docs/measured.md").read_text().splitlines()
     lines = [line for table in report.tables(summary) for line in report.markdown(table)]
     assert len(lines) == 2 * 2 + len(sources.CORPORA) + 1 + 3
     assert [line for line in lines if line not in readme] == []

@@ -1,0 +1,25 @@
+"""The tables of docs/measured.md are those of the committed figures."""
+
+import json
+from pathlib import Path
+
+from tests.bench import weave
+from tests.bench.run import READ, reading_table
+from tests.tally.report import markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_page_has_the_table_of_the_results():
+    result = json.loads((ROOT / "docs/figures/bench/weave.json").read_text())
+    lines = list(markdown(weave.table(result["kernels"])))
+    assert len(lines) == 2 + len(weave.PROBES)
+    page = (ROOT / "docs/measured.md").read_text()
+    assert "\n".join(lines) in page
+    assert f"{result['bounds'][-1]['value']:.2f} s of CPU time" in page
+
+
+def test_page_has_the_figures_of_reading():
+    reading = json.loads((ROOT / "docs/figures/bench/slim.json").read_text())["reading"]
+    assert list(reading["libraries"]) == list(READ)
+    assert "\n".join(reading_table(reading)) in (ROOT / "docs/measured.md").read_text()
