@@ -10,7 +10,7 @@ from gpt.asm.backends import BACKENDS
 from gpt.asm.cache import Cache, key_of
 from gpt.asm.targets import Target, find_target
 from gpt.errors import GptError
-from gpt.formats.ptxtext import find_target as find_directive
+from gpt.formats.ptxtext import find_head
 
 FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 
@@ -68,4 +68,5 @@ class Assembler:
 
 
 def _target_of(text: bytes) -> Target | None:
-    return find_target(find_directive(text) or "")
+    head = find_head(text)
+    return find_target(head.target) if head and head.target else None

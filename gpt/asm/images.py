@@ -11,7 +11,7 @@ from gpt import records, stream
 from gpt.asm.assembler import Code
 from gpt.errors import GptError, MalformedError
 from gpt.formats.fatbinwrite import Codec, Image, pack_fatbin
-from gpt.formats.ptxtext import find_target
+from gpt.formats.ptxtext import find_head
 from gpt.outputs import replacing
 
 
@@ -48,11 +48,11 @@ def file_name(image: dict[str, Any]) -> str:
 
 
 def _pack(ptx: dict[str, Any], codes: Sequence[Code], codec: Codec) -> bytes:
-    arch = find_target(ptx["data"])
-    if arch is None:
+    head = find_head(ptx["data"])
+    if head is None or head.target is None:
         raise MalformedError("PTX without .target", ptx["module"])
     images = [Image("cubin", str(code.target), code.image) for code in codes]
-    return pack_fatbin([*images, Image("ptx", arch, ptx["data"])], codec)
+    return pack_fatbin([*images, Image("ptx", head.target, ptx["data"])], codec)
 
 
 def _small(image: dict[str, Any]) -> dict[str, Any]:

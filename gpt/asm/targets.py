@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from gpt.arch import Arch, find_arch, parse_archs
 from gpt.errors import MissingError, UsageError
-
-_VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
+from gpt.formats.ptxtext import find_head
 
 
 class Target(Arch):
@@ -47,6 +44,6 @@ def parse_targets(text: str) -> list[Target]:
 
 
 def find_version(text: bytes) -> tuple[int, int] | None:
-    """The PTX version of a module, from its first `.version`."""
-    found = _VERSION.search(text)
-    return (int(found[1]), int(found[2])) if found else None
+    """The PTX version of a module, from its `.version`."""
+    head = find_head(text)
+    return head.version if head else None

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpt.errors import MalformedError
-from gpt.formats import cubin, front, ptxtext
+from gpt.formats import cubin, front
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
+from gpt.ptx.names import parse_names
 from gpt.workers import run_all
 
 MAX_KNOWN = 1 << 16  # functions that are remembered of elements that come again: some 20 MB
@@ -153,4 +154,4 @@ def _sizes(element: Element) -> tuple[object, ...]:
 def _parse(element: Element, data: bytes | memoryview) -> Contents:
     if element.type == "cubin":
         return cubin.parse_cubin(data)
-    return ptxtext.parse_ptx(bytes(data)) if element.type == "ptx" else EMPTY
+    return parse_names(bytes(data)) if element.type == "ptx" else EMPTY

@@ -19,6 +19,7 @@ from gpt.errors import MalformedError
 from gpt.formats.cubin import SECTION, section_headers
 from gpt.formats.elf import SHDR_SIZE
 from gpt.formats.fatbin import ELEMENT, FLAG_A, FLAG_F, FLAG_ZSTD, KINDS, MAGIC, MAX_UNPACKED, REGION
+from gpt.formats.ptxtext import find_head
 
 Codec = Literal["none", "zstd"]
 
@@ -27,7 +28,6 @@ _MARK, _ALWAYS, _MERCURY = 0x101, 0x11, 0x1000000
 _CUBIN_VERSION = (1, 8)
 _OPTIONS = struct.Struct("<II")
 _ARCH = re.compile(r"sm_(\d+)([af]?)")
-_VERSION = re.compile(rb"^[ \t]*\.version\s+(\d{1,4})\.(\d{1,4})", re.MULTILINE)
 _LEVEL = 3  # of zstd, its own default
 
 
@@ -83,10 +83,10 @@ def _padded(data: bytes) -> bytes:
 
 
 def _ptx_version(text: bytes) -> tuple[int, int]:
-    found = _VERSION.search(text)
-    if not found:
+    head = find_head(text)
+    if head is None:
         raise MalformedError("PTX without .version")
-    return int(found[1]), int(found[2])
+    return head.version
 
 
 def _compat(cubin: bytes) -> bytes | None:

@@ -136,7 +136,7 @@ def _kind_of(head: bytes) -> tuple[str, str | None] | None:
         return "archive", None
     if head.startswith(fatbin.MAGIC_BYTES):
         return "fatbin", "cuda"
-    return ("ptx", "cuda") if ptxtext.is_ptx(head) else None
+    return ("ptx", "cuda") if ptxtext.find_head(head) else None
 
 
 def parse_image(source: Source) -> Image:
@@ -179,8 +179,8 @@ def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
 
 
 def _bare_ptx(source: Source) -> fatbin.Element:
-    target = ptxtext.find_target(source.pread(0, min(HEAD, source.size))) or "sm_0"
-    size = source.size
+    head = ptxtext.find_head(source.pread(0, min(HEAD, source.size)))
+    target, size = (head and head.target) or "sm_0", source.size
     if size > fatbin.MAX_UNPACKED:
         raise MalformedError(f"PTX of {size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.name)
     return fatbin.Element(0, 0, "ptx", target, 0, size, size, size, "none", 0)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-COMMENT = r"//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/"
+LINE_COMMENT = r"//[^\n]*+"
+COMMENT = rf"{LINE_COMMENT}|/\*(?:[^*]++|\*(?!/))*+\*/"
 LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
 NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 OPCODE = r"[A-Za-z_]\w*+(?!\$)"  # or a name

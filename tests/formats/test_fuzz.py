@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError
 from gpt.extract.contents import Opener
-from gpt.formats import cubin, ptxtext
+from gpt.formats import cubin
 from gpt.formats.image import find_image
+from gpt.formats.ptxtext import Head, find_head
 from gpt.formats.source import Source
 from tests.formats import forge
 from tests.formats.mutate import mutants
@@ -112,31 +113,23 @@ def test_cubins(symbols, names, name, at, change):
     b".visible ", b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0",
 ]), max_size=60))  # fmt: skip
 def test_ptx(parts):
-    text = b".version 8.0\n" + b"".join(parts)
-    read(text)
-    contents = ptxtext.parse_ptx(text)
-    assert all(isinstance(symbol["name"], str) for symbol in contents.kernels + contents.functions)
-    if b"/*" not in text:  # read another way than text that has such comments
-        assert ptxtext.parse_ptx(text + b"\n/**/") == contents
+    read(b".version 8.0\n" + b"".join(parts))
 
 
-def test_comments_hide_what_they_hold():
-    text = b"""
-        // .version 1.0
-        .version 8.0 .target sm_90a
-        /* .entry no() /* */ .visible .entry yes(.param .u64 p) { ret; } // .entry neither()
-        .func (.param .b32 r) helper(.param .b32 x); .extern .func other();
-        .entry
-            third() { /* .global .b32 not; */ }
-            .visible .global .align 4 .b32 variable;
-        .entry fourth /* unfinished
-    """
-    assert ptxtext.is_ptx(text)
-    contents = ptxtext.parse_ptx(text)
-    assert [symbol["name"] for symbol in contents.kernels] == ["yes", "third", "fourth"]
-    assert [symbol["name"] for symbol in contents.functions] == ["helper", "other"]
-    assert contents.variables == 1
-    assert ptxtext.find_target(b".version 8.0\n.target sm_90a, texmode_independent\n") == "sm_90a"
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [
+        (b".version 8.0\n.target sm_90a, texmode_independent\n", Head((8, 0), "sm_90a")),
+        (b"\n// .version 1.0\n.version 8.0 /* .target sm_80 */ // .target sm_80\n.target sm_90", Head((8, 0), "sm_90")),
+        (b"/**/.version\t12.34 .address_size 64", Head((12, 34), None)),
+        (b".version 8", None),
+        (b".target sm_90\n.version 8.0", None),
+        (b"/* .version 8.0", None),
+        (b"", None),
+    ],
+)
+def test_the_head_of_ptx(text, head):
+    assert find_head(text) == head
 
 
 def test_dead_elements_are_stepped_over():

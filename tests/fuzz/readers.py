@@ -144,11 +144,11 @@ def extract_file(*args: str) -> Callable[[bytes], None]:
 
 
 def read_ptx(data: bytes) -> None:
-    from gpt.formats import ptxtext
+    from gpt.formats.ptxtext import find_head
+    from gpt.ptx.names import parse_names
 
-    ptxtext.is_ptx(data[:4096])
-    ptxtext.find_target(data)
-    ptxtext.parse_ptx(data)
+    find_head(data[:4096])
+    parse_names(data)
 
 
 def scan_ptx(data: bytes) -> None:

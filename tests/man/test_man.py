@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from gpt import records
-from gpt.formats import elf, fatbin, image, ptxtext, zips
+from gpt.formats import elf, fatbin, image, zips
+from gpt.ptx.names import MAX_DIRECTIVES
 from tests.demo.build import build
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +219,7 @@ def test_limits_are_those_of_fatbins():
     assert f"{fatbin.MAX_REGIONS} regions" in text
     assert fatbin.MAX_REGIONS == fatbin.MAX_ELEMENTS
     assert f"{elf.MAX_TABLE} ELF sections" in text
-    assert f"{ptxtext.MAX_DIRECTIVES} functions and variables" in text
+    assert f"{MAX_DIRECTIVES} functions and variables" in text
     assert f"together may unpack to {fatbin.MAX_UNPACKED >> 20} MiB and {image.MAX_RATIO} times the size" in text
     assert f"Such a member may have {zips.MAX_MEMBER >> 30} GiB" in text
     assert f"{zips.MAX_RATIO} times its size, or to {zips.FREE >> 30} GiB" in text

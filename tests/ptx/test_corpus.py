@@ -6,6 +6,7 @@ The libraries are those of tests/packages.py; skipped where they cannot be had.
 import pytest
 
 from gpt.ptx import parse, scan
+from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from tests.packages import PACKAGES, fetch
 from tests.ptx.tokens import assert_same_cuts, tokens
@@ -25,6 +26,8 @@ def test_every_module(name):
         data = record["data"]
         module = scan.scan_module(data, record["module"])
         assert [item.name for item in module.entries] == record["kernels"]
+        functions = dict.fromkeys(item.name for item in module.items if item.kind == "func")
+        assert [symbol["name"] for symbol in parse_names(data).functions] == list(functions)
         for function in module.functions:
             at = function.body + 1
             for statement in module.statements(function):

@@ -23,7 +23,7 @@ from gpt.asm.backend import Options
 from gpt.asm.cache import Cache
 from gpt.asm.targets import Target, find_target
 from gpt.errors import GptError, MalformedError
-from gpt.formats import ptxtext
+from gpt.formats.ptxtext import find_head
 from gpt.probe import verify
 from gpt.probe.read import load
 from gpt.probe.weave.weave import LeftAlone, Woven, unweave, weave
@@ -59,7 +59,8 @@ def assembler(relocatable: bool) -> Assembler:
 
 def device_of(text: bytes) -> Target:
     """What a module is assembled for: its own target, or the oldest that ptxas knows."""
-    own = find_target(ptxtext.find_target(text) or "") or OLDEST
+    head = find_head(text)
+    own = find_target((head and head.target) or "") or OLDEST
     return max(own, OLDEST)
 
 
