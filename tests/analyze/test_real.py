@@ -27,8 +27,7 @@ static void *work(void *count) {
         OK(in(memory, data, sizeof(data)));
         if (i % 2)
             OK(out(data, memory, 1000));
-        for (volatile int k = 0; k < 30000; k++)
-            ;
+        usleep(20);
     }
     return 0;
 }

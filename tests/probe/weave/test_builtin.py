@@ -18,6 +18,7 @@ from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import prune
 from tests import cuda
+from tests.tiers import full
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / "tensor.cu", HERE.parents[1] / "gpu" / "weave.cu", HERE.parents[1] / "gpu" / "variables.cu"]
@@ -110,7 +111,7 @@ def test_progress_is_that_of_the_warp():
     assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ["sm_90a", *map(full, (arch for arch in ARCHS if arch != "sm_90a"))])
 def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
     for kernel, data in kernels(arch).items():
@@ -153,7 +154,7 @@ HELPERS = {  # with the types that a snippet may want them as
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_75", full("sm_90a"), full("sm_100a")])
 def test_every_helper_at_every_instruction(arch, when, tmp_path):
     """What does not fit an instruction is left out; what is woven assembles."""
     asked = {name: types for name, types in HELPERS.items() if name != "OUT" or when == "after"}
