@@ -295,9 +295,11 @@ class Stage:
         if self.json:
             from gpt import jsonl
 
-            lines = list(jsonl.lines(record))
-            self._count += len(lines) - 1  # a `calls` record becomes several
-            self._append("".join(line + "\n" for line in lines).encode())
+            several = record["kind"] in records.ROWS  # of a record each row becomes one
+            self._count -= several
+            for line in jsonl.lines(record):
+                self._count += several
+                self._append(f"{line}\n".encode())
         else:
             self._append(stream.pack(record))
         if record["kind"] == "sync":

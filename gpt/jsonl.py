@@ -5,6 +5,9 @@ UTF-8 and no map keys but text. Those are written as maps of one key, `{"$int": 
 `{"$float": "nan"}`, `{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`;
 a map that looks like one of them is wrapped in `{"$map": ..}`. Reading a line gives back the record that was
 written, whatever it held.
+
+Packed rows are for programs, so a record of them becomes a line for each row. Those of traces stay that when they are
+read; those that follow an `answer` are put back into it.
 """
 
 from __future__ import annotations
@@ -12,23 +15,19 @@ from __future__ import annotations
 import base64
 import json
 import math
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import msgpack
 
-from gpt import records
+from gpt import packed, records
 from gpt.errors import MalformedError
 from gpt.printable import printable_json
 from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53
 ESCAPES = frozenset(("$int", "$float", "$b64", "$raw", "$ext", "$pairs", "$map"))
-ROW_TYPES = {
-    "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f32": "f", "f64": "d",
-}  # fmt: skip
 
 
 def _b64(data: bytes) -> str:
@@ -102,18 +101,44 @@ def decode(value: Any) -> Any:
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
-    """The lines of a record: one, but for `calls`, which become a `call` for each row."""
-    if record["kind"] != "calls":
+    """The lines of a record: one, but for packed rows, each of which becomes a line. Raises MalformedError."""
+    if record["kind"] == "answer":
+        yield from _answer_lines(record)
+    elif record["kind"] in records.ROWS:
+        yield from _row_lines(record)
+    else:
         yield _dump(record)
-        return
-    if fault := records.check(record):
-        raise MalformedError(fault)
-    common = {"kind": "call", "thread": record["thread"]}
-    names = [field["name"] for field in record["fields"]]
-    if len({*common, *names}) < len(common) + len(names):
-        raise MalformedError(f"calls: fields of one name, or named {' or '.join(common)}")
-    for row in _rows(record):
-        yield _dump({**common, **dict(zip(names, row, strict=True))})
+
+
+def _row_lines(record: dict[str, Any]) -> Iterator[str]:
+    """Each row with the other keys of the record. Rows of zero bytes were never written."""
+    fields = packed.parse_fields(record)
+    kind, stride, rows = record["kind"], record["stride"], record["rows"]
+    packed.check_rows(kind, rows, stride)
+    common = {key: value for key, value in record.items() if key not in ("fields", "stride", "rows")}
+    common["kind"] = records.ROWS[kind]
+    names = _check_names(kind, fields, common)
+    for at, row in enumerate(packed.iter_rows(fields, stride, rows)):
+        if any(row) or any(rows[at * stride : (at + 1) * stride]):
+            yield _dump(common | dict(zip(names, row, strict=True)))
+
+
+def _answer_lines(record: dict[str, Any]) -> Iterator[str]:
+    """What it says of its rows, then each row, without what it has no value for."""
+    fields, rows = packed.unpack_rows(record)
+    common = {"kind": records.ANSWER_ROW, "answer": record["name"]}
+    names = _check_names("answer", fields, common)
+    yield _dump({key: value for key, value in record.items() if key not in ("stride", "texts", "rows")})
+    for row in rows:
+        values = zip(names, row, strict=True)
+        yield _dump(common | {name: value for name, value in values if value is not None})
+
+
+def _check_names(kind: str, fields: list[packed.Field], common: dict[str, Any]) -> list[str]:
+    """The names of fields, none of which may be another key of the line."""
+    if both := next((field.name for field in fields if field.name in common), None):
+        raise MalformedError(f"{kind}: a field is named {both}")
+    return [field.name for field in fields]
 
 
 def _dump(record: dict[str, Any]) -> str:
@@ -123,26 +148,63 @@ def _dump(record: dict[str, Any]) -> str:
         raise MalformedError(f"{record['kind']} record nested too deep for JSON") from None
 
 
-def _rows(record: dict[str, Any]) -> Iterator[list[Any]]:
-    """The rows of a `calls` record, a value for each field. Rows of zero bytes were never written."""
-    layout, stride, rows = [], record["stride"], record["rows"]
-    for field in record["fields"]:
-        code = ROW_TYPES.get(field["type"])
-        if code is None or field["offset"] + struct.calcsize(code) > stride:
-            raise MalformedError(f"field '{field['name']}' of type '{field['type']}' does not fit its row")
-        layout.append((struct.Struct("<" + code), field["offset"]))
-    if not layout or len(rows) % stride:
-        raise MalformedError(f"calls: {len(rows)} bytes are no rows of {stride}")
-    padding = bytes(stride)
-    for start in range(0, len(rows), stride):
-        if rows[start : start + stride] == padding:
-            continue
-        yield [code.unpack_from(rows, start + offset)[0] for code, offset in layout]
-
-
 def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
     """The records of JSON lines, segments checked. Raises MalformedError with the line's number."""
-    yield from check_segments(_parse_lines(file, name), name)
+    yield from check_segments(_gather_rows(_parse_lines(file, name)), name)
+
+
+def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
+    """Puts the rows that follow an `answer` back into it."""
+    answer: _AnswerLines | None = None
+    for record, where in found:
+        if answer and answer.add(record, where):
+            continue
+        if answer:
+            yield answer.record()
+        answer = None
+        if record["kind"] == "answer" and "rows" not in record:
+            answer = _AnswerLines(record, where)
+        else:
+            yield record, where
+    if answer:
+        yield answer.record()
+
+
+class _AnswerLines:
+    """An answer that comes as lines: what it says of its rows, and the rows. Faults have the line's location."""
+
+    def __init__(self, head: Record, where: str) -> None:
+        if fault := records.check(head | {"stride": 0, "texts": [], "rows": b""}):
+            raise MalformedError(fault, where)
+        self._head, self._where = head, where
+        self._names = [column["name"] for column in head["columns"]]
+        with _located(where):
+            self._rows = packed.Packer(head["columns"])
+
+    def add(self, record: Record, where: str) -> bool:
+        """Takes a row in, if the record is one of this answer."""
+        if record["kind"] != records.ANSWER_ROW or record.get("answer") != self._head["name"]:
+            return False
+        with _located(where):
+            self._rows.add([record.get(name) for name in self._names])
+        return True
+
+    def record(self) -> tuple[Record, str]:
+        """The whole of it, and where it began."""
+        keys = self._head | self._rows.keys()
+        declared = {key: keys[key] for key in ("kind", *records.KINDS["answer"]) if key in keys}
+        whole = Record(declared | keys)
+        with _located(self._where):
+            whole.raw = pack(dict(whole))
+        return whole, self._where
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    try:
+        yield
+    except MalformedError as error:
+        raise MalformedError(error.fact, where) from None
 
 
 def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
@@ -156,9 +218,7 @@ def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
             raise MalformedError("not a GPT record", where)
         if record["kind"] == "chunk":  # no tool writes one, and whoever reads this could not see what is in it
             raise MalformedError("chunk in the JSON form", where)
-        packed = Record(record)
-        try:
-            packed.raw = pack(record)
-        except MalformedError as error:
-            raise MalformedError(error.fact, where) from None
-        yield packed, where
+        found = Record(record)
+        with _located(where):
+            found.raw = pack(record)
+        yield found, where

@@ -29,6 +29,14 @@ STRUCTS: dict[str, Keys] = {
         "type": ("str", "u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64"),
         "offset": ("u64", "bytes from the start of the row or slot"),
     },
+    "column": {
+        "name": ("str", "name of the value"),
+        "type": ("str", "as of a field, or text; with ? where a row may have no value"),
+        "offset": ("u64", "bytes from the start of the row"),
+        "unit": ("str?", "ns, bytes, %, id, and of text kernel; absent for counts and plain text"),
+        "title": ("str?", "what stands above it in a table; absent where that is the name"),
+        "shown": ("str?", "in tables for people: never, any, under; absent for always"),
+    },
     "param": {
         "offset": ("u64", "bytes from the start of the parameters"),
         "size": ("u64", "bytes"),
@@ -305,52 +313,28 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
     },
-    "process": {
-        "pid": ("u64", "process id"),
-        "host": ("str", "host name"),
-        "argv": ("[str]", "its command line"),
-        "start": ("u64", "begin of its trace, ns since the epoch"),
-        "duration": ("u64", "from there to the end of its last call, ns"),
-        "threads": ("u64", "threads that made calls"),
-        "calls": ("u64", "calls that were recorded or counted"),
-        "status": ("u64?", "exit status; absent where the trace has no end: it was killed, or runs"),
-    },
-    "timing": {
-        "type": ("str", "as in api; ioctl for what the driver asked the kernel for"),
-        "op": ("str?", "as in api"),
-        "name": ("str?", "of the function, as in api; absent for all of the type"),
-        "calls": ("u64", "how many"),
-        "counted": ("u64", "of these, counted and not timed; what follows is about the others"),
-        "open": ("u64", "without return; the times are those of the others"),
-        "failed": ("u64", "with a result that is neither CUDA_SUCCESS nor CUDA_ERROR_NOT_READY"),
-        "total": ("u64", "ns in all calls together"),
-        "mean": ("u64", "ns"),
-        "p50": ("u64", "ns that half of the calls did not take longer than, to 0.4 %"),
-        "p99": ("u64", "ns that 99 % of the calls did not take longer than, to 0.4 %"),
-        "slowest": ("u64", "ns of the slowest call"),
-        "slowest_start": ("u64?", "when it began, ns since the epoch"),
-        "slowest_pid": ("u64?", "process that made it"),
-        "slowest_thread": ("u64?", "thread that made it, where that is known"),
-    },
-    "transfer": {
-        "op": ("str", "HtoD, DtoH, DtoD, peer, 2D, 3D; any where the driver looks at the addresses; set for memset"),
-        "calls": ("u64", "calls that succeeded"),
-        "bytes": ("u64", "bytes that they copied or set"),
-        "total": ("u64", "ns in these calls; an asynchronous one returns before it is done"),
-        "gpu_calls": ("u64?", "calls whose time on the GPU is known"),
-        "gpu_total": ("u64?", "ns on the GPU of those together"),
-    },
-    "launched": {
-        "name": ("str", "mangled name of the kernel"),
-        "launches": ("u64", "launches that succeeded; those that launches of graphs made included"),
-        "gpu_launches": ("u64?", "launches whose time on the GPU is known"),
-        "gpu_total": ("u64?", "ns on the GPU of those together"),
+    "answer": {
+        "name": ("str", "what it is about: processes, functions, copies, kernels"),
+        "columns": ("[column]", "values of a row, in order"),
+        "stride": ("u64", "bytes of a row"),
+        "texts": ("[str]", "what numbers in columns of text stand for, from 0"),
+        "rows": ("bin", "packed little-endian rows; none is padding"),
+        "top": ("u64?", "rows that a table for people shows, of many; absent for all"),
+        "verdict": ("[str]", "what follows from the rows, or limits what they say: a line each"),
     },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),
         "data": ("bin", "whole records; zero bytes between them are padding"),
     },
 }
+
+ROWS = {  # kinds of packed rows, and those that a row of theirs has in JSON
+    "launches": "launch",
+    "counts": "count",
+    "calls": "call",
+    "gpu_times": "gpu_time",
+}
+ANSWER_ROW = "row"  # and that of a row of an answer, which it is put back into
 
 
 def make(kind: str, **values: Any) -> dict[str, Any]:

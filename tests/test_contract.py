@@ -174,7 +174,8 @@ def test_end_is_recounted(stage, work):
         else:
             count += 1
     assert ends[:2] == [(len(STRANGE), 3), (0, 0)]
-    assert ends[2][0] > len(read(work)) - 2
+    given = [record for record in read(work) if record["kind"] not in TAKEN.get(stage.name, ())]
+    assert ends[2][0] > len(given) - 2
 
 
 def test_equal_inputs_give_equal_outputs(stage, work):
@@ -235,7 +236,8 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
         first = ask(header.raw, 1)
         assert [r["kind"] for r in first] == ["header", "sync"]
         second = ask(b"".join(r.raw for r in middle), 2)
-        assert len(second) > len(middle) + 1, "the answer lacks what the records led to"
+        given = [record for record in middle if record["kind"] not in TAKEN.get(stage.name, ())]
+        assert len(second) > len(given) + 1, "the answer lacks what the records led to"
         third = ask(b"", 3)
         assert [r["kind"] for r in third] == ["sync"]
         assert not select.select([process.stdout], [], [], 0)[0]
@@ -244,7 +246,8 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
         rest = io.BytesIO(process.stdout.read())
         *more, last = msgpack.Unpacker(rest, strict_map_key=False, unicode_errors="surrogateescape")
         assert last["records"] == len(first + second + third + more) - 1
-        assert len(more) == (stage.name == "gpt-analyze")  # how the process ended is news
+        news = ["answer"] * 4 if stage.name == "gpt-analyze" else []  # how the process ended
+        assert [record["kind"] for record in more] == news
     assert process.returncode == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpt import jsonl, records, stream
+from gpt import jsonl, packed, records, stream
 from gpt.errors import GptError, MalformedError
 
 HEADER = stream.header("test", ["test"])
@@ -158,9 +158,9 @@ def test_calls_become_a_line_for_each_row():
     assert list(jsonl.lines(CALLS | {"rows": b""})) == []
 
 
-@pytest.mark.parametrize("type_", sorted(jsonl.ROW_TYPES))
+@pytest.mark.parametrize("type_", sorted(packed.TYPES))
 def test_every_type_of_a_field_is_read(type_):
-    code = jsonl.ROW_TYPES[type_]
+    code = packed.TYPES[type_]
     size = int(type_[1:]) // 8
     assert struct.calcsize("<" + code) == size
     fields = [{"name": "v", "type": type_, "offset": 3}]

@@ -10,19 +10,34 @@ A trace that is torn or malformed is an error at the end; what was read of it co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
-from gpt import cli, records
-from gpt.errors import GptError, MalformedError, MissingError
+import typer
+
+from gpt import cli, packed, records
+from gpt.errors import GptError, MalformedError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 Record = dict[str, Any]
-Answer = Iterator[Record]
+Answers = Iterator[Record]
+Rows = Iterable[Sequence[Any]]
+
+
+class Form(StrEnum):
+    """What an answer can be written as, beside a table and the stream."""
+
+    md = "md"
+    csv = "csv"
+
+
+Traces = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")]
+Format = Annotated[Form | None, typer.Option("--format", help="Write Markdown or CSV.")]
 
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup"))  # what a process knows, and others use
 
@@ -36,11 +51,59 @@ class Analysis(Protocol):
     def take(self, process: Process) -> None:
         """Takes the rows that a process has collected: when they are many, and when it is over."""
 
-    def end(self, process: Process) -> Answer:
-        """The segment of a process is over: what is to be said in it."""
+    def end(self, process: Process) -> None:
+        """The segment of a process is over."""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Answers:
         """What there is to say of all that was read."""
+
+
+class Column(NamedTuple):
+    """A column of an answer; what each key means is in gpt-stream(5)."""
+
+    name: str
+    type: str
+    unit: str = ""
+    title: str = ""
+    shown: str = ""
+
+    def declare(self) -> Record:
+        """A struct `column`, at no place yet."""
+        more = {key: getattr(self, key) for key in ("unit", "title", "shown") if getattr(self, key)}
+        return {"name": self.name, "type": self.type, "offset": 0, **more}
+
+
+def make_answer(
+    name: str, columns: Sequence[Column], rows: Rows, verdict: Sequence[str] = (), top: int | None = None
+) -> Record:
+    """An `answer` of rows with a value for each column, None for none.
+
+    Numbers are rounded where the column has whole ones, and as large as these can be where they are larger.
+    Raises MalformedError where all of it is too large for a record.
+    """
+    packer = packed.Packer(column.declare() for column in columns)
+    for row in rows:
+        packer.add([_fit(column.type, value) for column, value in zip(columns, row, strict=True)])
+    return records.make("answer", name=name, **packer.keys(), top=top, verdict=list(verdict))
+
+
+def _fit(type_: str, value: Any) -> Any:
+    """A number for a column; what malformed rows add up to may not fit."""
+    if value is None or type_[0] != "u":
+        return value
+    return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))
+
+
+def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> cli.Stage:
+    """The stage of an analysis that answers: tables unless another form is asked for."""
+    if form and (as_stream or json):
+        raise UsageError("--format with --stream or --json: standard output has one form")
+    stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
+    if form:
+        from gpt.screen.answers import Report
+
+        stage.table = Report(form)
+    return stage
 
 
 def run(stage: cli.Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
@@ -138,8 +201,8 @@ class _Passage:
         if process.started:
             process.status = None if end is None else end.get("status", 0)
             self._analysis.take(process)
-            for record in self._analysis.end(process):
-                self._write(record)
+            self._analysis.end(process)
+            self._news = True  # how it ended, if nothing else
         self._end = end
 
     def _write_end(self) -> None:

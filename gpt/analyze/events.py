@@ -11,13 +11,11 @@ import json
 import mmap
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpt import cli
-from gpt.analyze.base import Answer
+from gpt.analyze import base
+from gpt.analyze.base import Answers
 from gpt.errors import GptError
 from gpt.printable import printable_json
 
@@ -33,19 +31,15 @@ TIMED = ("start", "duration", "result")  # fields that every line tells in a way
 
 
 def events(
-    traces: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")
-    ] = None,
+    traces: base.Traces = None,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
     """List every call, oldest first."""
-    from gpt.analyze.base import run
-
     stage = cli.Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
-    return run(stage, Events(stage, json), traces or ())
+    return base.run(stage, Events(stage, json), traces or ())
 
 
 class Events:
@@ -74,11 +68,10 @@ class Events:
                 raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
             self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
 
-    def end(self, process: Process) -> Answer:
+    def end(self, process: Process) -> None:
         """Nothing yet: another process may have earlier calls."""
-        yield from ()
 
-    def answer(self) -> Answer:
+    def answer(self) -> Answers:
         """Writes the lines; they are no records."""
         if self._json:
             for lines in self.iter_lines():

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from gpt import cli, records
+from gpt import cli
+from gpt.analyze import base
+from gpt.analyze.base import Column, Record, Rows, make_answer
 
 if TYPE_CHECKING:
-    from gpt.analyze.base import Answer
-    from gpt.analyze.totals import FunctionTotals, KernelTotals, ProcessTotals, Totals
+    from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.process import Process
 
-MAX = (1 << 64) - 1
+PROCESSES = (
+    Column("command", "text", title="process"),
+    Column("host", "text", shown="never"),
+    Column("pid", "u64", "id"),
+    Column("start", "u64", "ns", shown="never"),
+    Column("threads", "u64"),
+    Column("calls", "u64"),
+    Column("duration", "u64", "ns", "time"),
+    Column("status", "u64?", "id", "exit"),
+)
+FUNCTIONS = (
+    Column("type", "text", title="type, function"),
+    Column("op", "text?", shown="never"),
+    Column("name", "text?", shown="under"),
+    Column("calls", "u64"),
+    Column("counted", "u64", shown="never"),
+    Column("open", "u64", shown="never"),
+    Column("failed", "u64", shown="any"),
+    *(Column(name, "u64?", "ns") for name in ("total", "mean", "p50", "p99", "slowest")),
+    Column("slowest_start", "u64?", "ns", shown="never"),
+    Column("slowest_pid", "u64?", "id", shown="never"),
+    Column("slowest_thread", "u64?", "id", shown="never"),
+)
+COPIES = (
+    Column("op", "text", title="copies"),
+    Column("calls", "u64"),
+    Column("bytes", "u64", "bytes"),
+    Column("mean_bytes", "u64", "bytes", "a call"),
+    Column("total", "u64", "ns", "time in calls"),
+    Column("gpu_calls", "u64?", shown="never"),
+    Column("gpu_total", "u64?", "ns", "GPU time", "any"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("share", "f64", "%"),
+    Column("gpu_launches", "u64?", shown="never"),
+    Column("gpu_total", "u64?", "ns", "GPU time", "any"),
+    Column("gpu_share", "f64?", "%", "share", "any"),
+    Column("gpu_mean", "u64?", "ns", "mean", "any"),
+)
+TOP = 30  # kernels that tables show
 
 
 def summary(
-    traces: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")
-    ] = None,
+    traces: base.Traces = None,
+    form: base.Format = None,
     as_stream: cli.Stream = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
@@ -29,10 +68,7 @@ def summary(
     version: cli.Version = False,
 ) -> int:
     """Sum up calls, bytes and kernels of programs."""
-    from gpt.analyze.base import run
-
-    stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    return run(stage, Summary(), traces or ())
+    return base.run(base.open_stage(form, as_stream, json, from_json), Summary(), traces or ())
 
 
 class Summary:
@@ -46,6 +82,7 @@ class Summary:
 
         self.kinds = RUNS
         self._done = Totals()  # of processes that are over
+        self._processes: list[tuple[Any, ...]] = []  # rows of the same
         self._current: ProcessTotals | None = None
 
     def take(self, process: Process) -> None:
@@ -58,89 +95,93 @@ class Summary:
         current.take()
         self._current = current
 
-    def end(self, process: Process) -> Answer:
-        """The process."""
-        totals, self._current = self._current, None
-        if totals is None:
-            return
-        self._done.merge(totals.named())
-        header = process.header
-        yield records.make(
-            "process",
-            pid=header["pid"],
-            host=header["host"],
-            argv=header["argv"],
-            start=header["realtime"],
-            duration=totals.last - process.clock.monotonic,
-            threads=len(process.threads),
-            calls=totals.calls,
-            status=process.status,
-        )
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        if self._current:
+            self._done.merge(self._current.named())
+            self._processes.append(_process_row(self._current))
+        self._current = None
 
-    def answer(self) -> Answer:
+    def answer(self) -> base.Answers:
         """The sums."""
         from gpt.analyze.totals import Totals
 
-        totals = Totals()
+        totals, processes = Totals(), [*self._processes]
         totals.merge(self._done)
         if self._current:
             totals.merge(self._current.named())
-        yield from _iter_timings(totals)
-        yield from _iter_transfers(totals)
-        for name, kernel in sorted(totals.kernels.items(), key=_order_of_kernel):
-            known = kernel.gpu.count or None
-            time = known and _whole(kernel.gpu.total)
-            yield records.make("launched", name=name, launches=kernel.launches, gpu_launches=known, gpu_total=time)
+            processes.append(_process_row(self._current))
+        yield _make_processes(processes)
+        if totals.functions:
+            yield _make_functions(totals)
+        if copies := list(_iter_copies(totals)):
+            yield make_answer("copies", COPIES, copies)
+        if totals.kernels:
+            yield make_answer("kernels", KERNELS, _iter_kernels(totals), top=TOP)
 
 
-def _whole(value: float) -> int:
-    """A number for a record; what malformed rows add up to may not fit."""
-    return min(MAX, round(value))
+def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:
+    process, header = totals.process, totals.process.header
+    duration = totals.last - process.clock.monotonic
+    what = shlex.join(header["argv"]), header["host"], process.pid, header["realtime"]
+    return *what, len(process.threads), totals.calls, duration, process.status
 
 
-def _order_of_kernel(item: tuple[str, KernelTotals]) -> tuple[float, int, str]:
-    name, kernel = item
-    return -kernel.gpu.total, -kernel.launches, name
+def _make_processes(rows: list[tuple[Any, ...]]) -> Record:
+    endless = sum(row[-1] is None for row in rows)
+    verdict = [f"{endless:,} of {len(rows):,} have no end: killed, or still running"] if endless else []
+    return make_answer("processes", PROCESSES, rows, verdict)
 
 
-def _iter_timings(totals: Totals) -> Answer:
-    """Each type, that with the longest time first, and its functions behind it."""
+def _make_functions(totals: Totals) -> Record:
+    """Each type, that with the longest time first, and its functions after it."""
     types = totals.types()
+    rows: list[tuple[Any, ...]] = []
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
-        yield _timing(types[type_], type=type_)
+        rows.append((type_, None, None, *_times(types[type_])))
         inside = [api for api in totals.functions if api.type == type_]
-        for api in sorted(inside, key=lambda a: (-totals.functions[a].durations.total, a)):
-            yield _timing(totals.functions[api], type=type_, op=api.op, name=api.name)
+        inside.sort(key=lambda api: (-totals.functions[api].durations.total, api))
+        rows += [(type_, api.op, api.name, *_times(totals.functions[api])) for api in inside]
+    counted = sum(function.counted for function in types.values())
+    open_ = sum(function.calls - function.durations.count for function in types.values())
+    verdict = []
+    if counted:
+        verdict.append(f"{counted:,} calls were only counted; the times are those of the others")
+    if open_:
+        verdict.append(f"{open_:,} calls did not return; the times are those of the others")
+    return make_answer("functions", FUNCTIONS, rows, verdict)
 
 
-def _timing(function: FunctionTotals, **names: str) -> dict[str, Any]:
+def _times(function: FunctionTotals) -> tuple[Any, ...]:
+    """From `calls` on."""
     took, slowest = function.durations, function.slowest
-    return records.make(
-        "timing",
-        **names,
-        calls=function.calls + function.counted,
-        counted=function.counted,
-        open=function.calls - took.count,
-        failed=function.failed,
-        total=_whole(took.total),
-        mean=_whole(took.total / took.count) if took.count else 0,
-        p50=_whole(took.percentile(0.5)),
-        p99=_whole(took.percentile(0.99)),
-        slowest=_whole(took.largest),
-        slowest_start=slowest and min(MAX, slowest.start),
-        slowest_pid=slowest and slowest.pid,
-        slowest_thread=slowest and slowest.thread,
-    )
+    counts = function.calls + function.counted, function.counted, function.calls - took.count, function.failed
+    if not took.count:
+        return *counts, *[None] * 8
+    times = took.total, took.total / took.count, took.percentile(0.5), took.percentile(0.99), took.largest
+    who = (slowest.start, slowest.pid, slowest.thread) if slowest else (None, None, None)
+    return *counts, *times, *who
 
 
-def _iter_transfers(totals: Totals) -> Answer:
+def _iter_copies(totals: Totals) -> Rows:
     """Bytes by direction, most first."""
     found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
             sums = found.setdefault(api.op, Counter())
             sums.update(function.moved)
-            if function.gpu.count:
-                sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.total)
+            sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.total)
     for op in sorted(found, key=lambda op: (-found[op]["bytes"], op)):
-        yield records.make("transfer", op=op, **{key: _whole(value) for key, value in found[op].items()})
+        sums = found[op]
+        on_gpu = (sums["gpu_calls"], sums["gpu_total"]) if sums["gpu_calls"] else (None, None)
+        yield op, sums["calls"], sums["bytes"], sums["bytes"] // sums["calls"], sums["total"], *on_gpu
+
+
+def _iter_kernels(totals: Totals) -> Rows:
+    """Each kernel, that with the longest time on the GPU first, then that which was launched most."""
+    launches = sum(kernel.launches for kernel in totals.kernels.values())
+    time = sum(kernel.gpu.total for kernel in totals.kernels.values())
+    for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
+        gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
+        known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
+        yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)

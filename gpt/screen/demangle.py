@@ -52,3 +52,8 @@ def _answer(names: Sequence[str], pipe: int) -> None:
         if name.startswith("_Z") and len(name) < MAX_TEXT and name.isascii():
             text = function(name.encode(), None, None, None)
         os.write(pipe, (text if text and len(text) < MAX_TEXT else b"") + b"\0")
+
+
+def readable(kernels: list[str]) -> list[str]:
+    """Names of kernels as their source has them, without the type that they return, which is always the same."""
+    return [name.removeprefix("void ") for name in demangle(kernels)]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
 from gpt.screen.grid import screen_width
-from gpt.screen.tables import readable
-from gpt.screen.traces import human_time
+from gpt.screen.units import human_time
 
 FORM = "{:>11} {:>7} {:>13} {:>6} {}"
 HEADER = FORM.format("seconds", "took", "pid/tid", "result", "call") + "\n"

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from gpt import records
+from gpt.errors import MalformedError
 from gpt.printable import printable, shorten
-from gpt.screen.demangle import demangle
+from gpt.screen.demangle import readable
 from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
+from gpt.screen.units import human, human_count, percent
 
 if TYPE_CHECKING:
-    from gpt.screen.traces import TraceTables
+    from gpt.screen.answers import AnswerTable
 
 Record = Mapping[str, Any]
 Lines = Iterator[Text]
 
 NEEDS = ("registers", "spills", "stack", "shared", "constant")
-TRACED = ("process", "timing", "transfer", "launched")
 COUNTS = ("elements", "kernels", "bytes")
 ELEMENT_COUNTS = ("elements", "kernels", "packed", "unpacked")
 TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
@@ -33,28 +34,6 @@ MODES = {"fill", "hole", "compact", "copy"}
 KEPT, TOTAL = "kept", "total"
 MAX_REASONS = 12  # that have a column of their own
 NAME = 40  # columns of a name in a sentence
-
-
-def human(size: int) -> str:
-    """Bytes in binary units, three digits."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
-
-
-def human_count(number: int, sign: str = "-") -> str:
-    """A number with its thousands apart; four digits of one that nothing real reaches."""
-    return f"{number:{sign},}" if abs(number) < 10**12 else f"{number:{sign}.3g}"
-
-
-def percent(part: int, whole: int) -> str:
-    """A share, `-` where there is no whole."""
-    if not whole:
-        return "-"
-    share = 100 * part / whole
-    return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
 
 
 class LibraryTables:
@@ -71,7 +50,7 @@ class LibraryTables:
         self._repacked: list[Record] = []
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
-        self._trace: TraceTables | None = None
+        self._answers: dict[str, AnswerTable] = {}  # the last of each name
         self._kernels: list[Record] = []
         self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
         self._takers: dict[str, Callable[[Record], None]] = {
@@ -83,7 +62,7 @@ class LibraryTables:
             "repacked": self._add_repacked,
             "ptx": self._add_ptx,
             "kernel": self._add_kernel,
-            **dict.fromkeys(TRACED, self._add_trace),
+            "answer": self._add_answer,
         }
 
     def add(self, record: Record) -> str | None:
@@ -91,9 +70,13 @@ class LibraryTables:
         take = self._takers.get(record["kind"])
         if take is None:
             return None
-        if (fault := records.check(record)) is None:
+        if fault := records.check(record):
+            return fault
+        try:
             take({key: record[key] for key in ("kind", *records.KINDS[record["kind"]]) if key in record})
-        return fault
+        except MalformedError as error:
+            return error.fact
+        return None
 
     def _add_library(self, record: Record) -> None:
         details = [record.get("machine"), human(record["size"]), record.get("build_id")]
@@ -139,12 +122,10 @@ class LibraryTables:
         counts += [len(record.get(key, ())) for key in ("maps", "variables")]
         self._probed.append((record["name"], record.get("reason", ""), counts))
 
-    def _add_trace(self, record: Record) -> None:
-        if self._trace is None:
-            from gpt.screen.traces import TraceTables
+    def _add_answer(self, record: Record) -> None:
+        from gpt.screen.answers import AnswerTable
 
-            self._trace = TraceTables()
-        self._trace.add(record)
+        self._answers[record["name"]] = AnswerTable(record)
 
     def text(self) -> str:
         """The news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -166,8 +147,10 @@ class LibraryTables:
             for row in self._modules:
                 grid.add(*row)
             yield from grid.lines(width)
-        if self._trace:
-            yield from self._trace.lines(width)
+        for number, answer in enumerate(self._answers.values()):
+            if number:
+                yield Text()
+            yield from answer.lines(width)
 
     def _for_each(self, grids: dict[str, Grid], width: int) -> Lines:
         """The table of each library below its name."""
@@ -299,11 +282,6 @@ def _tally_grid(rows: dict[str, Counter[str]]) -> Grid:
     for reason in _kept_last(rows):
         add(reason, rows[reason])
     return grid
-
-
-def readable(kernels: list[str]) -> list[str]:
-    """Names of kernels as their source has them, without the type that they return, which is always the same."""
-    return [name.removeprefix("void ") for name in demangle(kernels)]
 
 
 def _kernel_grid(kernels: list[Record]) -> Grid:

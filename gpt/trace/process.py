@@ -19,7 +19,7 @@ from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
 Record = dict[str, Any]
 
 CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl"))  # what is known of calls
-RUNS = CALLS | {"counts", "gpu_times", "graph", "launches"}  # and of what they did
+RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
@@ -103,11 +103,11 @@ class Process:
                 self._add_calls(record)
             case "ioctl":
                 self._add_calls(self._as_call(record))
-            case "gpu_times":
+            case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
-            case "launches":
+            case "launches" | "launch":
                 self.launches.add(record)
-            case "counts":
+            case "counts" | "count":
                 self.counts.add(record)
             case _:
                 if fault := records.check(record):

@@ -4,7 +4,7 @@ A trace of ten million calls is some twenty thousand `calls` records of up to 51
 the fields of a record are looked at once for each layout and not once for each record, and rows of one layout are
 collected as bytes until there are enough of them for an array to be worth its price.
 
-The JSON form has a `call` for each row instead; those become rows again here.
+The JSON form has a record for each row instead (`call`, `launch`); those become rows again here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from gpt import records
+from gpt import packed, records
 from gpt.errors import MalformedError
 
 Rows = npt.NDArray[np.void]
@@ -25,10 +25,6 @@ Threads = npt.NDArray[np.uint64]
 BATCH = 16 << 20  # bytes of rows that are collected
 OVERHEAD = 64  # bytes that a collected record takes beside its rows
 MAX_LAYOUTS = 1000  # that are remembered
-TYPES = {
-    "u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8",
-    "i8": "<i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8",
-}  # fmt: skip
 CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # what every row of `calls` has
 ARGUMENTS = {  # and what some have
     "object": "u64", "stream": "u64", "to": "u64", "from": "u64", "bytes": "u64", "function": "u32", "shared": "u32",
@@ -40,26 +36,22 @@ COUNTS = {"count": "u64", "api": "u32"}  # and of `counts`
 GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # and of `gpu_times`
 
 
-def parse_layout(fields: list[dict[str, Any]], stride: int, known: dict[str, str]) -> np.dtype[np.void]:
-    """The fields whose names are `known`, as a dtype of `stride` bytes.
+def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:
+    """The fields of its rows whose names are `known`, as a dtype.
 
-    Raises MalformedError where a field does not fit its row, or one that is known has another type.
+    Raises MalformedError where the record makes no sense, or a field that is known has another type.
     """
-    if stride > records.MAX_RECORD:
-        raise MalformedError(f"rows of {stride} bytes are too large")
-    names, formats, offsets = [], [], []
-    for field in fields:
-        name, code = field["name"], TYPES.get(field["type"])
-        if code is None or field["offset"] + np.dtype(code).itemsize > stride:
-            raise MalformedError(f"field '{name}' of type '{field['type']}' does not fit its row")
-        if name not in known:
-            continue
-        if known[name] != field["type"] or name in names:
-            raise MalformedError(f"field '{name}' is no {known[name]}, or is there twice")
-        names.append(name)
-        formats.append(code)
-        offsets.append(field["offset"])
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": stride})
+    found = [field for field in packed.parse_fields(record) if field.name in known]
+    if odd := next((field.name for field in found if field.type != known[field.name]), None):
+        raise MalformedError(f"field '{odd}' is no {known[odd]}")
+    return np.dtype(
+        {
+            "names": [field.name for field in found],
+            "formats": ["<" + field.code for field in found],
+            "offsets": [field.offset for field in found],
+            "itemsize": record["stride"],
+        }
+    )
 
 
 class Layout:
@@ -72,11 +64,6 @@ class Layout:
         """Raises MalformedError where a field is missing."""
         if missing := [name for name in names if name not in (self.dtype.names or ())]:
             raise MalformedError(f"{kind}: no field '{missing[0]}'")
-
-    def check_size(self, kind: str, rows: bytes) -> None:
-        """Raises MalformedError where the bytes are no whole rows."""
-        if len(rows) % self.dtype.itemsize:
-            raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {self.dtype.itemsize}")
 
 
 def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
@@ -97,7 +84,7 @@ def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
 
 
 class Collector:
-    """Takes in `calls` and `call` records, or those of another kind, and gives back arrays of rows.
+    """Takes in records of a kind, or those that its rows have in JSON, and gives back arrays of rows.
 
     `needed` are fields that must be there, of those `known`; where the first of them is 0 a row is not used.
     """
@@ -116,7 +103,7 @@ class Collector:
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes a record in. Raises MalformedError where it is nonsense."""
-        layout, rows = self._pack_call(record) if record["kind"] == "call" else self._find_layout(record)
+        layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:
             raise MalformedError(f"{record['kind']}.thread is no u64")
@@ -136,25 +123,25 @@ class Collector:
                 raise MalformedError(fault or f"{self._kind}.fields nested too deep")
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = Layout(parse_layout(record["fields"], record["stride"], self._known))
+            layout = self._layouts[key] = Layout(parse_layout(record, self._known))
             layout.require(self._kind, self._needed)
-        layout.check_size(self._kind, record["rows"])
+        packed.check_rows(self._kind, record["rows"], record["stride"])
         return layout, record["rows"]
 
-    def _pack_call(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
+    def _pack_line(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
         """The row that a line of JSON was."""
         names = tuple(name for name in self._known if name in record)
         key = (-1, repr(names).encode())
         layout = self._layouts.get(key)
         if layout is None:
-            layout = Layout(np.dtype([(name, TYPES[self._known[name]]) for name in names]))
-            layout.require("call", self._needed)
+            layout = Layout(np.dtype([(name, "<" + packed.TYPES[self._known[name]]) for name in names]))
+            layout.require(record["kind"], self._needed)
             self._layouts[key] = layout
         values = tuple(record[name] for name in names)
         for name, value in zip(names, values, strict=True):
             limits = np.iinfo(layout.dtype[name])
             if type(value) is not int or not limits.min <= value <= limits.max:
-                raise MalformedError(f"call.{name} is no {self._known[name]}")
+                raise MalformedError(f"{record['kind']}.{name} is no {self._known[name]}")
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:

@@ -59,8 +59,8 @@ def lines(*args):
 
 def summed(trace):
     found = lines("summary", "--json", trace)
-    functions = {r["name"]: r for r in found if r["kind"] == "timing" and "name" in r}
-    return found, functions
+    rows = [row for row in found if row["kind"] == "row"]
+    return rows, {row["name"]: row for row in rows if row["answer"] == "functions" and "name" in row}
 
 
 def size(trace):
@@ -87,12 +87,12 @@ def test_every_call_of_every_process_counts(trace):
     assert functions["cuMemcpyDtoH"]["calls"] == calls // 2
     assert all(row["open"] == row["failed"] == 0 for row in functions.values())
     assert all(0 <= r["p50"] <= r["p99"] <= r["slowest"] <= r["total"] for r in functions.values())
-    assert {r["op"]: (r["calls"], r["bytes"]) for r in found if r["kind"] == "transfer"} == {
+    assert {r["op"]: (r["calls"], r["bytes"]) for r in found if r["answer"] == "copies"} == {
         "HtoD": (calls, calls * 4096),
         "DtoH": (calls // 2, calls // 2 * 1000),
     }
-    assert [(r["name"], r["launches"]) for r in found if r["kind"] == "launched"] == [("foo", calls)]
-    processes = [r for r in found if r["kind"] == "process"]
+    assert [(r["name"], r["launches"]) for r in found if r["answer"] == "kernels"] == [("foo", calls)]
+    processes = [r for r in found if r["answer"] == "processes"]
     assert sorted((p["threads"], p["status"]) for p in processes) == [(1, 0), (1, 1), (5, 0)]
     assert all(p["duration"] < 60e9 for p in processes)
 
@@ -143,7 +143,7 @@ def test_a_program_that_is_killed(tmp_path):
         **trace.names,
     }
     assert sum(row["open"] for row in functions.values()) <= 4  # each thread was in one call at most
-    (process,) = (r for r in found if r["kind"] == "process")
+    (process,) = (r for r in found if r["answer"] == "processes")
     assert "status" not in process and process["calls"] > 1000
     assert len(lines("events", "--json", tmp_path / "t.mp")) == sum(trace.names.values())
 

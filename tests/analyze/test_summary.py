@@ -1,9 +1,10 @@
 """gpt-analyze summary: its sums against those of plain Python, on forged traces."""
 
+import csv
+import io
 import json
 import math
 import os
-import pty
 import random
 import subprocess
 from collections import defaultdict
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt import records
+from gpt import jsonl, packed, records
 from tests.trace import forge
 
 NAMES = {1: "cuMemAlloc", 2: "cuMemcpyHtoD", 3: "cuMemcpyDtoH", 4: "cuLaunchKernel", 5: "cuStreamSynchronize"}
@@ -35,23 +36,25 @@ def summed(*segments, status=0, warnings=0):
 
 def by_kind(lines):
     found = defaultdict(list)
-    for record in map(json.loads, lines.splitlines()):
-        kind = record.pop("kind")
-        assert records.check({"kind": kind} | unescaped(record)) is None
-        found[kind].append(unescaped(record))
+    for record in jsonl.read_lines(io.BytesIO(lines), "out"):
+        assert records.check(record) is None
+        if record["kind"] == "answer":
+            fields, rows = packed.unpack_rows(record)
+            names = [field.name for field in fields]
+            told = [zip(names, row, strict=True) for row in rows]
+            found[record["name"]] = [{name: value for name, value in row if value is not None} for row in told]
+            found["verdicts"] += record["verdict"]
+        else:
+            found[record["kind"]].append(record)
     return found
 
 
-def unescaped(record):
-    return {k: int(v["$int"]) if isinstance(v, dict) and "$int" in v else v for k, v in record.items()}
-
-
 def functions(found):
-    return {row["name"]: row for row in found["timing"] if "name" in row}
+    return {row["name"]: row for row in found["functions"] if "name" in row}
 
 
 def types(found):
-    return {row["type"]: row for row in found["timing"] if "name" not in row}
+    return {row["type"]: row for row in found["functions"] if "name" not in row}
 
 
 def nearest(values, part):
@@ -89,12 +92,12 @@ def test_sums_are_those_of_the_calls():
     assert (row["calls"], row["total"]) == (len(copies), sum(c[1] for c in copies))
     assert row["p50"] == pytest.approx(nearest([c[1] for c in copies], 0.5), rel=0.004)
     for api, op in ((2, "HtoD"), (3, "DtoH")):
-        (row,) = (row for row in found["transfer"] if row["op"] == op)
+        (row,) = (row for row in found["copies"] if row["op"] == op)
         good = [c for c in calls if c[2] == api and c[3] == 0]
         assert (row["calls"], row["bytes"]) == (len(good), sum(c[4] for c in good))
         assert row["total"] == sum(c[1] for c in good)
-    assert {row["op"] for row in found["transfer"]} == {"HtoD", "DtoH"}
-    (process,) = found["process"]
+    assert {row["op"] for row in found["copies"]} == {"HtoD", "DtoH"}
+    (process,) = found["processes"]
     assert (process["calls"], process["threads"], process["status"]) == (5000, 3, 0)
     assert process["duration"] == max(c[0] + c[1] for c in calls)
 
@@ -102,7 +105,7 @@ def test_sums_are_those_of_the_calls():
 def test_types_and_functions_come_with_the_longest_first():
     calls = forge.calls([(1, 50, 1, 0), (2, 10, 2, 0), (3, 70, 3, 0), (4, 500, 5, 0)])
     found = summed(forge.trace(*APIS, calls))
-    assert [(row["type"], row.get("name")) for row in found["timing"]] == [
+    assert [(row["type"], row.get("name")) for row in found["functions"]] == [
         ("sync", None),
         ("sync", "cuStreamSynchronize"),
         ("memcpy", None),
@@ -117,21 +120,21 @@ def test_calls_that_did_not_return_are_counted_and_not_timed():
     found = summed(forge.trace(*APIS, forge.calls([(5, 0, 5, 0), (6, 9, 5, 0)]), end=False))
     row = functions(found)["cuStreamSynchronize"]
     assert (row["calls"], row["open"], row["total"], row["slowest"]) == (2, 1, 9, 9)
-    assert "status" not in found["process"][0] and not found["end"]
+    assert "status" not in found["processes"][0] and not found["end"]
 
 
 def test_a_function_of_which_no_call_returned():
     found = summed(forge.trace(*APIS, forge.calls([(5, 0, 5, 0)])))
     row = functions(found)["cuStreamSynchronize"]
-    assert (row["calls"], row["open"], row["total"], row["mean"], row["p50"]) == (1, 1, 0, 0, 0)
-    assert "slowest_start" not in row
+    assert (row["calls"], row["open"]) == (1, 1)
+    assert not row.keys() & {"total", "mean", "p50", "p99", "slowest", "slowest_start", "slowest_pid"}
 
 
 def test_kernels_are_counted_by_name_whoever_loaded_them():
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "_Z1av"), (2, "_Z1bv"), (3, "_Z1av"))]
     found = summed(forge.trace(forge.launches({1: 5, 2: 10}), *kernel, forge.launches({3: 7, 9: 1})))
-    assert [(row["name"], row["launches"]) for row in found["launched"]] == [("_Z1av", 12), ("_Z1bv", 10), ("#9", 1)]
-    assert not any("gpu_total" in row for row in found["launched"])
+    assert [(row["name"], row["launches"]) for row in found["kernels"]] == [("_Z1av", 12), ("_Z1bv", 10), ("#9", 1)]
+    assert not any("gpu_total" in row for row in found["kernels"])
     assert len(found["function"]) == 3  # passed on
 
 
@@ -140,11 +143,11 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
     times = forge.gpu_times([(100, 50, 4, 2), (200, 70, 4, 2), (300, 5, 4, 1), (400, 33, 2, 0), (0, 0, 0, 0)])
     copies = forge.calls([(90, 5, 2, 0, 1, 2, 4096, 0)], forge.MEMORY)
     found = summed(forge.trace(*APIS, *kernel, forge.launches({1: 9, 2: 2}), times, copies))
-    assert [(r["name"], r["launches"], r["gpu_launches"], r["gpu_total"]) for r in found["launched"]] == [
+    assert [(r["name"], r["launches"], r["gpu_launches"], r["gpu_total"]) for r in found["kernels"]] == [
         ("b", 2, 2, 120),
         ("a", 9, 1, 5),
     ]
-    (row,) = found["transfer"]
+    (row,) = found["copies"]
     assert (row["op"], row["gpu_calls"], row["gpu_total"]) == ("HtoD", 1, 33)
 
 
@@ -175,7 +178,7 @@ def test_kernels_that_graphs_launched():
             forge.launches({1: 1000}),
         )
     )
-    assert {r["name"]: r["launches"] for r in found["launched"]} == {"a": 1000 + 1 + 2 * 3, "b": 10 + 100}
+    assert {r["name"]: r["launches"] for r in found["kernels"]} == {"a": 1000 + 1 + 2 * 3, "b": 10 + 100}
 
 
 def test_a_graph_that_makes_no_sense():
@@ -188,7 +191,7 @@ def test_calls_that_were_only_counted():
     found = summed(forge.trace(*APIS, counts, forge.calls([(5, 8, 1, 0)])))
     row = functions(found)["cuMemAlloc"]
     assert (row["calls"], row["counted"], row["open"], row["total"], row["p50"]) == (35, 34, 0, 8, 8)
-    assert found["process"][0]["calls"] == 35
+    assert found["processes"][0]["calls"] == 35
 
 
 def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
@@ -209,7 +212,7 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
     assert [(r["calls"], r["failed"], r["total"]) for r in (functions(found)["NV_ESC_RM_CONTROL"],)] == [(2, 0, 30)]
     assert functions(found)["NV_ESC_RM_ALLOC"]["failed"] == 1
     assert types(found)["ioctl"]["total"] == 33
-    assert found["process"][0]["calls"] == 1
+    assert found["processes"][0]["calls"] == 1
 
 
 def test_names_that_come_late_or_never():
@@ -222,7 +225,7 @@ def test_processes_are_summed_up_together_and_named_apart():
     other = [forge.api(99, "cuMemAlloc"), forge.calls([(5, 30, 99, 0)], thread=4)]  # ids are its own
     second = forge.trace(*other, pid=2, argv=["worker", "1"], end=False, tsc=0, tsc_hz=2 * 10**9)
     found = summed(first, second)
-    assert [(p["pid"], p["calls"], p.get("status")) for p in found["process"]] == [(1, 1, 0), (2, 1, None)]
+    assert [(p["pid"], p["calls"], p.get("status")) for p in found["processes"]] == [(1, 1, 0), (2, 1, None)]
     row = functions(found)["cuMemAlloc"]
     assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # of 2 GHz: half
 
@@ -231,7 +234,8 @@ def test_one_answer_stands_before_the_last_end():
     segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
     lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
-    assert kinds == ["header", "process", "end"] * 2 + ["header", "process", "timing", "timing", "end"]
+    rows = [*["answer", "row", "row", "row"], "answer", *["row"] * 2]
+    assert kinds == [*["header", "end"] * 2, "header", *rows, "end"]
 
 
 def test_children_are_read_once_and_absent_ones_named(tmp_path):
@@ -250,7 +254,7 @@ def test_children_are_read_once_and_absent_ones_named(tmp_path):
     gone = f"gpt-analyze: warning: {tmp_path}/gone: the trace of a child is absent: it does not count\n"
     assert done.stderr.decode() == gone
     found = by_kind(done.stdout)
-    assert [p["pid"] for p in found["process"]] == [1, 2, 5]
+    assert [p["pid"] for p in found["processes"]] == [1, 2, 5]
     assert functions(found)["cuMemAlloc"]["calls"] == 3
     assert [d["ref"] for d in found["diag"]] == [f"{tmp_path}/gone"]
     # On a pipe there is no folder, but the segments may follow.
@@ -262,7 +266,7 @@ def test_children_are_read_once_and_absent_ones_named(tmp_path):
 def test_a_segment_that_only_tells_of_a_process_is_none(tmp_path):
     tells = forge.trace(records.make("child", pid=2, how="spawn"), pid=2, argv=[])
     found = summed(forge.trace(*APIS, pid=1), tells)
-    assert [p["pid"] for p in found["process"]] == [1]
+    assert [p["pid"] for p in found["processes"]] == [1]
 
 
 def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
@@ -275,7 +279,7 @@ def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
     assert len(errors) == 2 and "a.mp+0x" in errors[0] and errors[1].endswith("absent.mp: No such file or directory")
     found = by_kind(done.stdout)
     assert functions(found)["cuMemAlloc"]["calls"] == 2
-    assert [p.get("status") for p in found["process"]] == [None, 0]
+    assert [p.get("status") for p in found["processes"]] == [None, 0]
     assert run(tmp_path / "a.mp").returncode == 3
 
 
@@ -326,29 +330,65 @@ def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
         assert (done.wait(), (tmp_path / "err").read_bytes()) == (0, b"")
         assert text.replace("\n", "").isprintable()
         lines = text.splitlines()
+        assert max(map(len, lines)) <= width
+        assert ("no room for slowest" in lines) == (width == 60)
         if width > 60:
-            assert max(map(len, lines)) <= width
             assert any("python3 'a b.py'" in line and line.split()[-1] == "0" for line in lines)
             assert any("matmul<float>(float*" in line and "1.00us" in line for line in lines)
-        assert any(line.endswith("no end") for line in lines)
+        assert "1 of 2 have no end: killed, or still running" in lines
         assert any("9.88s" in line for line in lines)
         assert "1 calls did not return; the times are those of the others" in lines
-        assert "and 12 more kernels, launched 12 times" in lines
+        assert "and 12 more kernels: 12 launches" in lines
 
 
-def test_a_table_of_wrong_records_is_no_fault():
-    strange = [{"kind": kind, "name": 5} for kind in ("process", "timing", "transfer", "launched")]
-    ours, theirs = pty.openpty()
-    done = subprocess.run(
-        ["gpt-analyze", "summary"], input=forge.pack(forge.trace(*strange)), stdout=theirs, stderr=subprocess.PIPE
-    )
-    os.close(theirs)
-    os.close(ours)
-    assert done.returncode == 0
-    assert done.stderr.decode().splitlines() == [
-        f"gpt-analyze: warning: {fault}: not in the tables"
-        for fault in ("process without pid", "timing without type", "transfer without op", "launched.name is no str")
+def test_a_table_of_wrong_answers_is_no_fault():
+    strange = [
+        {"kind": "answer", "name": 5},
+        records.make("answer", name="a", columns=[], stride=0, texts=[], rows=b"x", verdict=[]),
     ]
+    for form in [], ["--format", "md"]:
+        done = run(*form, data=forge.pack(forge.trace(*strange)))
+        assert done.returncode == 0
+        assert done.stderr.decode().splitlines() == [
+            f"gpt-analyze: warning: {fault}: not in the tables"
+            for fault in ("answer.name is no str", "answer: rows without fields")
+        ]
+
+
+def test_an_answer_as_csv_has_every_row_as_it_is():
+    kernels = [records.make("function", id=i, name=f'_Z{i},"\n') for i in range(40)]
+    segment = forge.trace(*APIS, *kernels, forge.launches(dict.fromkeys(range(40), 2)), forge.calls([(5, 10, 1, 0)]))
+    text = run("--format", "csv", data=forge.pack(segment)).stdout.decode()
+    blocks = [list(csv.DictReader(io.StringIO(block))) for block in text.split("\n\n")]
+    assert [len(block) for block in blocks] == [1, 2, 40]
+    assert blocks[1][1]["name"] == "cuMemAlloc" and blocks[1][1]["total"] == "10" and blocks[1][0]["name"] == ""
+    assert {(row["name"], row["launches"], row["gpu_total"]) for row in blocks[2]} == {
+        (f'_Z{i},"\\n', "2", "") for i in range(40)
+    }
+
+
+def test_an_answer_as_markdown_is_short_and_says_what_the_table_says():
+    kernels = [records.make("function", id=i, name=f"k{i}" + "|`\x1b" * 200) for i in range(400)]
+    calls = forge.calls([(5, 10, i, 0) for i in range(1, 400)])
+    segment = forge.trace(*APIS, calls, *kernels, forge.launches(dict.fromkeys(range(400), 2)), end=False)
+    data = forge.pack(segment)
+    done = run("--format", "md", data=data)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode()
+    assert len(done.stdout) <= 8000 and text.replace("\n", "").isprintable()
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "## processes",
+        "## functions",
+        "## kernels",
+    ]
+    assert "more kernels: " in text and "1 of 1 have no end: killed, or still running" in text
+    assert "| `app` | 10 | 1 | 399 | 15ns | - |" in text
+
+
+def test_an_answer_has_one_form():
+    for other in ("--json", "--stream"):
+        done = run("--format", "md", other, data=forge.pack(forge.trace()))
+        assert done.returncode == 2 and b"--format with --stream or --json" in done.stderr
 
 
 SAMPLE = forge.pack(
@@ -372,7 +412,7 @@ def test_whatever_comes_there_is_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)
     for at, value in changes:
         data[at : at + len(value)] = value
-    for command in (["summary", "--json"], ["events", "--json"]):
+    for command in (["summary", "--json"], ["events", "--json"], ["summary", "--format", "md"]):
         done = subprocess.run(["gpt-analyze", *command], input=bytes(data), capture_output=True, timeout=60)
         assert done.returncode in (0, 3), done.stderr
         lines = done.stderr.decode().splitlines()

@@ -97,9 +97,9 @@ def write_trace(path: Path, calls: int) -> None:
 def check(trace: Path, calls: int) -> None:
     """Raises SystemExit where the summary does not count what was written."""
     done = subprocess.run(["gpt-analyze", "summary", "--json", trace], capture_output=True, check=True, text=True)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    counts = [record["calls"] for record in found if record["kind"] == "process"]
-    parts = [record["calls"] for record in found if record["kind"] == "timing" and "name" in record]
+    found = [record for record in map(json.loads, done.stdout.splitlines()) if record["kind"] == "row"]
+    counts = [row["calls"] for row in found if row["answer"] == "processes"]
+    parts = [row["calls"] for row in found if row["answer"] == "functions" and "name" in row]
     if counts != [calls] or sum(parts) != calls:
         raise SystemExit(f"bench: error: {counts} calls, {sum(parts)} of functions, where {calls} were made")
 

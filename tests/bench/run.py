@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gpt.screen.tables import human, percent
+from gpt.screen.units import human, percent
 from tests import cuda
 
 HERE = Path(__file__).parent

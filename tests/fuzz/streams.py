@@ -169,8 +169,14 @@ def extract_loaded(data: bytes) -> None:
     call(stage_main("extract"), "gpt-extract", "-j1", "--loaded", "loaded")
 
 
+def answer_seeds(sample: Sample) -> list[bytes]:
+    seeds = trace_seeds(sample)
+    return [call(stage_main("analyze"), "gpt-analyze", "summary", "--stream", data=data).out for data in seeds]
+
+
 changed = record_mutator(pack)
-TRACE = (("summary",), ("summary", "--json"), ("events", "--json"))
+TRACE = (("summary",), ("summary", "--json"), ("events", "--json"), ("summary", "--format", "md"))
+SHOWN = (("summary",), ("summary", "--json"), ("summary", "--format", "md"), ("summary", "--format", "csv"))
 STREAMS = [
     Target("extract", module_seeds, stage("extract", *[
         ("-j1", *more) for more in ((), ("--ptx",), ("--json",))
@@ -189,6 +195,10 @@ STREAMS = [
     Target("asm", asm_seeds, stage("asm", ASM, (*ASM, "--fatbin", "--save", "made"), (*ASM, "--compare")), changed,
            quick=10),
     Target("analyze", trace_seeds, stage("analyze", *TRACE), changed, quick=100),
+    Target("answers", answer_seeds, stage("analyze", *SHOWN), changed, quick=60),
+    Target("jsonl-answers", answer_seeds, stage("analyze", *[
+        (*variant, "--from-json") for variant in SHOWN
+    ]), json_mutate, quick=60),
     Target("jsonl", kernel_seeds, stage("patch", ("--from-json", "-n", "-o", "slim")), json_mutate, quick=60),
     Target("jsonl-trace", trace_seeds, stage("analyze", *[
         (*variant, "--from-json") for variant in TRACE

@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]  # by these names alone: another `tests` m
 import inplace  # noqa: E402
 from table import sizes  # noqa: E402
 
-from gpt.screen.tables import human  # noqa: E402
+from gpt.screen.units import human  # noqa: E402
 
 COMMITTED = ROOT / "docs/figures/gpu/debloat-h200.json"
 WORKLOADS = {  # name -> command; apply is not a workload

@@ -19,6 +19,7 @@ LINES = {  # what is typed -> words that are offered, and words that are not
     "gpt-asm --compress ": ("zstd none", "libfoo.so"),
     "gpt-patch -o ": ("slim", "libfoo.so"),
     "gpt-analyze ": ("summary events", "libfoo.so"),
+    "gpt-analyze summary --format ": ("md csv", "libfoo.so"),
     "gpt-hook ": ("run check", "libfoo.so"),
     "gpt-hook run --device ": ("real sim", "run"),
     "gpt-debloat --mode ": ("fill hole compact", "real"),

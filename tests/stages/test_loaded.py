@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt import records, stream
-from gpt.screen.tables import human
+from gpt.screen.units import human
 from tests.stages.tools import extract, located, run
 
 

@@ -79,7 +79,9 @@ FIELDS = GOOD["fields"]
         ({"fields": FIELDS[1:]}, "no field 'start'"),
         ({"fields": [*FIELDS, FIELDS[0]]}, "there twice"),
         ({"fields": [{**FIELDS[0], "type": "f64"}, *FIELDS[1:]]}, "is no u64"),
-        ({"fields": [{**FIELDS[0], "type": "u128"}, *FIELDS[1:]]}, "does not fit"),
+        ({"fields": [{**FIELDS[0], "type": "u128"}, *FIELDS[1:]]}, "no type 'u128'"),
+        ({"fields": [{**FIELDS[0], "offset": 7}, *FIELDS[1:]]}, "'start' and 'duration' overlap"),
+        ({"fields": [{"name": f"f{n}", "type": "u8", "offset": n} for n in range(2000)]}, "2000 fields"),
         ({"fields": [{**FIELDS[0], "offset": 1 << 63}, *FIELDS[1:]]}, "does not fit"),
         ({"fields": [{"name": "start"}]}, "without type"),
         ({"fields": None}, "calls.fields is no array"),
@@ -101,9 +103,10 @@ def test_nonsense_in_lines_is_named(line):
 
 def test_layouts_that_are_remembered_are_bounded():
     collector = rows.Collector()
+    packed = b"".join(GOOD["rows"][at : at + 24] + b"x" for at in (0, 24, 48))
     for number in range(3 * rows.MAX_LAYOUTS):
-        field = {"name": f"x{number}", "type": "u8", "offset": 0}
-        collector.add(GOOD | {"fields": [*FIELDS, field]})
+        layout = {"fields": [*FIELDS, {"name": f"x{number}", "type": "u8", "offset": 24}], "stride": 25}
+        collector.add(GOOD | layout | {"rows": packed})
         assert len(collector._layouts) <= rows.MAX_LAYOUTS
     assert sum(len(found) for _, found in collector.take()) == 3 * 3 * rows.MAX_LAYOUTS
 
@@ -112,7 +115,7 @@ def test_counts_add_nothing_where_they_are_zero():
     ((_, found),) = collected(forge.launches({3: 5, 4: 0}), kind="launches", known=rows.LAUNCHES, needed=rows.LAUNCHES)
     assert found["function"].tolist() == [3] and found["count"].tolist() == [5]
     with pytest.raises(MalformedError, match="no field 'api'"):
-        collected(forge.launches({3: 5}), kind="counts", known=rows.COUNTS, needed=rows.COUNTS)
+        collected(forge.launches({3: 5}) | {"kind": "counts"}, kind="counts", known=rows.COUNTS, needed=rows.COUNTS)
 
 
 @pytest.mark.parametrize("values", [[], [7], [3, 1, 3, 3, 2], [1 << 31, 5, 1 << 31]])

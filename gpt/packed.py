@@ -1,0 +1,181 @@
+"""Rows that are packed into one record: the fields that it declares, checked, and the values in them.
+
+A row has `stride` bytes, and each field lies in it at its offset, little-endian. Whoever wrote the record chose all
+of this, so nobody unpacks rows by fields that `parse_fields` has not seen.
+
+An `answer` has columns in place of fields, which can be text: the number of one of the record's `texts`. A column
+whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of floats a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from gpt import records
+from gpt.errors import MalformedError
+
+MAX_FIELDS = 1024  # of a row
+TYPES = {  # as struct and numpy name them, after `<`
+    "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+    "f16": "e", "f32": "f", "f64": "d",
+}  # fmt: skip
+TEXT = "text"
+
+
+class Field(NamedTuple):
+    """A value in each row: `code` is that of struct and numpy, `size` in bytes."""
+
+    name: str
+    type: str
+    code: str
+    offset: int
+    size: int
+    optional: bool = False
+
+    @property
+    def end(self) -> int:
+        """Offset of the byte after it."""
+        return self.offset + self.size
+
+    @property
+    def none(self) -> Any:
+        """What stands in a row for no value."""
+        if self.code in "efd":
+            return math.nan
+        return (1 << 8 * self.size - self.code.islower()) - 1
+
+
+def parse_fields(record: Mapping[str, Any]) -> list[Field]:
+    """The fields of the rows of a record, in its order.
+
+    Raises MalformedError where the record is not what its kind declares, a type is unknown, a name is there twice,
+    or a field does not fit its row or overlaps another.
+    """
+    if fault := records.check(record):
+        raise MalformedError(fault)
+    kind, stride, answer = record["kind"], record["stride"], record["kind"] == "answer"
+    declared = record["columns" if answer else "fields"]
+    if stride > records.MAX_RECORD:
+        raise MalformedError(f"{kind}: rows of {stride} bytes are too large")
+    if not declared:
+        raise MalformedError(f"{kind}: rows without fields")
+    if len(declared) > MAX_FIELDS:
+        raise MalformedError(f"{kind}: {len(declared)} fields in a row; the limit is {MAX_FIELDS}")
+    fields = [_parse_field(one, answer) for one in declared]
+    for field in fields:
+        if field.end > stride:
+            raise MalformedError(f"field '{field.name}' of type '{field.type}' does not fit its row")
+    if len({field.name for field in fields}) < len(fields):
+        raise MalformedError(f"{kind}: a field is there twice")
+    ordered = sorted(fields, key=lambda field: field.offset)
+    for one, other in pairwise(ordered):
+        if one.end > other.offset:
+            raise MalformedError(f"{kind}: fields '{one.name}' and '{other.name}' overlap")
+    return fields
+
+
+def _parse_field(declared: Mapping[str, Any], answer: bool) -> Field:
+    name, type_ = declared["name"], declared["type"]
+    base = type_.removesuffix("?") if answer else type_
+    code = "I" if base == TEXT and answer else TYPES.get(base)
+    if code is None:
+        raise MalformedError(f"field '{name}': there is no type '{type_}'")
+    return Field(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
+
+
+def check_rows(kind: str, rows: bytes, stride: int) -> None:
+    """Raises MalformedError where the bytes are no whole rows."""
+    if not stride or len(rows) % stride:
+        raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {stride}")
+
+
+def iter_rows(fields: Sequence[Field], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
+    """The values of each row, in the order of the fields; padding is not told from others here."""
+    order = sorted(range(len(fields)), key=lambda number: fields[number].offset)
+    code, at = "<", 0
+    for field in (fields[number] for number in order):
+        code += f"{field.offset - at}x{field.code}"
+        at = field.end
+    found = struct.iter_unpack(f"{code}{stride - at}x", rows)
+    places = [order.index(number) for number in range(len(order))]
+    if places == sorted(places):
+        return found
+    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*places)
+    return map(pick, found)
+
+
+# Answers
+
+
+class Packer:
+    """Packs the rows of an answer: columns side by side, in their order."""
+
+    def __init__(self, columns: Iterable[Mapping[str, Any]]) -> None:
+        """Raises MalformedError where a type is unknown."""
+        self._columns: list[dict[str, Any]] = []
+        self._fields: list[Field] = []
+        self._stride = 0
+        for column in columns:
+            self._columns.append({**column, "offset": self._stride})
+            self._fields.append(_parse_field(self._columns[-1], True))
+            self._stride = self._fields[-1].end
+        self._row = struct.Struct("<" + "".join(field.code for field in self._fields))
+        self._numbers: dict[str, int] = {}  # of texts
+        self._packed = bytearray()
+
+    def add(self, row: Sequence[Any]) -> None:
+        """Adds a row. Raises MalformedError where a value is none of its column, or the rows are too many."""
+        values = [self._number(field, value) for field, value in zip(self._fields, row, strict=True)]
+        try:
+            self._packed += self._row.pack(*values)
+        except (struct.error, OverflowError):
+            raise MalformedError("row: a number does not fit its column") from None
+        if len(self._packed) > records.MAX_RECORD or len(self._numbers) > records.MAX_ENTRIES:
+            raise MalformedError("answer: too many rows for a record")
+
+    def _number(self, field: Field, value: Any) -> Any:
+        if value is None and field.optional:
+            return field.none
+        if field.type == TEXT and isinstance(value, str):
+            return self._numbers.setdefault(value, len(self._numbers))
+        if field.type == TEXT or type(value) not in (int, float) or (field.optional and value == field.none):
+            raise MalformedError(f"row.{field.name} is no {field.type}")
+        return value
+
+    def keys(self) -> dict[str, Any]:
+        """`columns`, `stride`, `texts` and `rows` of the answer."""
+        texts, rows = list(self._numbers), bytes(self._packed)
+        return {"columns": self._columns, "stride": self._stride, "texts": texts, "rows": rows}
+
+
+def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[Field], Iterator[list[Any]]]:
+    """The columns of an answer, and its rows, or the first of them: text as text, None for no value.
+
+    Raises MalformedError, at once where the columns make no sense, and at the row that names a text that is not there.
+    """
+    fields, stride, rows = parse_fields(answer), answer["stride"], answer["rows"]
+    check_rows("answer", rows, stride)
+    if first is not None:
+        rows = memoryview(rows)[: first * stride]
+    return fields, _iter_values(fields, answer["texts"], iter_rows(fields, stride, rows))
+
+
+def _iter_values(fields: list[Field], texts: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    nones = [field.none if field.optional else None for field in fields]
+    for row in rows:
+        values: list[Any] = []
+        for field, none, value in zip(fields, nones, row, strict=True):
+            if field.optional and (value == none or value != value):  # a NaN is not itself
+                values.append(None)
+            elif field.type != TEXT:
+                values.append(value)
+            elif value < len(texts):
+                values.append(texts[value])
+            else:
+                raise MalformedError(f"answer: column '{field.name}' has text {value} of {len(texts)}")
+        yield values

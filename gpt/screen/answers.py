@@ -1,0 +1,182 @@
+"""Answers as people read them: tables on a screen, Markdown to paste, CSV for other programs.
+
+What an answer says is in its columns: of which type and unit they are, and how a table shows them. So nothing here
+knows an analysis. Tables and Markdown have readable numbers and names, and the first rows of many; CSV has all of
+them, as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, islice
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from gpt import packed
+from gpt.errors import MalformedError
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+from gpt.screen.grid import GAP, LEAST, Grid, fold
+from gpt.screen.units import human, human_count, human_share, human_time
+
+MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
+TITLE = 24  # columns of a title
+MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
+MARKDOWN_SIZE = 8000  # bytes of all answers together
+MARKDOWN_NAME = 80  # columns of a text
+UNITS: dict[str, Callable[[Any], str]] = {
+    "": human_count,
+    "ns": human_time,
+    "bytes": human,
+    "%": human_share,
+    "id": str,
+}
+
+Record = Mapping[str, Any]
+Column = tuple[int, packed.Field, Record]  # its place in a row, and what is declared of it
+
+
+class AnswerTable:
+    """The cells of the first rows of an answer.
+
+    `texts` of the columns are text and stand first. A row is bold where it is the sum of those that follow it.
+    """
+
+    def __init__(self, answer: Record, most: int = MOST) -> None:
+        """Raises MalformedError where the rows make no sense."""
+        fields, rows = packed.unpack_rows(answer)
+        first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
+        columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))
+        shown = [column for column in columns if _is_shown(*column, first)] or columns
+        texts = [column for column in shown if column[1].type == packed.TEXT]
+        under = next((at for at, _, told in texts[1:] if told.get("shown") == "under"), None)
+        texts = [column for column in texts if column[0] != under]
+        numbers = [column for column in shown if column[1].type != packed.TEXT]
+        self.verdict: list[str] = [*answer["verdict"]]
+        self.texts = len(texts)
+        titles = [told.get("title", told["name"]) for _, _, told in texts + numbers]
+        self.titles = [shorten(printable(title), TITLE, middle=False) for title in titles]
+        self.bold = [under is not None and row[under] is None for row in first]
+        cells = [_cells(field, told, [row[at] for row in first]) for at, field, told in texts + numbers]
+        if under is not None:
+            cells[0] = [
+                sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
+            ]
+        self.rows = [list(row) for row in zip(*cells, strict=True)]
+        if more := len(answer["rows"]) // answer["stride"] - len(first):
+            self.verdict.insert(0, _describe_rest(answer["name"], more, rows, under, numbers))
+
+    def lines(self, width: int) -> Iterator[Text]:
+        """What to print on a screen of so many columns. Numbers for which there is no room are left out, and named."""
+        columns = zip(self.titles, *self.rows, strict=True)
+        least = [LEAST if at < self.texts else max(map(cell_len, cells)) for at, cells in enumerate(columns)]
+        room = max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
+        grid = Grid(*self.titles[:room], texts=max(1, min(self.texts, room)))
+        for row, bold in zip(self.rows, self.bold, strict=True):
+            grid.add(*row[:room], style="bold" if bold else "")
+        yield from grid.lines(width)
+        if left := self.titles[room:]:
+            yield from fold(f"no room for {', '.join(left)}", width)
+        for line in self.verdict:
+            yield from fold(line, width)
+
+    def markdown(self) -> Iterator[str]:
+        """The lines of a table in Markdown, and what is to be said below it."""
+        marks = ["---" if at < self.texts else "---:" for at in range(len(self.titles))]
+        for row in ([*map(_escape, self.titles)], marks):
+            yield f"| {' | '.join(row)} |"
+        for row, bold in zip(self.rows, self.bold, strict=True):
+            cells = [_code(cell, bold) if at < self.texts else cell for at, cell in enumerate(row)]
+            yield f"| {' | '.join(cells)} |"
+        for line in self.verdict:
+            yield ""
+            yield _escape(line)
+
+
+def _is_shown(at: int, field: packed.Field, told: Record, rows: list[list[Any]]) -> bool:
+    shown = told.get("shown")
+    return shown != "never" and (shown != "any" or any(row[at] for row in rows))
+
+
+def _cells(field: packed.Field, told: Record, values: list[Any]) -> list[str]:
+    """The values of a column as they are shown."""
+    if field.type == packed.TEXT:
+        known = ["-" if value is None else value for value in values]
+        return readable(known) if told.get("unit") == "kernel" else known
+    form = UNITS.get(told.get("unit", ""), human_count)
+    return ["-" if value is None else form(value) if math.isfinite(value) else str(value) for value in values]
+
+
+def _describe_rest(name: str, more: int, rows: Iterator[list[Any]], under: int | None, numbers: list[Column]) -> str:
+    """How many rows are not shown, and what they count together, sums aside."""
+    text = f"and {more:,} more {name}"
+    count = next((column for column in numbers if "unit" not in column[2]), None)
+    if count is None:
+        return text
+    at, _, told = count
+    total = sum(row[at] or 0 for row in rows if under is None or row[under] is not None)
+    return f"{text}: {human_count(total)} {told.get('title', told['name'])}"
+
+
+def _escape(text: str) -> str:
+    """Text in Markdown that means itself."""
+    return "".join(f"\\{c}" if c in r"\`*_{}[]<>()#+-!|~&" else c for c in printable(text))
+
+
+def _code(text: str, bold: bool) -> str:
+    """A name in Markdown, which may hold anything."""
+    name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'").replace("|", "\\|")
+    return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
+
+
+class Report:
+    """Collects the answers of a stream, the last of each name, and writes them as Markdown or CSV."""
+
+    def __init__(self, form: str) -> None:
+        self._write = _markdown if form == "md" else _csv
+        self._answers: dict[str, Record] = {}
+
+    def add(self, record: Record) -> str | None:
+        """Takes a record in, and passes over what is no answer. Returns what is wrong with one, if anything."""
+        if record["kind"] == "answer":
+            try:
+                packed.unpack_rows(record)
+            except MalformedError as error:
+                return error.fact
+            self._answers[record["name"]] = record
+        return None
+
+    def text(self) -> str:
+        """All of them. Raises MalformedError where a row makes no sense."""
+        return self._write(list(self._answers.values()))
+
+
+def _markdown(answers: list[Record]) -> str:
+    text = ""
+    for most in MARKDOWN_ROWS:
+        blocks = (["## " + _escape(answer["name"]), "", *AnswerTable(answer, most).markdown()] for answer in answers)
+        text = "\n\n".join("\n".join(block) for block in blocks) + "\n"
+        if len(text.encode(errors="replace")) <= MARKDOWN_SIZE:
+            return text
+    whole = text.encode(errors="replace")[:MARKDOWN_SIZE].decode(errors="ignore")
+    return f"{whole}\n\n*There is more than fits.*\n"
+
+
+def _csv(answers: list[Record]) -> str:
+    """Each with the names of its columns above, and an empty line between them."""
+    blocks = []
+    for answer in answers:
+        fields, rows = packed.unpack_rows(answer)
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([printable(field.name) for field in fields])
+        for row in rows:
+            writer.writerow([printable(value) if isinstance(value, str) else value for value in row])
+        blocks.append(file.getvalue())
+    return "\n".join(blocks)

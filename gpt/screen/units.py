@@ -1,0 +1,40 @@
+"""Numbers as people read them: sizes, counts, shares and durations."""
+
+from __future__ import annotations
+
+TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+
+
+def human(size: float) -> str:
+    """Bytes in binary units, three digits."""
+    size = round(size)
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+
+
+def human_count(number: float, sign: str = "-") -> str:
+    """A number with its thousands apart; three digits of a fraction and of what nothing real reaches."""
+    return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share, `-` where there is no whole."""
+    if not whole:
+        return "-"
+    return human_share(100 * part / whole)
+
+
+def human_share(share: float) -> str:
+    """A share in percent."""
+    return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
+
+
+def human_time(ns: float) -> str:
+    """A duration with three digits: `12ns`, `3.14ms`, `86400s`."""
+    unit, scale = next((u for u in TIMES if ns < 999.5 * u[1]), TIMES[-1])
+    value = ns / scale
+    digits = 0 if unit == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{unit}"
