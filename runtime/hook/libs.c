@@ -12,6 +12,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "../build_id.h"
+#include "build_id.h"
 #include "cuda_abi.h"
 #include "hook.h"
 
@@ -70,28 +72,19 @@ bool hook_is_readable(const void *start, size_t size) {
     return true;
 }
 
-static void find_build_id(const struct dl_phdr_info *info, char hex[129]) {
-    static char notes[4096];
+static void find_build_id(const struct dl_phdr_info *info, char hex[2 * GPT_BUILD_ID + 1]) {
+    static unsigned char notes[4096];
     *hex = '\0';
-    for (int i = 0; i < info->dlpi_phnum; i++) {
+    for (int i = 0; i < info->dlpi_phnum && !*hex; i++) {
         const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-        size_t size = segment->p_memsz < sizeof(notes) ? segment->p_memsz : sizeof(notes);
+        size_t room = segment->p_memsz < sizeof(notes) ? segment->p_memsz : sizeof(notes);
         if (segment->p_type != PT_NOTE ||
-            !hook_peek((void *)(info->dlpi_addr + segment->p_vaddr), notes, size))
+            !hook_peek((void *)(info->dlpi_addr + segment->p_vaddr), notes, room))
             continue;
-        const char *at = notes, *end = notes + size;
-        while (end - at >= (ptrdiff_t)sizeof(ElfW(Nhdr))) {
-            const ElfW(Nhdr) *note = (const void *)at;
-            const unsigned char *value =
-                (const unsigned char *)at + sizeof(*note) + ((note->n_namesz + 3) & ~3u);
-            if (note->n_type == NT_GNU_BUILD_ID && note->n_namesz == 4 && note->n_descsz <= 64 &&
-                (const char *)value + note->n_descsz <= end) {
-                for (unsigned j = 0; j < note->n_descsz; j++)
-                    sprintf(hex + 2 * j, "%02x", value[j]);
-                return;
-            }
-            at = (const char *)value + ((note->n_descsz + 3) & ~3u);
-        }
+        const unsigned char *id;
+        size_t size = gpt_find_build_id(notes, room, segment->p_align, &id);
+        for (size_t j = 0; j < size; j++)
+            sprintf(hex + 2 * j, "%02x", id[j]);
     }
 }
 
@@ -113,7 +106,7 @@ static void record_library(const struct dl_phdr_info *info, const char *path, co
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
     if (file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode)) {
-        char build_id[129];
+        char build_id[2 * GPT_BUILD_ID + 1];
         find_build_id(info, build_id);
         uint64_t gpu = gpu_bytes(file);
         HOOK_WRITE(library, .path = hook_str(path), .type = GPT_STR("elf"), .size = (uint64_t)status.st_size,

@@ -3,14 +3,12 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../say.h"
 #include "launcher.h"
 
 static const char HELP[] =
@@ -33,18 +31,6 @@ static const char HELP[] =
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
     "check  say what is here: driver, devices, runtime, kernel features\n";
-
-void fail(int status, const char *where, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    char line[2 * PATH_MAX];
-    int size = snprintf(line, sizeof(line), "gpt-hook: error: %s%s", where ? where : "", where ? ": " : "");
-    if (size < (int)sizeof(line))
-        vsnprintf(line + size, sizeof(line) - (size_t)size, format, args);
-    gpt_write_line(line);
-    va_end(args);
-    exit(status);
-}
 
 static void save_modules(const char *folder) {
     if (mkdir(folder, 0777) && errno != EEXIST)

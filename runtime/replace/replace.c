@@ -36,6 +36,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "build_id.h"
 #include "say.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -47,7 +48,7 @@ struct identity {
     dev_t device;
     ino_t inode;
     unsigned size; // of the build id; 0: none
-    unsigned char build_id[64];
+    unsigned char build_id[GPT_BUILD_ID];
 };
 
 struct file { // of the folder
@@ -126,21 +127,12 @@ static const char *identify(const char *path, struct identity *identity) {
             continue;
         static unsigned char notes[MAX_NOTES];
         size_t room = segment->p_filesz < sizeof(notes) ? segment->p_filesz : sizeof(notes);
-        size_t align = segment->p_align == 8 ? 8 : 4;
         if (pread(file, notes, room, (off_t)segment->p_offset) != (ssize_t)room)
             goto done;
-        for (size_t at = 0; at + sizeof(Elf64_Nhdr) <= room;) {
-            Elf64_Nhdr note;
-            memcpy(&note, notes + at, sizeof(note));
-            size_t value = (at + sizeof(note) + note.n_namesz + align - 1) & ~(align - 1);
-            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 &&
-                note.n_descsz <= sizeof(identity->build_id) && value + note.n_descsz <= room &&
-                !memcmp(notes + at + sizeof(note), "GNU", 4)) {
-                identity->size = note.n_descsz;
-                memcpy(identity->build_id, notes + value, note.n_descsz);
-            }
-            at = (value + note.n_descsz + align - 1) & ~(align - 1);
-        }
+        const unsigned char *id;
+        identity->size = gpt_find_build_id(notes, room, segment->p_align, &id);
+        if (identity->size)
+            memcpy(identity->build_id, id, identity->size);
     }
     fault = NULL;
 done:
