@@ -174,9 +174,16 @@ def _signal_name(number: int) -> str:
 
 
 def _arguments(options: Options) -> list[str]:
-    found = [] if options.level is None else [f"-O{options.level}"]
-    found += [] if options.registers is None else [f"--maxrregcount={options.registers}"]
-    return found + ["-c"] * options.relocatable + ["-lineinfo"] * options.line_info
+    found = []
+    if options.level is not None:
+        found.append(f"-O{options.level}")
+    if options.registers is not None:
+        found.append(f"--maxrregcount={options.registers}")
+    if options.relocatable:
+        found.append("-c")
+    if options.line_info:
+        found.append("-lineinfo")
+    return found
 
 
 def _resources(done: Assembled) -> dict[str, dict[str, int]]:

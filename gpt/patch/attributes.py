@@ -30,7 +30,9 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
             break
     got = os.fstat(new)
     same_group = got.st_gid == status.st_gid
-    lost = ["its owner"] * (got.st_uid != status.st_uid) + ["its group"] * (not same_group)
+    lost = [] if got.st_uid == status.st_uid else ["its owner"]
+    if not same_group:
+        lost.append("its group")
     names = _names(source)
     with suppress(OSError):
         os.removexattr(new, ACL)  # which the folder gives to every new file

@@ -8,6 +8,7 @@ in the loop, and no other way to its label.
 from __future__ import annotations
 
 import operator
+from typing import NamedTuple
 
 from gpt.probe.model import Save, names_of
 from gpt.ptx import tree
@@ -15,75 +16,107 @@ from gpt.ptx.types import SIZES, integer
 
 MAX_TURNS = 1024
 _HOLDS = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "ne": operator.ne,
-    "eq": operator.eq,
+    ".lt": operator.lt,
+    ".le": operator.le,
+    ".gt": operator.gt,
+    ".ge": operator.ge,
+    ".ne": operator.ne,
+    ".eq": operator.eq,
 }
-
+_TYPES = {".u16", ".u32", ".u64", ".s16", ".s32", ".s64"}
 
 Node = tree.Instruction | tree.Label | Save
 
 
+class _Test(NamedTuple):
+    """What a loop goes on for: its counter compares so with the limit, both of this type."""
+
+    node: tree.Instruction
+    counter: tree.Operand
+    compare: str
+    limit: int
+    type: str
+
+
 def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
     """What is wrong with the loop between a label and the branch back to it, None if it ends soon enough."""
-    loop = _find_loop(lines, begin, end)
-    if loop is None:
+    body = _find_body(lines, begin, end)
+    test = _find_test(body, lines[end]) if body else None
+    step = _find_step(body, test) if body and test else None
+    value = _find_start(lines[:begin], test.counter) if test else None
+    if test is None or step is None or value is None:
         return "loops without a static bound"
-    value, step, compare, bound, type_ = loop
+    holds, limit = _HOLDS[test.compare], _wrap(test.limit, test.type)
     for _ in range(MAX_TURNS):
-        value = _wrap(value + step, type_)
-        if not _HOLDS[compare](value, bound):
+        value = _wrap(value + step, test.type)
+        if not holds(value, limit):
             return None
     return f"loops more than {MAX_TURNS} times"
 
 
-def _find_loop(lines: list[Node], begin: int, end: int) -> tuple[int, int, str, int, str] | None:
-    """Start, step, comparison, bound and type of the loop's counter."""
-    node = lines[end]
-    assert isinstance(node, tree.Instruction)
-    body, label = lines[begin + 1 : end], lines[begin]
-    plain = [line for line in body if isinstance(line, tree.Instruction)]
-    others = [
-        line for line in lines if isinstance(line, tree.Instruction) and line.opcode == "bra" and line is not node
-    ]
-    if not node.guard or node.guard.negated or any(isinstance(line, tree.Label) for line in body):
+def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction] | None:
+    """The instructions of a loop that runs straight from its label to its branch, and is entered at the top only."""
+    label, inside = lines[begin], lines[begin + 1 : end]
+    assert isinstance(label, tree.Label)
+    if any(isinstance(node, tree.Label) for node in inside):
         return None
-    if any(line.opcode == "bra" for line in plain) or any(str(line.operands[0]) == str(label)[:-1] for line in others):
+    body = [node for node in inside if isinstance(node, tree.Instruction)]
+    if any(node.opcode == "bra" for node in body):
         return None
-    tests = [line for line in plain if node.guard.register in _written(line)]
-    if len(tests) != 1 or tests[0].guard or tests[0].opcode != "setp" or len(tests[0].modifiers) != 2:
+    others = (node for node in lines[:begin] + lines[end + 1 :] if isinstance(node, tree.Instruction))
+    if any(node.opcode == "bra" and str(node.operands[0]) == label.name for node in others):
         return None
-    if tests[0].operands[0] != tree.Name(node.guard.register):  # of two results one is the opposite
+    return body
+
+
+def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
+    """What the branch back depends on, None unless that is one comparison with a constant."""
+    assert isinstance(branch, tree.Instruction)
+    if branch.guard is None or branch.guard.negated:
         return None
-    compare, type_ = (modifier[1:] for modifier in tests[0].modifiers)
-    _, counter, limit = tests[0].operands[:3]
-    bound = _constant(limit)
-    if compare not in _HOLDS or type_ not in ("u16", "u32", "u64", "s16", "s32", "s64") or bound is None:
-        return None
-    steps = [line for line in plain if str(counter) in _written(line)]
-    if len(steps) != 1 or steps[0].guard or steps[0].opcode != "add" or plain.index(steps[0]) > plain.index(tests[0]):
-        return None
-    step = _constant(steps[0].operands[2]) if len(steps[0].operands) == 3 and steps[0].operands[1] == counter else None
-    if step is None or len(steps[0].modifiers) != 1 or steps[0].modifiers[0][2:] != type_[1:]:
-        return None
-    start = None
-    for line in lines[:begin]:
-        if isinstance(line, tree.Label) or (isinstance(line, tree.Instruction) and line.opcode == "bra"):
-            start = None
-        elif isinstance(line, tree.Instruction) and str(counter) in _written(line):
-            plainly = line.opcode == "mov" and not line.guard and line.operands[0] == counter
-            start = _constant(line.operands[1]) if plainly else None
-    return None if start is None else (_wrap(start, type_), step, compare, _wrap(bound, type_), type_)
+    flag = tree.Name(branch.guard.register)
+    match _find_writer(body, flag):
+        case tree.Instruction("setp", (compare, type_), (target, counter, limit, *_)) as node:
+            bound = _constant(limit)
+            if target == flag and compare in _HOLDS and type_ in _TYPES and bound is not None:
+                return _Test(node, counter, compare, bound, type_)  # of two results the other is the opposite
+    return None
+
+
+def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
+    """What is added to the counter in each turn, None unless that is one constant, and before the test."""
+    node = _find_writer(body, test.counter)
+    match node:
+        case tree.Instruction("add", (type_,), (_, source, step)) if source == test.counter:
+            if type_[2:] == test.type[2:] and body.index(node) < body.index(test.node):
+                return _constant(step)
+    return None
+
+
+def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
+    """What a register holds after these lines, None unless that is a constant whichever way they are reached."""
+    for node in reversed(lines):
+        match node:
+            case tree.Label() | tree.Instruction("bra"):
+                return None
+            case tree.Instruction("mov", _, (target, value), None) if target == counter:
+                return _constant(value)
+            case tree.Instruction() if str(counter) in _written(node):
+                return None
+    return None
+
+
+def _find_writer(body: list[tree.Instruction], register: tree.Operand) -> tree.Instruction | None:
+    """The one instruction that writes a register, None unless it always does, and no other."""
+    found = [node for node in body if str(register) in _written(node)]
+    return found[0] if len(found) == 1 and not found[0].guard else None
 
 
 def _wrap(value: int, type_: str) -> int:
-    """A number as a register of the type holds it."""
-    bits = SIZES[type_] * 8
+    """A number as a register of the type, as `.s32`, holds it."""
+    bits = SIZES[type_[1:]] * 8
     value &= (1 << bits) - 1
-    return value - (1 << bits) if type_[0] == "s" and value >> (bits - 1) else value
+    return value - (1 << bits) if type_[1] == "s" and value >> (bits - 1) else value
 
 
 def _written(node: tree.Instruction) -> set[str]:

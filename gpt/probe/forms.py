@@ -254,4 +254,5 @@ def _since(version: str, target: str) -> Since:
 def _choices(place: str) -> list[str]:
     """What may stand in a place of the table."""
     names = place.strip("[]").split("|")
-    return [""] * (place[0] == "[") + [word for name in names for word in _SETS.get(name, name).split("|")]
+    found = [word for name in names for word in _SETS.get(name, name).split("|")]
+    return ["", *found] if place[0] == "[" else found

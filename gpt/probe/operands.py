@@ -57,6 +57,7 @@ _TYPED = {  # whose operands have the types that types_of gives them
     *("ldu", "suld", "sust"),
 }
 _WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # tried: they alone take registers wider than their type
+_ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # whose memory is not written
 _GOES = {"bra": 0, "call": 0, "brx": 1}  # where control goes to: how many operands have values
 _FIXED = {  # results that are not of the type that the opcode names
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
@@ -100,6 +101,11 @@ class Low(NamedTuple):
 
     bits: int
     signed: bool
+
+    @property
+    def kind(self) -> str:
+        """What a type begins with that extends it so."""
+        return "s" if self.signed else "u"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,31 +178,70 @@ class Bound:
 
 def bind(instruction: tree.Instruction) -> Bound:
     """What the helpers mean at an instruction."""
-    name, operands = instruction.name, tuple(map(_element, instruction.operands))
-    opcode, words = instruction.opcode, [modifier[1:] for modifier in instruction.modifiers]
-    family = ".".join([opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
-    first = operands[0] if operands else None
-    result = family in _RESULT or (opcode not in _NO_RESULT and not isinstance(first, tree.Address))
-    if isinstance(first, tree.Expression) and set(first.operators) == {"|"}:  # %r1|%p1
-        first = first.operands[0]
-    written = isinstance(first, tree.Address) and opcode not in ("prefetch", "prefetchu", "discard", "applypriority")
-    pending = _PENDING.get(family, "")
-    out = first if result and not pending and first != tree.Name("_") else None
-    ins = operands[1:] if result or written else operands[: _GOES.get(opcode)]
-    if any(word.split("::")[0] == "param" for word in words):  # no address that a program could have
-        ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))
-    ins_types = types_of(instruction)[len(operands) - len(ins) :] if opcode in _TYPED else [None] * len(ins)
-    whole = opcode == "mov"  # its type is that of all elements together
-    widths = tuple(_width(operand, type_, whole) for operand, type_ in zip(ins, ins_types, strict=True))
+    opcode = instruction.opcode
+    pending = _PENDING.get(_family(instruction), "")
+    result, ins = _result_and_ins(instruction)
+    out = None if pending else result
+    types = _types(instruction, len(ins))
+    is_whole = opcode == "mov"  # its type is that of all elements together
     type_, bits = _type(instruction)
     address, space = _address(instruction)
-    size, flops = _bytes(instruction, name, bits), _flops(instruction, name, type_)
+    return Bound(
+        out=out,
+        ins=ins,
+        widths=tuple(_width(operand, one, is_whole) for operand, one in zip(ins, types, strict=True)),
+        types=types,
+        wider=opcode in _WIDER,
+        type=type_,
+        bits=_element_bits(opcode, out, type_, bits),
+        address=address,
+        space=space,
+        bytes=_bytes(instruction, instruction.name, bits),
+        flops=_flops(instruction, instruction.name, type_),
+        pending=pending,
+    )
+
+
+def _family(instruction: tree.Instruction) -> str:
+    """The opcode with the word that says which of several instructions it is: `wgmma.wait_group`, `bar.cta.red`."""
+    words = [modifier[1:] for modifier in instruction.modifiers]
+    return ".".join([instruction.opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
+
+
+def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None, tuple[tree.Operand, ...]]:
+    """The operand that is the result, None if there is none or it is not wanted, and those that are read."""
+    opcode, operands = instruction.opcode, tuple(map(_element, instruction.operands))
+    first = operands[0] if operands else None
+    is_memory = isinstance(first, tree.Address)
+    if _family(instruction) in _RESULT or not (is_memory or opcode in _NO_RESULT):
+        if isinstance(first, tree.Expression) and set(first.operators) == {"|"}:  # %r1|%p1
+            first = first.operands[0]
+        result = None if first == tree.Name("_") else first
+        ins = operands[1:]
+    elif is_memory and opcode not in _ONLY_READ:
+        result, ins = None, operands[1:]
+    else:
+        result, ins = None, operands[: _GOES.get(opcode)]
+    if any(modifier[1:].split("::")[0] == "param" for modifier in instruction.modifiers):
+        ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))  # none that a program has
+    return result, ins
+
+
+def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
+    """The types of the last `count` operands, None where the opcode does not say."""
+    if instruction.opcode not in _TYPED:
+        return (None,) * count
+    types = types_of(instruction)
+    return tuple(types[len(types) - count :])
+
+
+def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits: int | None) -> int | None:
+    """The bits of a register of the result, of whose type `bits` are."""
     if opcode in _FRAGMENTS:
-        bits = 64 if type_ == "f64" else 32
-    if whole and bits and isinstance(out, tree.Vector):
-        bits //= len(out.items)
-    wider = opcode in _WIDER
-    return Bound(out, ins, widths, tuple(ins_types), wider, type_, bits, address, space, size, flops, pending)
+        return 64 if type_ == "f64" else 32
+    if opcode == "mov" and bits and isinstance(out, tree.Vector):
+        return bits // len(out.items)
+    return bits
 
 
 def _element(operand: tree.Operand) -> tree.Operand:

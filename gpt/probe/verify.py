@@ -72,7 +72,8 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                     return f"has no {operand}"
                 bits, room = bound.width(helper, part), SIZES[wanted] * 8 or 1
                 if bits and bits != room and (not loose or bits > room or bits == 1 or wanted[0] == "f"):
-                    return f"{operand} has {bits} bit{'s' * (bits > 1)}, and line {line.line} wants {room}"
+                    unit = "bit" if bits == 1 else "bits"
+                    return f"{operand} has {bits} {unit}, and line {line.line} wants {room}"
     return None
 
 

@@ -124,8 +124,8 @@ class _File:
             text = TYPES[type_].constant(initial)
         except ValueError as error:
             raise self.fault(node, f"register '{name}': {error}") from None
-        taken = f"%{name}" in SPECIAL  # `clock` is a good name
-        self.shared[name] = Register(f"%{'$' * taken}{name}", type_, text, node.lineno)
+        register = f"%${name}" if f"%{name}" in SPECIAL else f"%{name}"  # `clock` is a good name
+        self.shared[name] = Register(register, type_, text, node.lineno)
 
     def type(self, node: ast.expr) -> str:
         match node:

@@ -17,7 +17,7 @@ class Condition(NamedTuple):
     negated: bool = False
 
     def __str__(self) -> str:
-        return f"@{'!' * self.negated}{self.register} "
+        return f"@!{self.register} " if self.negated else f"@{self.register} "
 
 
 class Code:

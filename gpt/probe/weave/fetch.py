@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpt.probe.model import OPERANDS, Snippet, names_of
 from gpt.probe.operands import Bound, Descriptor, Low, Partial
@@ -34,6 +35,13 @@ class Site:
     sampled: Condition | None = None
     overwrite: bool = False
     no_pred: bool = False
+
+
+class _Held(NamedTuple):
+    """A register with an operand's value."""
+
+    type: str
+    register: str
 
 
 class Reader:
@@ -126,24 +134,22 @@ class Reader:
     def _address(self, address: tree.Address) -> str:
         """The address in brackets, 64 bits; of a tensor map's access, the map's."""
         code, operand = self.code, next(iter(address.items), None)
-        first, rest = operand, ""
-        if isinstance(operand, tree.Expression):
-            first = operand.operands[0]
-            rest = str(replace(operand, operands=(tree.Number("0"), *operand.operands[1:])))
-        if not isinstance(first, tree.Name) or first.parts:
-            if isinstance(first, tree.Number):
-                return code.make("b64", "mov.u64", operand)
+        base, offset = _base_and_offset(operand)
+        if isinstance(base, tree.Number):
+            return code.make("b64", "mov.u64", operand)
+        type_ = self.types(base.name) if isinstance(base, tree.Name) and not base.parts else ""
+        if type_ == "":
             raise Misfit(f"has the address '{address}'")
-        type_ = self.types(first.name)
-        name = self.copies.get(first.name, first.name)
+        assert isinstance(base, tree.Name)
+        name = self.copies.get(base.name, base.name)
         if type_ is None:  # a variable
-            name, type_ = code.make("b64", "mov.u64", name), "b64"
-        elif not type_:
-            raise Misfit(f"has the address '{address}'")
-        if SIZES[type_] == 4:
-            low = code.make("b32", "add.u32", name, rest) if rest else name
-            return code.make("b64", "cvt.u64.u32", low if rest else code.make("b32", "mov.b32", low))
-        return code.make("b64", "add.s64" if rest else "mov.b64", name, *[rest] * bool(rest))
+            name = code.make("b64", "mov.u64", name)
+        elif SIZES[type_] == 4:
+            low = code.make("b32", "add.u32", name, offset) if offset else code.make("b32", "mov.b32", name)
+            return code.make("b64", "cvt.u64.u32", low)
+        if offset:
+            return code.make("b64", "add.s64", name, offset)
+        return code.make("b64", "mov.b64", name)
 
     def _type(self, name: str) -> str:
         type_ = self.types(name)
@@ -157,56 +163,64 @@ class Reader:
         wanted: str | None,
         *,
         fresh: bool = False,
-        width: int | None = 0,
+        width: int | None = None,
         low: Low | None = None,
+        cut: bool = True,
     ) -> str:
         """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
 
-        `width` are the bits that the opcode uses of it, None if it does not say, 0 if as many as are wanted. Of a
-        register with more bits than `low` has, as `st.u8` takes, only those count.
+        `width` are the bits of a vector, as many as are wanted if None. Of a register with more bits than `low` has, as
+        `st.u8` takes, only those count. Unless it may `cut`, what has more than are wanted is a misfit. With `fresh`
+        the value is that after the instruction.
         """
+        held: _Held | None
+        if isinstance(operand, tree.Vector) and wanted:
+            whole = width or SIZES[wanted] * 8
+            held = _Held(f"b{whole}", self._packed(operand.items, whole, fresh, 8 if width else 16, low))
+            low = None
+        else:
+            held = self._held(operand, wanted, fresh)
+        if held is None:
+            return _constant(str(operand), wanted, low)
+        if held.type == "pred" or wanted is None:
+            return held.register
+        bits, room = SIZES[held.type] * 8, max(16, SIZES[wanted] * 8)
+        if low is None or low.bits >= bits:
+            if bits == room:
+                return held.register
+            if bits > room and not cut:
+                raise Misfit(f"has '{operand}' of {bits} bits, where {room} are wanted")
+            low = Low(bits, wanted[0] == "s")
+        return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
+
+    def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
+        """An operand in a register of its own size, None of a constant. A predicate is the program's own register."""
         code = self.code
         match operand:
             case tree.Name("_"):
                 raise Misfit("has '_' where the probe reads")
             case tree.Name(name) if name in SPECIAL:
                 type_ = SPECIAL[name]
-                value = code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
+                return _Held(type_, code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand))
             case tree.Name(name, parts) if name.startswith("%") or self.types(name) is not None:
                 type_ = self._type(str(operand) if parts else name)
-                value = name if fresh else self.copies.get(name, name)
+                register = name if fresh else self.copies.get(name, name)
                 if type_ == "pred":
                     if wanted not in (None, "pred"):
                         raise Misfit(f"has predicate '{name}', where .{wanted} is wanted")
-                    return value
+                    return _Held(type_, register)
                 if wanted == "pred":
                     raise Misfit(f"has '{name}', where a predicate is wanted")
-                if SIZES[type_] == 1:  # there is no mov of a byte
-                    sign, type_ = "s" if wanted and wanted[0] == "s" else "u", "b16"
-                    value = code.make(type_, f"cvt.{sign}16.{sign}8", value)
-                else:
-                    bits = SIZES[type_] * 8
-                    value = code.make(f"b{bits}", f"mov.b{bits}", value)
+                bits = SIZES[type_] * 8
+                if bits == 8:  # there is no mov of a byte
+                    kind = "s" if wanted and wanted[0] == "s" else "u"
+                    return _Held("b16", code.make("b16", f"cvt.{kind}16.{kind}8", register))
+                return _Held(type_, code.make(f"b{bits}", f"mov.b{bits}", register))
             case tree.Address():
-                type_, value = "b64", self._address(operand)
+                return _Held("b64", self._address(operand))
             case tree.Name() | tree.Expression():
-                type_, value = "b64", code.make("b64", "mov.u64", operand)
-            case tree.Vector(items) if wanted:
-                whole = width or SIZES[wanted] * 8
-                type_, value = f"b{whole}", self._packed(items, whole, fresh, 8 if width else 16, low)
-                low = None
-            case _:
-                return _constant(str(operand), wanted, low)
-        bits, to = SIZES[type_] * 8, max(16, SIZES[wanted] * 8) if wanted else 0
-        if wanted and low and low.bits < bits:
-            kind = "s" if low.signed else "u"
-            return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{low.bits}", value)
-        if wanted is None or to == bits:
-            return value
-        if to < bits and width is None:
-            raise Misfit(f"has '{operand}' of {bits} bits, where {to} are wanted")
-        kind = "s" if wanted[0] == "s" else "u"
-        return code.make(f"b{to}", f"cvt.{kind}{to}.{kind}{bits}", value)
+                return _Held("b64", code.make("b64", "mov.u64", operand))
+        return None
 
     def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: Low | None) -> str:
         """A vector as one register of so many bits, of which each element has `least` or more."""
@@ -232,20 +246,34 @@ class Reader:
         return whole if bits == 32 else code.make("b16", "cvt.u16.u32", whole)
 
 
+def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None, str]:
+    """What an address begins with, and what is added to that; nothing if it is empty."""
+    if not isinstance(operand, tree.Expression):
+        return operand, ""
+    base, *rest = operand.operands
+    return base, str(replace(operand, operands=(tree.Number("0"), *rest)))
+
+
 def _constant(text: str, wanted: str | None, low: Low | None) -> str:
     """A number of the program's as one of another type, which gets its bits: the `low` ones. Raises Misfit."""
     digits = text.removeprefix("-")
-    if wanted is None or (wanted in ("f32", "f64") and FLOAT.fullmatch(digits)):
+    is_float = FLOAT.fullmatch(digits) is not None
+    if wanted is None or (wanted in ("f32", "f64") and is_float):
         return text
-    value = int(text[2:], 16) if FLOAT.fullmatch(text) and text[1] in "dDfF" else integer(digits)
+    is_bits = is_float and text[1] in "dDfF"
+    value = int(text[2:], 16) if is_bits else integer(digits)
     bits = SIZES[wanted] * 8
-    if value is not None and digits != text:
+    misfit = Misfit(f"has '{text}', where .{wanted} is wanted")
+    if value is None or not bits or wanted == "f16":
+        raise misfit
+    if digits != text:
         value = -value
-    if value is not None and low:
+    if low:
         value %= 1 << low.bits
         is_signed = low.signed or (low.bits >= 32 and wanted[0] == "s")
-        value -= (is_signed and value >> (low.bits - 1)) << low.bits
-    if value is None or not bits or abs(value) >> bits or wanted == "f16":
-        raise Misfit(f"has '{text}', where .{wanted} is wanted")
+        if is_signed and value >> (low.bits - 1):
+            value -= 1 << low.bits
+    if abs(value) >> bits:
+        raise misfit
     value %= 1 << bits
     return f"0{'f' if bits == 32 else 'd'}{value:0{bits // 4}X}" if wanted[0] == "f" else str(value)

@@ -70,6 +70,12 @@ class Lowering:
             done += [(text, line.line) for text in code.take()]
         return before, done
 
+    def drop(self) -> None:
+        """Drops what was written of a snippet that does not fit."""
+        self.read.outer.take()
+        self.code.take()
+        self.code.forget()
+
     # Operands
 
     def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
@@ -88,8 +94,10 @@ class Lowering:
                 source = bound.operand(name, element) if bound and HELPERS[name] is None else None
                 if bound is None or source is None:
                     raise Misfit(f"has no {operand}")
-                width, low = bound.width(name, element), bound.low(name)
-                return self.read.sized(source, wanted, fresh=name == "OUT", width=width, low=low)
+                width = bound.width(name, element)
+                return self.read.sized(
+                    source, wanted, fresh=name == "OUT", width=width, low=bound.low(name), cut=width is not None
+                )
             case tree.Name(name, parts) if name in SPECIAL and not plain:
                 type_ = SPECIAL[name]
                 return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)

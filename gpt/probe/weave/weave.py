@@ -117,12 +117,17 @@ def has_redux(module: Module) -> bool:
     return target(module) >= 80 and version(module) >= (7, 0)
 
 
+Sampled = dict[tuple[str, int] | None, Condition]  # what holds where a probe with this `sample` runs
+
+
 class _Block(NamedTuple):
-    """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit."""
+    """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit, None if
+    it does.
+    """
 
     before: Template
     text: Template
-    misfits: list[str]
+    misfits: list[str | None]
 
 
 class _Weaving:
@@ -137,11 +142,10 @@ class _Weaving:
         self.check()
         self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
-        numbered = ((number, map_) for number, file in enumerate(files) for map_ in file.maps)
-        self.maps = {
-            (number, map_.name): Placed(map_, f"{self.prefix}map_{place}", count)
-            for place, (number, map_) in enumerate(numbered)
-        }
+        places = itertools.count()
+        self.maps = [  # of each file, by name
+            {map_.name: Placed(map_, f"{self.prefix}map_{next(places)}", count) for map_ in file.maps} for file in files
+        ]
         self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
         self.survey = Survey(module, item, files, Shapes(), self.new_code)
@@ -214,7 +218,10 @@ class _Weaving:
 
     def lower_all(self) -> tuple[list[Placed], State, list[Function]]:
         """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
-        maps = [placed for key, placed in self.maps.items() if key in self.survey.saved]
+        saved = self.survey.saved
+        maps = [
+            placed for number, maps in enumerate(self.maps) for name, placed in maps.items() if (number, name) in saved
+        ]
         state = State(self.prefix, self.names, maps)
         self.check_age(maps)
         propagate(self.module, self.survey.functions, self.entry)
@@ -236,11 +243,11 @@ class _Weaving:
             block = blocks.get(key)
             if block is None:
                 block = blocks[key] = self.block(function, state, uses, sampled)
-            for use, reason in zip(uses, block.misfits, strict=True):
-                if reason:
-                    self.survey.misfit(use, reason)
-                else:
+            for use, misfit in zip(uses, block.misfits, strict=True):
+                if misfit is None:
                     self.survey.done(use)
+                else:
+                    self.survey.misfit(use, misfit)
             values = uses[0].values
             if before := block.before.fill(values):
                 self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
@@ -248,74 +255,79 @@ class _Weaving:
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
 
-    def block(
-        self,
-        function: Function,
-        state: State,
-        uses: Sequence[Use],
-        sampled: dict[tuple[str, int] | None, Condition],
-    ) -> _Block:
+    def block(self, function: Function, state: State, uses: Sequence[Use], sampled: Sampled) -> _Block:
         """The code of some snippets in one place, with slots for what is of its instruction."""
         code = Code(self.prefix, self.redux)
+        before, text = "", ""
+        misfits: list[str | None] = []
+        is_labelled = False
+        for number, use in enumerate(uses):
+            lowering = self.lowering(function, state, code, use, f"${self.prefix}{number}", sampled)
+            try:
+                kept, lines = lowering.run(use.probe, use.when, use.snippet)
+            except Misfit as error:
+                lowering.drop()
+                misfits.append(str(error))
+                continue
+            misfits.append(None)
+            is_labelled |= bool(lowering.labels)
+            before += self.marked(kept, use)
+            text += self.marked(lines, use)
+        if (declared := code.declarations()) or is_labelled:  # names that stand at each place of the probes
+            text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
+        return _Block(Template(before), Template(text), misfits)
+
+    def lowering(
+        self, function: Function, state: State, code: Code, use: Use, label: str, sampled: Sampled
+    ) -> Lowering:
+        """What lowers a snippet, for `code`. Its labels begin with `label`."""
+        instruction, bound, slots = None, None, dict[str, str | None]()
+        if use.shape:
+            instruction, bound, slots = use.shape.instruction, use.shape.bound, use.shape.types
+
+        def type_of(name: str) -> str | None:
+            return slots[name] if name in slots else function.types[name]
 
         def base(placed: Placed) -> str:
             if function is self.entry:
                 return code.once("b64", "ld.param.u64", f"[{placed.param}]")
             return state.base(placed, code)
 
-        shape = uses[0].shape
-        types = {**shape.types} if shape else {}
-        before, text, misfits = "", "", []
-        labelled = False
-        for number, use in enumerate(uses):
-            site = Site(
-                shape.instruction if shape else None,
-                shape.bound if shape else None,
-                _guard(use),
-                sampled.get(use.probe.sample),
-                use.site.position.kind == "kernel",
-                use.probe.no_pred,
-            )
-            lowering = Lowering(
-                Reader(code, function.code, lambda name: types[name] if name in types else function.types[name], site),
-                self.names[use.file],
-                {name: placed for (file, name), placed in self.maps.items() if file == use.file},
-                base,
-                f"${self.prefix}{number}",
-                function.used.setdefault(use.file, set()),
-                function.shared.setdefault(use.file, set()),
-            )
-            path = self.files[use.file].path
-            try:
-                kept, lines = lowering.run(use.probe, use.when, use.snippet)
-            except Misfit as error:
-                function.code.take()
-                code.take()
-                code.forget()
-                misfits.append(str(error))
-                continue
-            misfits.append("")
-            labelled |= bool(lowering.labels)
-            before += "".join(marked(line, path, at) for line, at in self.variables.lines(kept))
-            text += "".join(marked(line, path, at) for line, at in self.variables.lines(lines))
-        if (declared := code.declarations()) or labelled:  # names that stand at each place of the probes
-            text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
-        return _Block(Template(before), Template(text), misfits)
+        site = Site(
+            instruction,
+            bound,
+            guard=_guard(use),
+            sampled=sampled.get(use.probe.sample),
+            overwrite=use.site.position.kind == "kernel",
+            no_pred=use.probe.no_pred,
+        )
+        return Lowering(
+            Reader(code, function.code, type_of, site),
+            self.names[use.file],
+            self.maps[use.file],
+            base,
+            label,
+            used=function.used.setdefault(use.file, set()),
+            shared=function.shared.setdefault(use.file, set()),
+        )
 
-    def sampled(self, function: Function) -> dict[tuple[str, int] | None, Condition]:
+    def marked(self, lines: list[tuple[str, int]], use: Use) -> str:
+        """Lines of a snippet, each with where it comes from."""
+        path = self.files[use.file].path
+        return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
+
+    def sampled(self, function: Function) -> Sampled:
         """What holds in the blocks and warps that run the probes with `sample`, found once."""
-        found: dict[tuple[str, int] | None, Condition] = {}
+        found: Sampled = {}
         code = function.code
-        for sample in dict.fromkeys(use.probe.sample for use in function.uses):
-            if sample:
-                level, every = sample
-                unit = code.unit(level)
-                rest = (
-                    code.make("b64", "and.b64", unit, every - 1)
-                    if every & (every - 1) == 0
-                    else code.make("b64", "rem.u64", unit, every)
-                )
-                found[sample] = Condition(code.make("pred", "setp.eq.u64", rest, 0))
+        for sample in dict.fromkeys(use.probe.sample for use in function.uses if use.probe.sample):
+            level, every = sample
+            unit = code.unit(level)
+            if every & (every - 1):
+                rest = code.make("b64", "rem.u64", unit, every)
+            else:  # a power of two
+                rest = code.make("b64", "and.b64", unit, every - 1)
+            found[sample] = Condition(code.make("pred", "setp.eq.u64", rest, 0))
         self.insertions.add(function.item.body + 1, ENTRY, code.take())
         return found
 
