@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
+from gpt.errors import MalformedError
 from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
-from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB
+from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB
 from gpt.patch.callgraph import (
     CALLGRAPH,
     EDGES,
@@ -48,6 +51,7 @@ SEGMENT = np.dtype(
      ("memsz", "<u8"), ("align", "<u8")]
 )  # fmt: skip
 PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
+HEADERS_ALIGN = 8
 MAX_ALIGN = 1 << 12  # 128 is what code asks for
 MAX_SEGMENTS = 64  # 6 are usual
 
@@ -96,7 +100,10 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
         or ((symbols != left) & (~np.isin(symbols["shndx"], gone) | (left["info"] != 0))).any()
     ):
         return "the symbol table changed"
-    was, now = parse_cubin(before), parse_cubin(after)
+    try:
+        was, now = parse_cubin(before), parse_cubin(after)
+    except MalformedError as error:
+        return error.fact
     names = [symbol["name"] for symbol in now.kernels + now.functions]
     kept = symbols[(symbols == left) & (symbols["info"] & 15 == STT_FUNC) & (symbols["shndx"] != 0)]
     if len(names) != len(kept) or not set(names) <= {symbol["name"] for symbol in was.kernels + was.functions}:
@@ -108,7 +115,28 @@ def _bytes(data: Data, row: np.void) -> bytes:
     return bytes(memoryview(data)[int(row["offset"]) : int(row["offset"]) + int(row["size"])])
 
 
+@dataclass
+class _Part:
+    """A range of the file, `size` bytes at `offset`, and the range that it has now.
+
+    `section` is the number of the section that it is, None of a table of headers.
+    """
+
+    offset: int
+    size: int
+    section: int | None = None
+    start: int = 0
+    end: int = 0
+
+    @property
+    def old_end(self) -> int:
+        """The end of the range that it had."""
+        return self.offset + self.size
+
+
 class _Dropping:
+    """One cubin, and the sections of code that it loses."""
+
     def __init__(self, data: Data, code: set[int]) -> None:
         self.data = memoryview(data)
         self.sections = np.frombuffer(section_headers(data), SECTION).copy()
@@ -162,7 +190,7 @@ class _Dropping:
             elif type_ in (CALLGRAPH, PROTOTYPE):
                 content = self._pairs(content, type_ == CALLGRAPH)
             elif type_ in RELOCATION:
-                entries = np.frombuffer(content, RELOCATION[type_])
+                entries = _entries(content, RELOCATION[type_])
                 if len(entries) and int(entries["symbol"].max()) >= len(self.symbols):
                     raise KeptWhole("a symbol beyond the symbol table is used")
                 lost = self.lost[entries["symbol"]]
@@ -195,7 +223,7 @@ class _Dropping:
         return bytes(out)
 
     def _pairs(self, content: bytes, graph: bool) -> bytes:
-        pairs = np.frombuffer(content, PAIR)
+        pairs = _entries(content, PAIR)
         lost = self._is_lost(pairs["first"])
         if graph:
             marks = (pairs["first"] == 0) & (pairs["second"] >= TAKES_ADDRESS)
@@ -232,53 +260,57 @@ class _Dropping:
         if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
             raise KeptWhole("program headers of another kind")
         segments = np.frombuffer(self.data[phoff : phoff + phnum * PHDR_SIZE], SEGMENT).copy() if phnum else None
-        parts: list[tuple[int, int, int]] = [(shoff, len(self.sections) * SHDR_SIZE, -1)]  # offset, size, which
-        if phnum:
-            parts.append((phoff, phnum * PHDR_SIZE, -2))
         old = np.frombuffer(section_headers(self.data), SECTION)
         in_file = np.flatnonzero(~np.isin(old["type"], (SHT_NULL, SHT_NOBITS)) & (old["size"] > 0)).tolist()
-        parts += [(int(old["offset"][number]), int(old["size"][number]), number) for number in in_file]
-        parts.sort()
-        if parts[0][0] < EHDR_SIZE or any(a[0] + a[1] > b[0] for a, b in pairwise(parts)):
+        contents = [_Part(int(old["offset"][number]), int(old["size"][number]), number) for number in in_file]
+        headers = _Part(shoff, self.sections.nbytes)
+        program_headers = _Part(phoff, phnum * PHDR_SIZE)
+        parts = sorted(
+            [headers, program_headers, *contents] if phnum else [headers, *contents], key=attrgetter("offset")
+        )
+        if parts[0].offset < EHDR_SIZE or any(a.old_end > b.offset for a, b in pairwise(parts)):
             raise KeptWhole("sections overlap")
         out = bytearray(self.data[:EHDR_SIZE])
-        places: dict[int, tuple[int, int]] = {}  # of each part, by its old offset, the range that it has now
-        tables: dict[int, int] = {}
-        for offset, size, which in parts:
-            align = 8 if which < 0 else int(self.sections["align"][which])
-            if align > MAX_ALIGN:
-                raise KeptWhole(f"an alignment of {align}")
-            if which in self.gone:
-                places[offset] = len(out), len(out)
-                continue
-            out += bytes(-len(out) % max(align, 1))
-            places[offset] = len(out), len(out) + (size if which < 0 else len(self.content[which]))
-            if which < 0:
-                tables[which] = len(out)
-                out += bytes(size)
-            else:
-                self.sections["offset"][which] = len(out)
-                out += self.content[which]
-        self._place_empty(old, parts, places)
+        for part in parts:
+            self._append(out, part)
+        self._place_empty(old, parts)
         if segments is not None:
             for segment in segments:
-                _move(segment, parts, places)
-            struct.pack_into("<Q", out, 32, tables[-2])
-            out[tables[-2] : tables[-2] + segments.nbytes] = segments.tobytes()
-        struct.pack_into("<Q", out, 40, tables[-1])
-        out[tables[-1] : tables[-1] + self.sections.nbytes] = self.sections.tobytes()
+                _move(segment, parts)
+            struct.pack_into("<Q", out, 32, program_headers.start)
+            out[program_headers.start : program_headers.end] = segments.tobytes()
+        struct.pack_into("<Q", out, 40, headers.start)
+        out[headers.start : headers.end] = self.sections.tobytes()
         return bytes(out)
 
-    def _place_empty(
-        self, old: np.ndarray, parts: list[tuple[int, int, int]], places: dict[int, tuple[int, int]]
-    ) -> None:
+    def _append(self, out: bytearray, part: _Part) -> None:
+        """Gives a part its place: of a section its bytes are there then, of a table of headers so many zeros."""
+        number = part.section
+        content = bytes(part.size) if number is None else self.content[number]
+        align = HEADERS_ALIGN if number is None else int(self.sections["align"][number])  # 0 of a section that is gone
+        if align > MAX_ALIGN:
+            raise KeptWhole(f"an alignment of {align}")
+        out += bytes(-len(out) % max(align, 1))
+        part.start = len(out)
+        out += content
+        part.end = len(out)
+        if number is not None and number not in self.gone:
+            self.sections["offset"][number] = part.start
+
+    def _place_empty(self, old: np.ndarray, parts: list[_Part]) -> None:
         """Gives sections without bytes in the file the place behind what was before them."""
-        offsets = np.array([part[0] for part in parts])
+        offsets = np.array([part.offset for part in parts])
         empty = (old["type"] != SHT_NULL) & ((old["type"] == SHT_NOBITS) | (old["size"] == 0))
         for number in np.flatnonzero(empty).tolist():
-            before = int(np.searchsorted(offsets, min(int(old["offset"][number]), len(self.data)))) - 1
+            before = int(np.searchsorted(offsets, min(int(old["offset"][number]), len(self.data))))
             if number not in self.gone:
-                self.sections["offset"][number] = places[parts[before][0]][1] if before >= 0 else EHDR_SIZE
+                self.sections["offset"][number] = parts[before - 1].end if before else EHDR_SIZE
+
+
+def _entries(content: bytes, dtype: np.dtype) -> np.ndarray:
+    if len(content) % dtype.itemsize:
+        raise KeptWhole("a table ends within an entry")
+    return np.frombuffer(content, dtype)
 
 
 def _only(names: bytes, starts: list[int]) -> bytes:
@@ -294,17 +326,18 @@ def _only(names: bytes, starts: list[int]) -> bytes:
     return bytes(out)
 
 
-def _move(segment: np.void, parts: list[tuple[int, int, int]], places: dict[int, tuple[int, int]]) -> None:
+def _move(segment: np.void, parts: list[_Part]) -> None:
     """Gives a segment the range that its parts have now; its parts were all that lay in it."""
     start, end = int(segment["offset"]), int(segment["offset"]) + int(segment["filesz"])
-    inside = [places[offset] for offset, size, _ in parts if start <= offset and offset + size <= end]
-    if any(offset < start < offset + size or offset < end < offset + size for offset, size, _ in parts):
+    if any(part.offset < edge < part.old_end for part in parts for edge in (start, end)):
         raise KeptWhole("a segment cuts through a section")
-    filled = [place for place in inside if place[0] < place[1]]
+    inside = [part for part in parts if start <= part.offset and part.old_end <= end]
+    filled = [part for part in inside if part.start < part.end]
     rest = int(segment["memsz"]) - int(segment["filesz"])
     if not 0 <= rest < 1 << 48:
         raise KeptWhole("a segment takes more bytes in the file than in memory")
-    begin, stop = (filled[0][0], filled[-1][1]) if filled else (0, 0)
-    segment["offset"] = begin if filled else (inside[0][0] if inside else EHDR_SIZE)
-    segment["filesz"] = stop - begin
-    segment["memsz"] = stop - begin + rest
+    size = filled[-1].end - filled[0].start if filled else 0
+    first = next(iter(filled or inside), None)
+    segment["offset"] = first.start if first else EHDR_SIZE
+    segment["filesz"] = size
+    segment["memsz"] = size + rest

@@ -253,6 +253,27 @@ def test_faults_are_found():
     assert find_fault(data, data, cut.sections)
 
 
+def test_tables_that_are_wrong():
+    """Every size of a section off by one, and every name of a symbol beyond the names: nothing but refusals."""
+    data = built("sm_90")
+    elf = ELFFile(io.BytesIO(data))
+    table = elf.get_section_by_name(".symtab")
+    sizes = [
+        (elf["e_shoff"] + 64 * number + 32, elf.get_section(number)["sh_size"] + 1)
+        for number in range(elf.num_sections())
+    ]
+    names = [(table["sh_offset"] + 24 * number, 1 << 24) for number in range(1, table.num_symbols())]
+    for place, value in sizes + names:
+        broken = bytearray(data)
+        struct.pack_into("<I", broken, place, value)
+        try:
+            cut = find_cut(broken, {"plain", "alone"})
+            left = without(broken, cut.sections)
+        except (KeptWhole, MalformedError):
+            continue
+        find_fault(broken, left, cut.sections)
+
+
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
