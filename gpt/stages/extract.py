@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from gpt import cli, mistaken, records
+from gpt import cli, mistaken
 from gpt.arch import parse_archs
-from gpt.errors import GptError, MalformedError, MissingError, UsageError
-from gpt.printable import printable
-from gpt.stream import Packed
-
-if TYPE_CHECKING:
-    from gpt.extract.listing import Listing
-    from gpt.formats.source import Source
+from gpt.errors import UsageError
 
 TOOL = "gpt-extract"
 TYPES = {"cubin", "ptx", "ltoir"}
 JOBS = min(4, len(os.sched_getaffinity(0)))  # 40 MB each; four stay under 300 MB
-DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
-BATCH = 4096  # names that are made readable at a time, which takes 2 s at most
-
-Records = Iterator[cli.Output]
 
 
 def main() -> int:
@@ -74,6 +61,7 @@ def extract(
     version: cli.Version = False,
 ) -> int:
     """List the GPU code in libraries, programs, objects, archives, wheels, fatbins, cubins and PTX."""
+    from gpt.extract.inputs import Extraction, is_stream
     from gpt.extract.listing import Listing
 
     types = set(filter(None, type_.split(",")))
@@ -99,210 +87,3 @@ def extract(
         return stage.filter(work.read_module, files or (), wants=cli.MODULE)
     produce = work.read_source(files or [], recursive, loaded)
     return work.write_names(produce, demangle) if names else stage.source(produce, sys.argv)
-
-
-class Extraction:
-    """One run: the inputs, each a source of records for the stage."""
-
-    def __init__(self, stage: cli.Stage, listing: Listing) -> None:
-        self._stage = stage
-        self._listing = listing
-        self._found = False  # whether there was GPU code below a name of the command line
-        self._others: Counter[str] = Counter()  # what else was there
-        self._count = 0  # files that were read there
-        self._paths: list[str] = []  # those that hold GPU code
-
-    def read_source(self, files: list[Path], recursive: bool, loaded: bool) -> Records:
-        """The records of files, of what traces saw loaded, or of a pipe, and an error if nothing is as wanted."""
-        if loaded:
-            yield from self.read_loaded(files)
-        elif files:
-            yield from self.read_files(files, recursive)
-        else:
-            yield from self.read_pipe()
-        yield from self._report_idle()
-
-    def _report_idle(self) -> Records:
-        if not self._stage.status and (fact := self._listing.find_idle()):  # a file that is broken was an error
-            yield self._stage.error(GptError(fact, self._paths[0] if len(self._paths) == 1 else ""))
-
-    def write_names(self, produce: Records, demangled: bool) -> int:
-        """Writes the names of all kernels as text, each once, sorted. Returns the status."""
-        from gpt.screen.demangle import demangle
-
-        names: set[str] = set()
-        for output in produce:
-            for record in output if isinstance(output, Packed) else [output]:
-                if record["kind"] == "element" and not records.check(record):
-                    names.update(kernel["name"] for kernel in record["kernels"])
-        wanted = sorted(filter(self._listing.wants_kernel, names))
-        if demangled:
-            batches = (wanted[start : start + BATCH] for start in range(0, len(wanted), BATCH))
-            wanted = sorted({name for batch in batches for name in demangle(batch)})
-        self._stage.write_text("".join(printable(name) + "\n" for name in wanted))
-        if not (wanted or self._stage.status):
-            self._stage.error(GptError("no kernel", self._paths[0] if len(self._paths) == 1 else ""))
-        return self._stage.close()
-
-    def read_files(self, files: list[Path], recursive: bool) -> Records:
-        """The records of files. A broken one costs a `diag`; the rest goes on."""
-        from gpt.extract.files import iter_files, opened
-
-        for top in files:
-            below = recursive and top.is_dir()
-            self._found, self._others, self._count = False, Counter(), 0
-            faults = self._stage.faults
-            for path in iter_files(top) if below else [top]:
-                try:
-                    with opened(path) as source:
-                        if recursive and _is_zip(source):
-                            yield from self._read_zip(source)
-                        else:
-                            self._count += 1
-                            yield from self._read(source, named=not below)
-                except GptError as error:
-                    yield self._stage.error(error, ref=str(path))
-                except OSError as error:
-                    fact = "is a directory: read it with -r" if path.is_dir() else error.strerror or str(error)
-                    yield self._stage.error(MissingError(fact, str(error.filename or path)), ref=str(path))
-            if recursive and not self._found:
-                yield from self._report_none(str(top), self._stage.faults > faults)
-
-    def _report_none(self, top: str, told: bool) -> Records:
-        """There is no GPU code below a name of the command line: what there is."""
-        for other, count in self._others.items():
-            yield self._stage.warn(top, f"no GPU code found, and files skipped ({count}): {other}", ref=top)
-        if self._count and not (self._others or told):
-            fact = f"no GPU code in any of {self._count} files (--scan looks outside the usual sections)"
-            yield self._stage.warn(top, fact, ref=top)
-
-    def _read_zip(self, source: Source) -> Records:
-        """The records of the members of a wheel. A broken one costs a `diag`; the rest goes on."""
-        from gpt.formats.others import find_other
-        from gpt.formats.source import Source
-        from gpt.formats.zips import Zip
-
-        wheel = Zip(source)
-        for info in wheel.members:
-            self._count += 1
-            try:
-                with wheel.spooled(info) as (head, member):
-                    if member:
-                        yield from self._read(member, named=False)
-                    elif other := find_other(Source(info.filename, head)):
-                        self._others[other] += 1
-            except GptError as error:
-                yield self._stage.error(error, ref=source.name)
-
-    def read_loaded(self, traces: list[Path]) -> Records:
-        """The records of the libraries with GPU code that the processes of these traces loaded, each file once.
-
-        Whether the traces are whole matters to whoever decides what is unused, not here.
-        """
-        from gpt.formats.negativa import find_so_path
-        from gpt.formats.paths import open_regular
-        from gpt.formats.source import Source
-        from gpt.trace.used import Loaded, read_used
-
-        named = {trace: find_so_path(trace) for trace in traces}
-        loaded = read_used([trace for trace in traces if not named[trace]], allow_incomplete=True).loaded
-        loaded |= {name: Loaded() for name in named.values() if name}
-        seen: set[tuple[int, int]] = set()
-        for name, (size, build_id, gpu) in sorted(loaded.items()):
-            if not gpu or Path(name).name.startswith(DRIVER):
-                continue
-            try:
-                with open_regular(name) as file:
-                    status = os.fstat(file.fileno())
-                    if (status.st_dev, status.st_ino) in seen:
-                        continue
-                    seen.add((status.st_dev, status.st_ino))
-                    source = Source(name, file.fileno())
-                    if size not in (None, source.size):
-                        raise GptError("is not what was loaded: its size differs", name)
-                    yield from self._read(source, named=False, build_id=build_id)
-            except GptError as error:
-                yield self._stage.error(error, ref=name)
-            except OSError as error:
-                yield self._stage.error(MissingError(error.strerror or str(error), name), ref=name)
-
-    def read_pipe(self) -> Records:
-        """The records of one raw file on standard input."""
-        from gpt.extract.files import spool
-
-        with ExitStack() as stack:
-            yield from self._read(spool(stack, self._stage.stdin, cli.STDIN), named=True)
-
-    def read_module(self, record: dict[str, Any]) -> Records:
-        """A record of a stream, and after a `module` what its image holds."""
-        from gpt.formats.paths import open_regular
-        from gpt.formats.source import Source
-
-        if record["kind"] == "end":
-            yield from self._report_idle()
-        yield record
-        if record["kind"] != "module":
-            return
-        name, path = f"module:{record.get('id')}", record.get("path", record.get("saved"))
-        try:
-            if fault := records.check(record):
-                raise MalformedError(fault, name)
-            if path is None and "data" not in record:
-                raise MissingError("neither data nor a path", name)
-            with nullcontext() if "data" in record else open_regular(str(path)) as file:
-                source = Source(name, file.fileno() if file else record["data"])
-                if file and "offset" in record:
-                    rest = source.size - record["offset"]
-                    source = source.sub(record["offset"], record.get("size", rest))
-                if record.get("sha256", digest := source.sha256()) != digest:
-                    raise MalformedError("is not what was loaded: its sha256 differs", name)
-                yield from self._read(source, named=True)
-        except GptError as error:
-            yield self._stage.error(error, ref=name)
-        except OSError as error:
-            yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
-
-    def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
-        """The records of one file; a fault where it was named itself and holds no GPU code, or has another build id."""
-        from gpt.formats.image import find_image, parse_image
-        from gpt.formats.others import find_other, find_other_in
-
-        progress = cli.Progress(Path(source.name).name)
-        found = False
-        try:
-            image = parse_image(source) if named else find_image(source)
-            if image and build_id not in (None, image.build_id):
-                raise GptError("is not what was loaded: its build id differs", source.name)
-            for record in self._listing.iter_records(image, progress.show) if image else ():
-                if not found:
-                    found = True
-                    self._paths.append(source.name)
-                yield record
-            self._found |= found
-            other = None if found else find_other_in(image.elf) if image else find_other(source)
-            if other and named:
-                raise GptError(other, source.name)
-            if other:
-                self._others[other] += 1
-            if named and not found:
-                where = "anywhere" if self._listing.scan else "in the usual sections (--scan looks everywhere)"
-                raise GptError(f"no GPU code {where}", source.name)
-        except GptError as error:
-            yield self._stage.error(error, ref=source.name)
-        finally:
-            progress.clear()
-
-
-def _is_zip(source: Source) -> bool:
-    from gpt.formats.zips import is_zip
-
-    return is_zip(source)
-
-
-def is_stream(path: Path) -> bool:
-    """Whether a file begins as a stream does."""
-    if not path.is_file():
-        return False
-    with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
-        return mistaken.is_stream(file.read(1))
-    return False

@@ -1,0 +1,281 @@
+"""Decides for each library of a stream what is not needed, once all of its elements are there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpt import cli, records
+from gpt.arch import Arch, describe, find_arch
+from gpt.errors import GptError, MalformedError, UsageError
+from gpt.formats.negativa import read_spans, write_spans
+from gpt.formats.paths import real_path
+from gpt.locate.holding import Added, Holding
+from gpt.locate.listed import Listed, quoted
+from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, Device, candidate_of, fits, iter_reasons, may_link
+from gpt.trace.used import Used
+
+Records = Iterator[dict[str, Any]]
+Spans = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for: gpt-locate(1) has the meaning of each option."""
+
+    devices: list[Device]
+    asked: bool  # the devices are those of --arch
+    keep: Sequence[str]
+    keep_ptx: bool
+    by_kernel: bool
+    allow_missing: bool
+    spans_json: Path | None
+
+    @cached_property
+    def kept(self) -> dict[str, re.Pattern[str]]:
+        """The patterns of --keep. Not as one, for flags and groups are each one's own. Raises UsageError."""
+        try:
+            return {text: re.compile(text) for text in self.keep}
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UsageError(f"--keep: {error}") from None
+
+
+@dataclass
+class Library:
+    """What came by of a library: its record and elements, and what is known of their use."""
+
+    record: dict[str, Any]
+    whole: set[int]  # regions whose elements are needed
+    listed: set[int]  # those of them that may need every kernel
+    candidates: list[Candidate] = field(default_factory=list)
+    unused: dict[int, list[str]] = field(default_factory=dict)  # unused kernels of cubins that could be kept in part
+    maybe: list[tuple[Candidate, list[str]]] = field(default_factory=list)  # kernels that a demangled name may mean
+
+    @property
+    def path(self) -> str:
+        """As the stream calls it."""
+        path: str = self.record["path"]
+        return path
+
+
+def find_devices(archs: Iterable[Arch], used: Used) -> list[Device]:
+    """The devices of --arch, otherwise those of the traces. Raises UsageError where there are none, MalformedError."""
+    devices = [Device(arch) for arch in archs]
+    if not devices:
+        devices = [Device(_arch_of(name), runs == "ptx") for name, runs in sorted(used.devices)]
+    if not devices:
+        raise UsageError("no trace names a device: say --arch sm_90 or the like")
+    return devices
+
+
+def _arch_of(name: str) -> Arch:
+    if arch := find_arch(name):
+        return arch
+    raise MalformedError(f"a trace has a device of architecture '{name}'")
+
+
+class Given:
+    """Spans that somebody else decided on take the place of a search."""
+
+    def __init__(self, stage: cli.Stage, folder: Path) -> None:
+        self._stage = stage
+        self._folder = folder
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, and before the end of a library its spans."""
+        if record["kind"] == "library_end":
+            library = record["path"]
+            try:
+                for start, end in read_spans(self._folder, library):
+                    yield records.make("span", library=library, start=start, end=end, reason="given")
+            except GptError as error:
+                yield self._stage.error(error, ref=library)
+        yield record
+
+
+class Search:
+    """One run: what was used against what libraries have."""
+
+    def __init__(self, stage: Holding, used: Used, wanted: Wanted) -> None:
+        self._stage = stage
+        stage.judge = self._judge
+        self._used = used
+        self._wanted = wanted
+        self._idle = dict(wanted.kept)  # patterns that matched nothing so far
+        # As long as none of them could run any code:
+        self._idle_devices: Sequence[Device] = wanted.devices if wanted.asked else ()
+        self._there: set[tuple[str, str]] = set()  # types and architectures that there are
+        self._lists = Listed(used.lists)
+        self._files: list[tuple[str, Spans]] = []  # libraries and spans for --spans-json, not written
+        self._seen: set[str] = set()  # used names that some library holds
+        self._kept: set[str] = set()  # used names that an element holds that stays
+        self._strange = dict(used.images)  # images from memory that no library so far holds
+        self._libraries: set[str] = set()
+        self._library: Library | None = None
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """A record, and before the end of a library its spans and tallies."""
+        kind, library = record["kind"], self._library
+        if kind in ("library", "element", "library_end") and (fault := records.check(record)):
+            raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
+        match kind:
+            case "library":
+                self._library = self._begin(record)
+            case "element":
+                if not library or record["library"] != library.path:
+                    raise MalformedError("element outside of its library", record["library"])
+                self._add(library, record)
+            case "library_end" if library and record["path"] == library.path:
+                yield from self._decide(library)
+                self._library = None
+        yield record
+
+    def _begin(self, record: dict[str, Any]) -> Library:
+        build_id, path = record.get("build_id"), real_path(record["path"])
+        self._libraries.add(path)
+
+        def regions(places: Iterable[tuple[str, str | None, int]]) -> set[int]:
+            """The offsets of those places that are in this library."""
+            return {
+                offset
+                for file, its_build_id, offset in places
+                if (build_id and build_id == its_build_id) or real_path(file) == path
+            }
+
+        return Library(record, regions(self._used.whole), regions(self._used.listed))
+
+    def _add(self, library: Library, element: dict[str, Any]) -> None:
+        names = {kernel["name"] for kernel in element["kernels"]}
+        hits = names & self._used.names.keys()
+        self._seen |= hits
+        hits |= self._match_kept(names)
+        whole = element["region"] in library.whole or element.get("sha256") in self._used.images
+        self._strange.pop(element.get("sha256", ""), None)
+        candidate = candidate_of(element, hits, whole)
+        library.candidates.append(candidate)
+        if maybe := self._lists.look(names, {function["name"] for function in element["functions"]}):
+            library.maybe.append((candidate, maybe))
+        self._there.add((element["type"], element["arch"]))
+        if self._idle_devices and any(fits(candidate, device) for device in self._wanted.devices):
+            self._idle_devices = ()
+        if self._settled:
+            self._stage.release()
+            self._write_files()
+        if self._wanted.by_kernel and element["type"] == "cubin" and element["region"] not in library.listed:
+            library.unused[element["offset"]] = sorted(names - hits)
+
+    def _match_kept(self, names: set[str]) -> set[str]:
+        """The names that --keep means."""
+        found: set[str] = set()
+        for text, pattern in self._wanted.kept.items():
+            if hits := set(filter(pattern.search, names)):
+                found |= hits
+                self._idle.pop(text, None)
+        return found
+
+    def _decide(self, library: Library) -> Records:
+        """The spans of a library that is complete, and what they come to, reason by reason."""
+        self._find_demangled(library)
+        if not self._settled and not self._wanted.allow_missing:
+            self._stage.hold()
+        tallies: dict[str, Counter[str]] = {}
+        spans = []
+        loaders = set().union(*self._strange.values())
+        linking = any(may_link(library.path, loader, library.candidates) for loader in loaders)
+        for candidate, reason in iter_reasons(library.candidates, self._wanted.devices, linking):
+            if self._wanted.keep_ptx and candidate.type == "ptx" and candidate.needed:
+                reason = KEPT
+            tally = tallies.setdefault(reason, Counter())
+            tally.update(elements=1, kernels=candidate.kernels, bytes=candidate.end - candidate.start)
+            if reason == KEPT:
+                self._kept |= candidate.used
+                if unused := library.unused.get(candidate.start):
+                    tally["kernels"] -= len(unused)
+                    tallies.setdefault(KERNEL_UNUSED, Counter())["kernels"] += len(unused)
+                    trim = {"offset": candidate.start, "kernels": unused, "reason": KERNEL_UNUSED}
+                    yield Added(records.make("trim", library=library.path, **trim))
+            elif candidate.payload < candidate.end:
+                spans.append((candidate.payload, candidate.end))
+                span = {"start": candidate.payload, "end": candidate.end, "reason": reason}
+                yield Added(records.make("span", library=library.path, **span))
+        tallies[KEPT] = tallies.pop(KEPT, Counter())  # last
+        for reason, tally in tallies.items():
+            counts = {key: tally[key] for key in ("elements", "kernels", "bytes")}
+            yield Added(records.make("tally", library=library.path, reason=reason, **counts))
+        if self._wanted.spans_json:
+            self._files.append((library.path, spans))
+        if self._settled or self._wanted.allow_missing:
+            self._write_files()
+
+    def _find_demangled(self, library: Library) -> None:
+        """Counts those kernels of the library as used that a demangled name of a list may mean."""
+        found = self._lists.fit({name for _, names in library.maybe for name in names})
+        self._seen |= found
+        for candidate, names in library.maybe:
+            if hits := found.intersection(names):
+                candidate.used |= hits
+                candidate.needed = True
+                if unused := library.unused.get(candidate.start):
+                    library.unused[candidate.start] = [name for name in unused if name not in hits]
+
+    @property
+    def _settled(self) -> bool:
+        """Whether nothing that comes can show that a list or --arch is wrong."""
+        return self._lists.settled and not self._idle_devices
+
+    def _misfits(self) -> list[GptError]:
+        """What the user named and no library so far has."""
+        faults = [GptError(one.fact, one.where) for one in self._lists.faults()]
+        if self._idle_devices and self._there:
+            names = " or ".join(str(device.arch) for device in self._idle_devices)
+            faults.append(GptError(f"--arch: no code for {names}: there is {describe(self._there)}"))
+        return faults
+
+    def _faults(self) -> list[GptError]:
+        return [GptError(f"{one.fact}: nothing is cut without --allow-missing", one.where) for one in self._misfits()]
+
+    def _judge(self) -> list[GptError]:
+        """What is wrong with the names of lists, as far as libraries came by. If nothing is, files of spans appear."""
+        faults = self._faults()
+        if not faults:
+            self._write_files()
+        self._files = []
+        return faults
+
+    def _write_files(self) -> None:
+        files, self._files = self._files, []
+        for library, spans in files:
+            try:
+                write_spans(self._wanted.spans_json or Path(), library, spans)
+            except GptError as error:
+                self._stage.error(error, ref=library)
+
+    def report_missing(self) -> None:
+        """Names what was used and is in no library that came by. What a trace saw elsewhere is no surprise."""
+        if not self._libraries:
+            return  # as was said
+        if self._wanted.allow_missing:
+            for fault in self._misfits():
+                self._stage.warn(fault.where, fault.fact)
+        else:
+            for fault in self._faults():
+                self._stage.error(fault)
+        origins = self._used.names
+        missing = {
+            name
+            for name in origins.keys() - self._seen - self._used.lists.keys()
+            if origins[name] is None or real_path(origins[name] or "") in self._libraries
+        }
+        self._warn_of("used, but in no library", missing)
+        if not self._idle_devices:
+            self._warn_of("used, but in no code for these devices", self._seen - self._kept)
+        self._warn_of("--keep: matches no kernel", set(self._idle))
+
+    def _warn_of(self, fact: str, names: set[str]) -> None:
+        if names:
+            self._stage.warn("", f"{fact}: {quoted(names)}")
