@@ -22,7 +22,6 @@ from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
-_LOC = re.compile(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
 _LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
@@ -181,8 +180,10 @@ def matches(position: Position, head: str) -> bool:
 def _line_sites(module: Module, statements: list[Statement], position: Position) -> Iterable[Site]:
     """For each run of instructions that a matching `.loc` begins: up to the next `.loc`, label or brace."""
     wanted, line = position.words
-    files = {
-        number for number, path in module.files.items() if fnmatchcase(path, wanted) or fnmatchcase(path, f"*/{wanted}")
+    places = {
+        (number, int(line))
+        for number, path in module.files.items()
+        if fnmatchcase(path, wanted) or fnmatchcase(path, f"*/{wanted}")
     }
     inside, first, last = False, -1, -1
     for number, statement in enumerate([*statements, Statement("}", "", "", 0, 0)]):
@@ -194,9 +195,4 @@ def _line_sites(module: Module, statements: list[Statement], position: Position)
         if inside and first >= 0:
             yield Site(position, "line", first, last)
         first = -1
-        inside = statement.head == ".loc" and _is_at(module.source(statement), files, int(line))
-
-
-def _is_at(loc: str, files: set[int], line: int) -> bool:
-    found = _LOC.match(loc)
-    return found is not None and int(found[1]) in files and int(found[2]) == line
+        inside = statement.head == ".loc" and module.loc(statement) in places

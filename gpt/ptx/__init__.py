@@ -6,12 +6,18 @@ What a stage needs of it:
     scan.scan_module(data, name) -> Module     the items of a module (functions, variables, directives, sections) with
                                                their byte spans, by regular expressions: 35 MB in half a second
     scan.Module.statements(function)           the statements of a function's body: kind, head, guard, start, end
+    scan.Module.version, .target               of a module, (8, 5) and 90
     prune.prune(module, [entry, ...]) -> bytes the module with only what these entries need
     parse.parse_statements(text) -> [node]     the grammar (grammar.lark) over some statements
     parse.parse_item(module, item) -> node     ... over one item of a module: a declaration, a function
     parse.parse_module(data, name) -> Module   ... over everything (1 MB/s)
-    quick.parse_instruction(text) -> node      one that is as most are, of the same tokens, ten times as fast
+    quick.parse_instruction(text) -> node      an instruction, by hand if it is as most are: six times as fast
+    quick.parse_params(module, function)       the parameters of a function, the same way
+    params.layout(params) -> [Param]           where a kernel's parameters are, in bytes
+    registers.Registers(module, declarations)  the type of each register of a function
+    types                                      sizes, special registers, the types of an instruction's operands
     tree                                       the nodes; str(node) is PTX again, token for token
+    names.parse_names(data) -> Contents        the names of a module's functions alone: a gigabyte in a second
 
 A PTX text is read as latin-1, one character a byte: every offset in a Module's text is a byte offset of its data.
 The scanner does not check statements: what it takes for an instruction is any text up to a semicolon that begins

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class Tokens(Lexer):
+class PtxLexer(Lexer):
     """The tokens of a Piece, as the scanner has them, typed for the grammar: a text that may be several terminals is
     the first of them that can follow. Raises MalformedError.
     """
@@ -87,13 +87,11 @@ def _kind(text: str) -> str:
     return found.lastgroup
 
 
-def _line(word: str, *rest: str) -> tree.Directive:
+def _directive(word: str, *rest: str) -> tree.Directive:
     """A directive, from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
-    *texts, last = rest or ("",)
-    if last != ";":
-        texts.append(last)
-    text = "".join(text if text == "," else f" {text}" for text in texts).strip()
-    return tree.Directive(word, text, ";" if last == ";" else "")
+    end = ";" if rest[-1:] == (";",) else ""
+    text = "".join(token if token == "," else f" {token}" for token in rest[: len(rest) - len(end)])
+    return tree.Directive(word, text.strip(), end)
 
 
 def _joined(*nodes: object) -> str:
@@ -129,9 +127,9 @@ def _row(*nodes: Any) -> tuple[Any, ...]:
 
 RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its children, whose tokens are strings
     "module": lambda *items: tree.Module(items),
-    "head": _line,
+    "head": _directive,
     "section": lambda name, *lines: tree.Section(name, lines),
-    "data": _line,
+    "data": _directive,
     "datum": _joined,
     "function": _function,
     "declared": _function,
@@ -143,8 +141,8 @@ RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its
     "statements": lambda *statements: list(statements),
     "label": tree.Label,
     "scope": lambda *statements: tree.Scope(statements),
-    "pragma": _line,
-    "directive": _line,
+    "pragma": _directive,
+    "directive": _directive,
     "prototype": tree.Prototype,
     "declaration": lambda specifiers, *declarators: tree.Declaration(specifiers, declarators),
     "specifiers": _row,

@@ -69,12 +69,18 @@ def parser() -> Lark:
     """The parser, made once: some 70 ms, or 15 from the tables that lark keeps in the user's cache."""
     from lark import Lark
 
-    from gpt.ptx.grammar import BUILD, Tokens
+    from gpt.ptx.grammar import BUILD, PtxLexer
 
     grammar = resources.files("gpt.ptx").joinpath("grammar.lark").read_text()
     starts = ["module", "statements", "declared"]
     return Lark(
-        grammar, parser="lalr", lexer=Tokens, start=starts, maybe_placeholders=True, transformer=BUILD, cache=_tables()
+        grammar,
+        parser="lalr",
+        lexer=PtxLexer,
+        start=starts,
+        maybe_placeholders=True,
+        transformer=BUILD,
+        cache=_tables(),
     )
 
 

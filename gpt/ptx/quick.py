@@ -1,4 +1,4 @@
-"""Instructions, declarations and parameters of the usual shapes, read by hand: ten times as fast as by the grammar.
+"""Instructions, declarations and parameters of the usual shapes, read by hand: six times as fast as by the grammar.
 
 What is read one statement at a time is mostly loads, stores and arithmetic with registers, constants, offsets and
 vectors of registers. The tokens are those of the grammar. All else goes to it, and a test holds the two equal.
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from gpt.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.tokens import TEXT
 
-Tokens = list[str]  # a stack: the next one is last
+Stack = list[str]  # a stack: the next one is last
 
 
 class _Unusual(LookupError):
@@ -31,14 +32,18 @@ def parse_instruction(text: str) -> tree.Instruction:
         return parsed
 
 
-def parse_declaration(text: str) -> tree.Declaration:
-    """One declaration of variables or registers. Raises MalformedError."""
+def parse_declaration(text: str, where: str = "") -> tree.Declaration:
+    """One declaration of variables or registers. Raises MalformedError at `where`."""
     try:
         return _declaration(_tokens(text))
     except LookupError:
-        (parsed,) = parse_statements(text)
-        assert isinstance(parsed, tree.Declaration)
-        return parsed
+        try:
+            (parsed,) = parse_statements(text)
+        except MalformedError as error:
+            raise MalformedError(error.fact, where) from None
+    if not isinstance(parsed, tree.Declaration):
+        raise MalformedError(f"PTX: no declaration: '{text[:40]}'", where)
+    return parsed
 
 
 def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] | None:
@@ -49,13 +54,13 @@ def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] |
         return parse_head(module, function).params
 
 
-def _tokens(text: str) -> Tokens:
+def _tokens(text: str) -> Stack:
     if not text.isascii():
         raise _Unusual
     return TEXT.findall(text)[::-1]
 
 
-def _take(tokens: Tokens, wanted: str) -> bool:
+def _take(tokens: Stack, wanted: str) -> bool:
     """Whether the next token is this one, which is gone then."""
     found = tokens[-1] == wanted
     if found:
@@ -63,7 +68,7 @@ def _take(tokens: Tokens, wanted: str) -> bool:
     return found
 
 
-def _expect(tokens: Tokens, wanted: str) -> None:
+def _expect(tokens: Stack, wanted: str) -> None:
     if tokens.pop() != wanted:
         raise _Unusual
 
@@ -72,7 +77,7 @@ def _give_up() -> NoReturn:
     raise _Unusual
 
 
-def _list(tokens: Tokens, end: str, read: Callable[[Tokens], Any]) -> tuple[Any, ...]:
+def _list(tokens: Stack, end: str, read: Callable[[Stack], Any]) -> tuple[Any, ...]:
     """What stands between commas, up to an end."""
     found: list[Any] = []
     if _take(tokens, end):
@@ -86,7 +91,7 @@ def _list(tokens: Tokens, end: str, read: Callable[[Tokens], Any]) -> tuple[Any,
             raise _Unusual
 
 
-def _instruction(tokens: Tokens) -> tree.Instruction:
+def _instruction(tokens: Stack) -> tree.Instruction:
     guard = None
     if _take(tokens, "@"):
         negated = _take(tokens, "!")
@@ -98,7 +103,7 @@ def _instruction(tokens: Tokens) -> tree.Instruction:
     return node if not tokens else _give_up()
 
 
-def _operand(tokens: Tokens) -> tree.Operand:
+def _operand(tokens: Stack) -> tree.Operand:
     match tokens[-1]:
         case "[":
             tokens.pop()
@@ -112,53 +117,53 @@ def _operand(tokens: Tokens) -> tree.Operand:
     return _plain(tokens)
 
 
-def _sum(tokens: Tokens) -> tree.Operand:
+def _sum(tokens: Stack) -> tree.Operand:
     first = _plain(tokens)
     return tree.Expression((first, _plain(tokens)), ("+",)) if _take(tokens, "+") else first
 
 
-def _plain(tokens: Tokens) -> tree.Operand:
+def _plain(tokens: Stack) -> tree.Operand:
     """A name or a number."""
     if _take(tokens, "-"):
         return tree.Prefixed(("-",), _number(tokens))
     return _number(tokens) if tokens[-1][0].isdecimal() else tree.Name(_name(tokens), _words(tokens))
 
 
-def _number(tokens: Tokens) -> tree.Number:
+def _number(tokens: Stack) -> tree.Number:
     text = tokens.pop()
     return tree.Number(text) if text[0].isdecimal() else _give_up()
 
 
-def _name(tokens: Tokens) -> str:
+def _name(tokens: Stack) -> str:
     text = tokens.pop()
     return text if text[0].isalpha() or (text[0] in "%_$" and text != "%") else _give_up()
 
 
-def _word(tokens: Tokens) -> str:
+def _word(tokens: Stack) -> str:
     text = tokens.pop()
     return text if text[0] == "." and text[1:2].isalpha() else _give_up()  # `.5` may be a number
 
 
-def _words(tokens: Tokens) -> tuple[str, ...]:
+def _words(tokens: Stack) -> tuple[str, ...]:
     words = []
     while tokens[-1][0] == ".":
         words.append(_word(tokens))
     return tuple(words)
 
 
-def _declaration(tokens: Tokens) -> tree.Declaration:
+def _declaration(tokens: Stack) -> tree.Declaration:
     node = tree.Declaration(_specifiers(tokens), _list(tokens, ";", _declarator))
     return node if not tokens else _give_up()
 
 
-def _specifiers(tokens: Tokens) -> tuple[tree.Specifier, ...]:
+def _specifiers(tokens: Stack) -> tuple[tree.Specifier, ...]:
     found: list[tree.Specifier] = []
     while tokens[-1][0] == "." or not found:
         found.append(tree.Specifier(_word(tokens), tokens.pop() if tokens[-1].isdecimal() else ""))
     return tuple(found)
 
 
-def _declarator(tokens: Tokens) -> tree.Declarator:
+def _declarator(tokens: Stack) -> tree.Declarator:
     name, count = _name(tokens), None
     if _take(tokens, "<"):
         count = _number(tokens).text
@@ -170,11 +175,11 @@ def _declarator(tokens: Tokens) -> tree.Declarator:
     return tree.Declarator(name, count, tuple(dimensions), _plain(tokens) if _take(tokens, "=") else None)
 
 
-def _parameter(tokens: Tokens) -> tree.Parameter:
+def _parameter(tokens: Stack) -> tree.Parameter:
     return tree.Parameter(_specifiers(tokens), _declarator(tokens))
 
 
-def _params(tokens: Tokens) -> tuple[tree.Parameter, ...] | None:
+def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
     """Those of a function's head, whose attributes are words, numbers and commas."""
     while tokens.pop() not in (".entry", ".func"):
         pass

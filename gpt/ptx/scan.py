@@ -29,7 +29,6 @@ MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are 
 
 NAME = re.compile(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
 _NAME, _WORD = tokens.NAME, tokens.WORD
-_MODIFIERS = rf"(?:\s*+{_WORD})*+"
 _TORN = {'"': "string", "/*": "comment"}
 _QUOTED = re.compile(rf'{tokens.STRING}|{tokens.COMMENT}|{tokens.LINE}|"|/\*', re.ASCII)
 
@@ -65,11 +64,14 @@ _ITEM = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
+_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
+_LOC = re.compile(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
 _FILE = re.compile(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
 _TORN_ITEM = [f"torn{number}" for number in range(1, 6)]
 _STATEMENT = re.compile(
     rf"""\s*+(?:
-      (?P<guard>@\s*+!?+\s*+{_NAME}\s*+)?+ (?P<opcode>{tokens.OPCODE}{_MODIFIERS})
+      (?P<guard>{tokens.GUARD})?+ (?P<opcode>{tokens.OPCODE}{tokens.MODIFIERS})
         (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
     | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>{_WORD}) [^;{{}}]*+ ;
@@ -138,6 +140,23 @@ class Module:
     items: tuple[Item, ...]
     whole: Module | None = None
     pieces: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The `.version`: 8.5 as (8, 5), (0, 0) without one. Raises MalformedError."""
+        item = next((item for item in self.items if item.kind == "version"), None)
+        if item is None:
+            return 0, 0
+        found = _VERSION.match(self.skeleton, item.start)
+        if not found:
+            raise self.malformed(item.start, "no version:")
+        return int(found[1]), int(found[2])
+
+    @property
+    def target(self) -> int:
+        """The `.target`: 90 of sm_90a, 0 without one."""
+        found = _TARGET.search(self.skeleton)
+        return int(found[1]) if found else 0
 
     @property
     def entries(self) -> list[Item]:
@@ -219,6 +238,11 @@ class Module:
             if item.kind == "file" and (entry := _FILE.match(self.source(item))):
                 found[int(entry[1])] = entry[2]
         return found
+
+    def loc(self, statement: Statement) -> tuple[int, int] | None:
+        """The number of the file, and the line, that a `.loc` names. None where they are no numbers of nine digits."""
+        found = _LOC.match(self.skeleton, statement.start)
+        return (int(found[1]), int(found[2])) if found else None
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
         """The error for a place where no statement or item can be, or where one has no end."""

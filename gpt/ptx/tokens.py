@@ -16,6 +16,7 @@ NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 OPCODE = r"[A-Za-z_]\w*+(?!\$)"  # or a name
 WORD = r"\.[\w$]++(?:::[\w$]++)*+"
 MODIFIERS = rf"(?:\s*+{WORD})*+"
+GUARD = rf"@\s*+!?+\s*+{NAME}\s*+"
 NUMBER = (
     r"(?:0[fF][\dA-Fa-f]{8}|0[dD][\dA-Fa-f]{16}|0[xX][\dA-Fa-f]++U?+|0[bB][01]++U?+"
     r"|\d++(?:\.\d*+)?+(?:[eE][-+]?+\d++)?+U?+)"

@@ -2,7 +2,7 @@
 
 Nodes are frozen and equal by value; they hold no positions (the scanner's statements do). An expression is flat:
 `a + 4 * b` has three operands and two operators, a conditional has `?` and `:` among its operators, and `%r1|%p1`,
-the two results of an instruction, is an expression too. Brackets nest, at most parse.MAX_NESTING deep.
+the two results of an instruction, is an expression too. Brackets nest, at most grammar.MAX_NESTING deep.
 """
 
 from __future__ import annotations

@@ -15,12 +15,13 @@ from gpt.errors import GptError
 from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
 from gpt.probe.weave.match import Function
 from gpt.probe.weave.state import State
+from gpt.ptx import tokens
 from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import NAME, Module, Statement, find_name
 
 _CALL = re.compile(  # the name that stands where a function does
-    r"(?:@\s*!?\s*[\w$%]+\s*)?call(?:\s*\.\w+(?:::\w+)*)*\s*(?:\([^()]*\)\s*,\s*)?([A-Za-z_$][\w$]*)", re.ASCII
+    rf"(?:{tokens.GUARD})?+call{tokens.MODIFIERS}\s*+(?:\([^()]*+\)\s*+,\s*+)?+({tokens.NAME})", re.ASCII
 )
 
 

@@ -13,10 +13,10 @@ from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
 from gpt.probe.positions import Body, Site, falls_through, find_sites
 from gpt.probe.verify import find_misfit
 from gpt.probe.weave.emit import Code
-from gpt.probe.weave.state import Registers
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
+from gpt.ptx.registers import Registers
 from gpt.ptx.scan import Item, Module, Statement
 
 

@@ -5,61 +5,12 @@ It holds the addresses of the maps' buffers, and every register that a probe in 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gpt.probe.weave.emit import Code
 from gpt.probe.weave.registers import Names
 from gpt.probe.weave.save import Placed
-from gpt.ptx.scan import Module, Statement
-from gpt.ptx.types import SIZES, integer
-
-_LIST = re.compile(r"\.reg\s*((?:\.\w+\s*)+)([^;]*);", re.ASCII)
-_COUNTED = re.compile(r"([\w$%]+)\s*(?:<\s*(\w+)\s*>)?", re.ASCII)
-
-
-class Registers(dict[str, str | None]):
-    """The types of a function's registers by name, as `b32`.
-
-    None of what is no register; empty where it is one size here and another there, as scopes have it, or of a type that
-    no probe knows, as vectors. Of one size and several types it is bits.
-    """
-
-    def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:
-        self._plain: dict[str, str] = {}
-        self._counted: dict[str, list[tuple[int, str]]] = {}
-        for statement in declarations:
-            found = _LIST.match(module.skeleton, statement.start, statement.end)
-            if not found:
-                continue
-            *vector, type_ = found[1].replace(".", " ").split()
-            type_ = "" if vector else type_
-            for name, count in _COUNTED.findall(found[2]):
-                if count:
-                    self._counted.setdefault(name, []).append((integer(count) or 0, type_))
-                else:
-                    self._plain[name] = _common({type_, self._plain.get(name, type_)})
-
-    def __missing__(self, name: str) -> str | None:
-        found = {self._plain[name]} if name in self._plain else set()
-        base = name.rstrip("0123456789")
-        if base in self._counted and 0 < len(name) - len(base) < 10:
-            number = int(name[len(base) :])
-            found |= {type_ for count, type_ in self._counted[base] if number < count}
-        self[name] = type_ = _common(found) if found else None
-        return type_
-
-
-def _common(types: set[str]) -> str:
-    """What registers of these types have in common: a type, or their size; empty where that is nothing."""
-    known = {_OTHER.get(type_, type_) for type_ in types}
-    if len(known) > 1:
-        known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}
-    type_ = known.pop()
-    return type_ if not known and type_ in SIZES else ""
-
-
-_OTHER = {"f16x2": "b32", "bf16x2": "b32", "bf16": "b16"}
+from gpt.ptx.types import SIZES
 
 
 class State:

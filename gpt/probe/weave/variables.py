@@ -26,11 +26,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
 from gpt.probe.weave.calls import LeftAlone, in_front
 from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
-from gpt.ptx import tree
-from gpt.ptx.parse import parse_statements
+from gpt.ptx import tokens
+from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement
 
 CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module may take
@@ -38,15 +37,9 @@ _OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
 _WORD = re.compile(r"\.\w+", re.ASCII)
 _TYPE = re.compile(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
 _COUNT = re.compile(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
-_PLAIN = re.compile(
-    r"(?P<words>(?:\.\w++\s*+(?:\d++\s*+|\([^();]*+(?:\([^();]*+\)[^();]*+)?+\)\s*+)?+)++)(?P<name>[A-Za-z_$][\w$]*+)"
-    r"(?P<dimensions>(?:\s*+\[\s*+\w*+\s*+\])*+)\s*+(?:=[^,;=]++)?+;",
-    re.ASCII,
-)
-_DIMENSION = re.compile(r"\[\s*(\w*)\s*\]", re.ASCII)
 _BRACES = re.compile(r"\{[^{}]*\}")
 _OWN = re.compile(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
-_OPCODE = re.compile(r"(?:@\s*!?\s*[\w$%]+\s*)?[A-Za-z_]\w*(?:\s*\.\w+(?:::\w+)*)*", re.ASCII)
+_OPCODE = re.compile(rf"(?:{tokens.GUARD})?+{tokens.OPCODE}{tokens.MODIFIERS}", re.ASCII)
 _BEHIND = re.compile(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
 _WIDE = re.compile(r"\.[busf]64\b", re.ASCII)
 
@@ -139,23 +132,11 @@ class Variables:
             while count:
                 text, count = _BRACES.subn("0", text)
             space = "global" if ".global" in words else "const"
-            for name, specifiers, dimensions in self._declared(item, text):
-                yield name, _Declared(item, space, _size(specifiers, dimensions), ".extern" in words)
-
-    def _declared(self, item: Item, text: str) -> Iterator[tuple[str, list[str], list[str]]]:
-        """Names with their specifiers and dimensions. In `text`, the declaration, no braces are left."""
-        if found := _PLAIN.fullmatch(text):
-            yield found["name"], _WORD.findall(found["words"]), _DIMENSION.findall(found["dimensions"])
-            return
-        try:
-            (node,) = parse_statements(text)
-        except MalformedError as error:
-            raise MalformedError(error.fact, self.module.where(item.start)) from None
-        if not isinstance(node, tree.Declaration):
-            raise self.module.malformed(item.start)
-        words = [specifier.word for specifier in node.specifiers]
-        for one in node.declarators:
-            yield one.name, words, ["" if dimension is None else str(dimension) for dimension in one.dimensions]
+            node = parse_declaration(text, self.module.where(item.start))
+            specifiers = [specifier.word for specifier in node.specifiers]
+            for one in node.declarators:
+                dimensions = ["" if dimension is None else str(dimension) for dimension in one.dimensions]
+                yield one.name, _Declared(item, space, _size(specifiers, dimensions), ".extern" in words)
 
     def _check(self) -> None:
         module = self.module

@@ -12,7 +12,6 @@ the registers that the probes share, in a piece of local memory (state.py), and 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,8 +56,6 @@ NO_SAVE = "no probe that saves has a place in it"
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links to any module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
-_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
-_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -95,26 +92,9 @@ def weave(
     return _Weaving(module, kernel, files, count, relocatable).run()
 
 
-def version(module: Module) -> tuple[int, int]:
-    """The `.version` of a module, 0.0 without one. Raises MalformedError."""
-    item = next((item for item in module.items if item.kind == "version"), None)
-    if item is None:
-        return 0, 0
-    found = _VERSION.match(module.skeleton, item.start)
-    if not found:
-        raise module.malformed(item.start, "no version:")
-    return int(found[1]), int(found[2])
-
-
-def target(module: Module) -> int:
-    """The `.target` of a module, 90 of sm_90a; 0 without one."""
-    found = _TARGET.search(module.skeleton)
-    return int(found[1]) if found else 0
-
-
 def has_redux(module: Module) -> bool:
     """Whether a module's target has redux.sync: sm_80 or later."""
-    return target(module) >= 80 and version(module) >= (7, 0)
+    return module.target >= 80 and module.version >= (7, 0)
 
 
 Sampled = dict[tuple[str, int] | None, Condition]  # what holds where a probe with this `sample` runs
@@ -182,8 +162,8 @@ class _Weaving:
         """The kernel's own, and `count` more."""
         module = self.module
         own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
-        params, plain = layout(own, reserved(target(module)), where), layout(own, where=where)
-        if count and behind(plain, count)[-1].offset + 8 > limit(version(module)):
+        params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
+        if count and behind(plain, count)[-1].offset + 8 > limit(module.version):
             raise LeftAlone(f"no room for {count} more parameters", self.kernel)
         return params, behind(params, count)
 
@@ -191,7 +171,7 @@ class _Weaving:
         """Raises LeftAlone for modules that no probe can go into."""
         if MARK in self.module.text:
             raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
-        if (found := version(self.module)) < OLDEST:
+        if (found := self.module.version) < OLDEST:
             raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
             raise LeftAlone("its addresses have 32 bits", self.kernel)
@@ -202,7 +182,7 @@ class _Weaving:
 
     def check_age(self, maps: Iterable[Placed]) -> None:
         """Raises LeftAlone for a module that is older than what the probes that go into it are made of."""
-        age = version(self.module), target(self.module)
+        age = self.module.version, self.module.target
         for number, snippet in self.survey.snippets:
             if lack := find_lack(snippet, *age):
                 raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)

@@ -11,10 +11,10 @@ from gpt.errors import MalformedError
 from gpt.probe.operands import bind
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
-from gpt.probe.weave.state import Registers
 from gpt.probe.weave.template import _COUNT, Shape, Shapes, Template
 from gpt.probe.weave.weave import LeftAlone, weave
 from gpt.ptx.quick import parse_instruction
+from gpt.ptx.registers import Registers
 from gpt.ptx.scan import scan_statements
 from tests.probe.weave.woven import check, kernel, lines, probe, simple
 
