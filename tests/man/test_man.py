@@ -302,6 +302,11 @@ def pattern(lines):
     return re.compile(text)
 
 
+def first_words(line):
+    """What a row is about, where it begins with a name."""
+    return re.match(r" *[A-Za-z_, ]*", line)[0].strip()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_do_what_they_show(page, demo, tmp_path):
     examples = list(iter_examples(page))
@@ -325,6 +330,8 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
             continue
         printed, status = run(command, tmp_path, environment)
         assert status == 0, (command, printed)
+        if "gpt-analyze summary" in command:  # by time: on a busy machine rows change places
+            output, printed = sorted(output, key=first_words), sorted(printed, key=first_words)
         shown = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in printed))
         assert pattern(output).fullmatch(shown), (command, printed)
 
