@@ -26,6 +26,7 @@ from gpt.screen.grid import GAP, LEAST, Grid, fold
 from gpt.screen.units import human, human_count, human_share, human_time
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
+COLUMNS = 64  # of a table
 TITLE = 24  # columns of a title
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
@@ -39,7 +40,6 @@ UNITS: dict[str, Callable[[Any], str]] = {
 }
 
 Record = Mapping[str, Any]
-Column = tuple[int, packed.Field, Record]  # its place in a row, and what is declared of it
 
 
 class AnswerTable:
@@ -54,11 +54,13 @@ class AnswerTable:
         first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
         columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))
         shown = [column for column in columns if _is_shown(*column, first)] or columns
+        more = len(shown) - COLUMNS
+        shown = shown[:COLUMNS]
         texts = [column for column in shown if column[1].type == packed.TEXT]
         under = next((at for at, _, told in texts[1:] if told.get("shown") == "under"), None)
         texts = [column for column in texts if column[0] != under]
         numbers = [column for column in shown if column[1].type != packed.TEXT]
-        self.verdict: list[str] = [*answer["verdict"]]
+        self.verdict: list[str] = [*([f"and {more:,} more columns"] if more > 0 else []), *answer["verdict"]]
         self.texts = len(texts)
         titles = [told.get("title", told["name"]) for _, _, told in texts + numbers]
         self.titles = [shorten(printable(title), TITLE, middle=False) for title in titles]
@@ -69,8 +71,9 @@ class AnswerTable:
                 sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
-        if more := len(answer["rows"]) // answer["stride"] - len(first):
-            self.verdict.insert(0, _describe_rest(answer["name"], more, rows, under, numbers))
+        if len(answer["rows"]) > len(first) * answer["stride"]:
+            counts = [field for _, field, told in numbers if "unit" not in told]
+            self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:
         """What to print on a screen of so many columns. Numbers for which there is no room are left out, and named."""
@@ -113,15 +116,26 @@ def _cells(field: packed.Field, told: Record, values: list[Any]) -> list[str]:
     return ["-" if value is None else form(value) if math.isfinite(value) else str(value) for value in values]
 
 
-def _describe_rest(name: str, more: int, rows: Iterator[list[Any]], under: int | None, numbers: list[Column]) -> str:
-    """How many rows are not shown, and what they count together, sums aside."""
-    text = f"and {more:,} more {name}"
-    count = next((column for column in numbers if "unit" not in column[2]), None)
-    if count is None:
+def _describe_rest(answer: Record, first: int, counts: list[packed.Field], under: packed.Field | None) -> str:
+    """How many rows follow the first, and what they count together, sums aside."""
+    import numpy as np
+
+    stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
+    text = f"and {len(rows) // stride:,} more {answer['name']}"
+    if not counts:
         return text
-    at, _, told = count
-    total = sum(row[at] or 0 for row in rows if under is None or row[under] is not None)
-    return f"{text}: {human_count(total)} {told.get('title', told['name'])}"
+
+    def column(field: packed.Field) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+        return np.ndarray((len(rows) // stride,), "<" + field.code, rows, field.offset, (stride,))
+
+    values = column(counts[0])
+    known = values == values  # no NaN
+    for field in (counts[0], under):
+        if field and field.optional and field.code not in "efd":
+            known &= column(field) != field.none
+    with np.errstate(all="ignore"):
+        total = float(values[known].sum(dtype=np.float64))
+    return f"{text}: {human_count(round(total))} {counts[0].name}" if math.isfinite(total) else text
 
 
 def _escape(text: str) -> str:
@@ -164,8 +178,8 @@ def _markdown(answers: list[Record]) -> str:
         text = "\n\n".join("\n".join(block) for block in blocks) + "\n"
         if len(text.encode(errors="replace")) <= MARKDOWN_SIZE:
             return text
-    whole = text.encode(errors="replace")[:MARKDOWN_SIZE].decode(errors="ignore")
-    return f"{whole}\n\n*There is more than fits.*\n"
+    more = "\n\n*There is more than fits.*\n"
+    return text.encode(errors="replace")[: MARKDOWN_SIZE - len(more)].decode(errors="ignore") + more
 
 
 def _csv(answers: list[Record]) -> str:
