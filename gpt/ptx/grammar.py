@@ -99,28 +99,6 @@ def _joined(*nodes: object) -> str:
     return "".join(", " if node == "," else str(node) for node in nodes)
 
 
-def _function(
-    before: tuple[tree.Specifier, ...] | None,
-    kind: str,
-    more: tuple[tree.Specifier, ...] | None,
-    returns: tuple[tree.Parameter, ...] | None,
-    name: str,
-    params: tuple[tree.Parameter, ...] | None,
-    attributes: tuple[tree.Attribute | tree.Directive, ...],
-    body: tree.Scope | None = None,
-) -> tree.Function:
-    return tree.Function(before or (), kind, more or (), returns, name, params, attributes, body)
-
-
-def _instruction(
-    guard: tree.Guard | None,
-    opcode: str,
-    modifiers: tuple[str, ...] | None,
-    operands: tuple[tree.Operand, ...] | None,
-) -> tree.Instruction:
-    return tree.Instruction(opcode, modifiers or (), operands or (), guard)
-
-
 def _row(*nodes: Any) -> tuple[Any, ...]:
     return nodes
 
@@ -131,8 +109,8 @@ RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its
     "section": lambda name, *lines: tree.Section(name, lines),
     "data": _directive,
     "datum": _joined,
-    "function": _function,
-    "declared": _function,
+    "function": lambda before, kind, more, *rest: tree.Function(before or (), kind, more or (), *rest),
+    "declared": lambda before, kind, more, *rest: tree.Function(before or (), kind, more or (), *rest),
     "params": _row,
     "param": lambda specifiers, declarator: tree.Parameter(specifiers or (), declarator),
     "attributes": _row,
@@ -150,7 +128,7 @@ RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its
     "unified": lambda word, values: word + (str(tree.Group(values)) if values else ""),
     "declarator": tree.Declarator,
     "dimensions": _row,
-    "instruction": _instruction,
+    "instruction": lambda guard, opcode, words, operands: tree.Instruction(opcode, words or (), operands or (), guard),
     "guard": lambda negation, register: tree.Guard(register, bool(negation)),
     "modifiers": _row,
     "operands": _row,

@@ -7,7 +7,7 @@ vectors of registers. The tokens are those of the grammar. All else goes to it, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from gpt.errors import MalformedError
 from gpt.ptx import tree
@@ -55,8 +55,7 @@ def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] |
 
 
 def _tokens(text: str) -> Stack:
-    if not text.isascii():
-        raise _Unusual
+    _check(text.isascii())
     return TEXT.findall(text)[::-1]
 
 
@@ -68,13 +67,9 @@ def _take(tokens: Stack, wanted: str) -> bool:
     return found
 
 
-def _expect(tokens: Stack, wanted: str) -> None:
-    if tokens.pop() != wanted:
+def _check(usual: bool) -> None:
+    if not usual:
         raise _Unusual
-
-
-def _give_up() -> NoReturn:
-    raise _Unusual
 
 
 def _list(tokens: Stack, end: str, read: Callable[[Stack], Any]) -> tuple[Any, ...]:
@@ -87,8 +82,7 @@ def _list(tokens: Stack, end: str, read: Callable[[Stack], Any]) -> tuple[Any, .
         separator = tokens.pop()
         if separator == end:
             return tuple(found)
-        if separator != ",":
-            raise _Unusual
+        _check(separator == ",")
 
 
 def _instruction(tokens: Stack) -> tree.Instruction:
@@ -97,24 +91,18 @@ def _instruction(tokens: Stack) -> tree.Instruction:
         negated = _take(tokens, "!")
         guard = tree.Guard(_name(tokens), negated)
     opcode = tokens.pop()
-    if not opcode.isidentifier():
-        raise _Unusual
+    _check(opcode.isidentifier())
     node = tree.Instruction(opcode, _words(tokens), _list(tokens, ";", _operand), guard)
-    return node if not tokens else _give_up()
+    _check(not tokens)
+    return node
 
 
 def _operand(tokens: Stack) -> tree.Operand:
-    match tokens[-1]:
-        case "[":
-            tokens.pop()
-            return tree.Address(_list(tokens, "]", _sum))
-        case "{":
-            tokens.pop()
-            return tree.Vector(_list(tokens, "}", _plain))
-        case "(":
-            tokens.pop()
-            return tree.Group(_list(tokens, ")", _plain))
-    return _plain(tokens)
+    if _take(tokens, "["):
+        return tree.Address(_list(tokens, "]", _sum))
+    if _take(tokens, "{"):
+        return tree.Vector(_list(tokens, "}", _plain))
+    return tree.Group(_list(tokens, ")", _plain)) if _take(tokens, "(") else _plain(tokens)
 
 
 def _sum(tokens: Stack) -> tree.Operand:
@@ -131,17 +119,20 @@ def _plain(tokens: Stack) -> tree.Operand:
 
 def _number(tokens: Stack) -> tree.Number:
     text = tokens.pop()
-    return tree.Number(text) if text[0].isdecimal() else _give_up()
+    _check(text[0].isdecimal())
+    return tree.Number(text)
 
 
 def _name(tokens: Stack) -> str:
     text = tokens.pop()
-    return text if text[0].isalpha() or (text[0] in "%_$" and text != "%") else _give_up()
+    _check(text[0].isalpha() or (text[0] in "%_$" and text != "%"))
+    return text
 
 
 def _word(tokens: Stack) -> str:
     text = tokens.pop()
-    return text if text[0] == "." and text[1:2].isalpha() else _give_up()  # `.5` may be a number
+    _check(text[0] == "." and text[1:2].isalpha())  # `.5` may be a number
+    return text
 
 
 def _words(tokens: Stack) -> tuple[str, ...]:
@@ -153,7 +144,8 @@ def _words(tokens: Stack) -> tuple[str, ...]:
 
 def _declaration(tokens: Stack) -> tree.Declaration:
     node = tree.Declaration(_specifiers(tokens), _list(tokens, ";", _declarator))
-    return node if not tokens else _give_up()
+    _check(not tokens)
+    return node
 
 
 def _specifiers(tokens: Stack) -> tuple[tree.Specifier, ...]:
@@ -167,11 +159,11 @@ def _declarator(tokens: Stack) -> tree.Declarator:
     name, count = _name(tokens), None
     if _take(tokens, "<"):
         count = _number(tokens).text
-        _expect(tokens, ">")
+        _check(tokens.pop() == ">")
     dimensions: list[tree.Operand | None] = []
     while _take(tokens, "["):
         dimensions.append(None if tokens[-1] == "]" else _plain(tokens))
-        _expect(tokens, "]")
+        _check(tokens.pop() == "]")
     return tree.Declarator(name, count, tuple(dimensions), _plain(tokens) if _take(tokens, "=") else None)
 
 
@@ -188,5 +180,5 @@ def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
     _name(tokens)
     tokens.insert(0, ";")  # so that none is the last
     params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
-    usual = tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens)
-    return params if usual else _give_up()
+    _check(tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens))
+    return params

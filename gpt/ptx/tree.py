@@ -302,7 +302,7 @@ class Function:
     name: str
     params: tuple[Parameter, ...] | None
     attributes: tuple[Attribute | Directive, ...]
-    body: Scope | None
+    body: Scope | None = None
 
     def __str__(self) -> str:
         head = f"{_specifiers(self.specifiers)}{self.kind} {_specifiers(self.more)}{_signature(self)}"
