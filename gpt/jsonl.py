@@ -134,7 +134,7 @@ def _answer_lines(record: dict[str, Any]) -> Iterator[str]:
         yield _dump(common | {name: value for name, value in values if value is not None})
 
 
-def _check_names(kind: str, fields: list[packed.Field], common: dict[str, Any]) -> list[str]:
+def _check_names(kind: str, fields: list[packed.RowField], common: dict[str, Any]) -> list[str]:
     """The names of fields, none of which may be another key of the line."""
     if both := next((field.name for field in fields if field.name in common), None):
         raise MalformedError(f"{kind}: a field is named {both}")

@@ -27,7 +27,7 @@ TYPES = {  # as struct and numpy name them, after `<`
 TEXT = "text"
 
 
-class Field(NamedTuple):
+class RowField(NamedTuple):
     """A value in each row: `code` is that of struct and numpy, `size` in bytes."""
 
     name: str
@@ -50,7 +50,7 @@ class Field(NamedTuple):
         return (1 << 8 * self.size - self.code.islower()) - 1
 
 
-def parse_fields(record: Mapping[str, Any]) -> list[Field]:
+def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
     """The fields of the rows of a record, in its order.
 
     Raises MalformedError where the record is not what its kind declares, a type is unknown, a name is there twice,
@@ -79,13 +79,13 @@ def parse_fields(record: Mapping[str, Any]) -> list[Field]:
     return fields
 
 
-def _parse_field(declared: Mapping[str, Any], answer: bool) -> Field:
+def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
     name, type_ = declared["name"], declared["type"]
     base = type_.removesuffix("?") if answer else type_
     code = "I" if base == TEXT and answer else TYPES.get(base)
     if code is None:
         raise MalformedError(f"field '{name}': there is no type '{type_}'")
-    return Field(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
+    return RowField(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
 
 
 def check_rows(kind: str, rows: bytes, stride: int) -> None:
@@ -94,7 +94,7 @@ def check_rows(kind: str, rows: bytes, stride: int) -> None:
         raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {stride}")
 
 
-def iter_rows(fields: Sequence[Field], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
+def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
     """The values of each row, in the order of the fields; padding is not told from others here."""
     order = sorted(range(len(fields)), key=lambda number: fields[number].offset)
     code, at = "<", 0
@@ -118,7 +118,7 @@ class Packer:
     def __init__(self, columns: Iterable[Mapping[str, Any]]) -> None:
         """Raises MalformedError where a type is unknown."""
         self._columns: list[dict[str, Any]] = []
-        self._fields: list[Field] = []
+        self._fields: list[RowField] = []
         self._stride = 0
         for column in columns:
             self._columns.append({**column, "offset": self._stride})
@@ -138,7 +138,7 @@ class Packer:
         if len(self._packed) > records.MAX_RECORD or len(self._numbers) > records.MAX_ENTRIES:
             raise MalformedError("answer: too many rows for a record")
 
-    def _number(self, field: Field, value: Any) -> Any:
+    def _number(self, field: RowField, value: Any) -> Any:
         if value is None and field.optional:
             return field.none
         if field.type == TEXT and isinstance(value, str):
@@ -153,7 +153,7 @@ class Packer:
         return {"columns": self._columns, "stride": self._stride, "texts": texts, "rows": rows}
 
 
-def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[Field], Iterator[list[Any]]]:
+def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[RowField], Iterator[list[Any]]]:
     """The columns of an answer, and its rows, or the first of them: text as text, None for no value.
 
     Raises MalformedError, at once where the columns make no sense, and at the row that names a text that is not there.
@@ -165,7 +165,7 @@ def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[li
     return fields, _iter_values(fields, answer["texts"], iter_rows(fields, stride, rows))
 
 
-def _iter_values(fields: list[Field], texts: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+def _iter_values(fields: list[RowField], texts: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
     nones = [field.none if field.optional else None for field in fields]
     for row in rows:
         values: list[Any] = []

@@ -100,9 +100,9 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
         raise UsageError("--format with --stream or --json: standard output has one form")
     stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
     if form:
-        from gpt.screen.answers import Report
+        from gpt.screen.answers import AnswerReport
 
-        stage.table = Report(form)
+        stage.table = AnswerReport(form)
     return stage
 
 

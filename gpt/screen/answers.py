@@ -102,12 +102,12 @@ class AnswerTable:
             yield _escape(line)
 
 
-def _is_shown(at: int, field: packed.Field, told: Record, rows: list[list[Any]]) -> bool:
+def _is_shown(at: int, field: packed.RowField, told: Record, rows: list[list[Any]]) -> bool:
     shown = told.get("shown")
     return shown != "never" and (shown != "any" or any(row[at] for row in rows))
 
 
-def _cells(field: packed.Field, told: Record, values: list[Any]) -> list[str]:
+def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]:
     """The values of a column as they are shown."""
     if field.type == packed.TEXT:
         known = ["-" if value is None else value for value in values]
@@ -116,7 +116,7 @@ def _cells(field: packed.Field, told: Record, values: list[Any]) -> list[str]:
     return ["-" if value is None else form(value) if math.isfinite(value) else str(value) for value in values]
 
 
-def _describe_rest(answer: Record, first: int, counts: list[packed.Field], under: packed.Field | None) -> str:
+def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
     """How many rows follow the first, and what they count together, sums aside."""
     import numpy as np
 
@@ -125,7 +125,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.Field], under
     if not counts:
         return text
 
-    def column(field: packed.Field) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    def column(field: packed.RowField) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.ndarray((len(rows) // stride,), "<" + field.code, rows, field.offset, (stride,))
 
     values = column(counts[0])
@@ -149,7 +149,7 @@ def _code(text: str, bold: bool) -> str:
     return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
 
 
-class Report:
+class AnswerReport:
     """Collects the answers of a stream, the last of each name, and writes them as Markdown or CSV."""
 
     def __init__(self, form: str) -> None:

@@ -111,22 +111,21 @@ class Collector:
         self._size += len(rows) + OVERHEAD
 
     def _find_layout(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
-        rows, stride = record.get("rows"), record.get("stride")
-        layout = key = None
+        stride, rows = record.get("stride"), record.get("rows")
+        if type(stride) is not int or type(rows) is not bytes:
+            raise MalformedError(records.check(record) or f"{self._kind}: no rows")
         try:
-            key = (int(stride), msgpack.packb(record.get("fields"), unicode_errors="surrogateescape"))  # type: ignore[arg-type]
-            layout = self._layouts.get(key)
+            key = stride, msgpack.packb(record.get("fields"), unicode_errors="surrogateescape")
         except (TypeError, ValueError, OverflowError):
-            pass  # `check` names it
-        if layout is None or type(rows) is not bytes or type(stride) is not int:
-            if (fault := records.check(record)) or key is None:
-                raise MalformedError(fault or f"{self._kind}.fields nested too deep")
+            raise MalformedError(records.check(record) or f"{self._kind}.fields nested too deep") from None
+        layout = self._layouts.get(key)
+        if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[key] = Layout(parse_layout(record, self._known))
             layout.require(self._kind, self._needed)
-        packed.check_rows(self._kind, record["rows"], record["stride"])
-        return layout, record["rows"]
+        packed.check_rows(self._kind, rows, stride)
+        return layout, rows
 
     def _pack_line(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
         """The row that a line of JSON was."""

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpt import packed, records
-from gpt.screen.answers import COLUMNS, MARKDOWN_SIZE, AnswerTable, Report
+from gpt.screen.answers import COLUMNS, MARKDOWN_SIZE, AnswerReport, AnswerTable
 
 
 def answer(columns, rows, name="things", top=None, verdict=()):
@@ -68,7 +68,7 @@ def test_answers_without_text_rows_or_columns_to_show_are_tables():
 
 def test_markdown_means_what_it_shows_and_is_short():
     evil = "a|b`c\n<b>\x1b[1m" + "漢" * 3000
-    report = Report("md")
+    report = AnswerReport("md")
     for number in range(40):
         columns = [(f"*{evil}", "text", {}), ("n", "u8", {})]
         made = answer(columns, [(evil, 1)] * 50, name=f"{number}_{evil}"[:50], verdict=[evil[:40]])
@@ -79,7 +79,7 @@ def test_markdown_means_what_it_shows_and_is_short():
 
 
 def test_a_report_has_the_last_answer_of_each_name_and_names_what_is_wrong():
-    report = Report("csv")
+    report = AnswerReport("csv")
     for value in (1, 2):
         assert report.add(answer([("n", "u8", {})], [(value,)])) is None
     assert report.add({"kind": "library"}) is None
