@@ -144,13 +144,13 @@ class _CallText:
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
         """The line of each row; `times` are ns."""
-        process, functions = self._process, self._functions
+        process, functions, pid = self._process, self._functions, self._process.pid
         columns = [(times / 1000).tolist(), rows["api"].tolist(), threads.tolist(), rows["result"].tolist()]
         took = (process.clock.durations(rows["duration"]) / 1000).tolist()
         for time, api, thread, result, us, more in zip(*columns, took, self._arguments(rows), strict=True):
             said = functions.get(api) or _said(process.api(api))
             back = f',"duration_us":{us:.3f},"result":{result}' if us else ""
-            yield f'{{"ts":{time:.3f},{said},"pid":{process.pid},"tid":{thread}{back}{more}}}\n'
+            yield f'{{"ts":{time:.3f},{said},"pid":{pid},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
         """What else the rows tell, each text with a comma before it. A zero stands for what there is not: no text.
