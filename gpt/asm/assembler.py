@@ -16,7 +16,7 @@ FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)
-class Code(Made):
+class TargetCode(Made):
     """What was made of a module for one target."""
 
     target: Target
@@ -31,7 +31,7 @@ class Assembler:
         self._cache = cache
         self._backends = {family: BACKENDS[family](options) for family in {one.family for one in self._targets}}
 
-    def assemble(self, text: bytes, name: str, target: Target) -> Code:
+    def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:
         """Assembles a module, which messages call `name`.
 
         Raises MalformedError (Faults) where the back end refuses it, MissingError where its tool knows no such
@@ -41,7 +41,7 @@ class Assembler:
         if source and not target.runs(source):
             raise GptError(f"is for {source} and cannot be assembled for {target}", name)
         done = self._find_or_make(text, name, target)
-        return Code(done.image, done.kernels, done.warnings, target)
+        return TargetCode(done.image, done.kernels, done.warnings, target)
 
     def targets(self, text: bytes) -> list[Target]:
         """What to assemble a module for, each once."""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records, stream
-from gpt.asm.assembler import Code
+from gpt.asm.assembler import TargetCode
 from gpt.errors import GptError, MalformedError
-from gpt.formats.fatbinwrite import Codec, Image, pack_fatbin
+from gpt.formats.fatbinwrite import Codec, Payload, pack_fatbin
 from gpt.formats.ptxtext import find_head
 from gpt.outputs import replacing
 
 
-def iter_images(ptx: dict[str, Any], codes: Sequence[Code], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
+def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
     """A `cubin` record for each target, or one `fatbin`, stored with that codec.
 
     Raises MalformedError where the text can be no element, and GptError where an image is larger than a record.
@@ -47,12 +47,12 @@ def file_name(image: dict[str, Any]) -> str:
     return f"{stem}.{image['id']}{arch}.{image['kind']}"
 
 
-def _pack(ptx: dict[str, Any], codes: Sequence[Code], codec: Codec) -> bytes:
+def _pack(ptx: dict[str, Any], codes: Sequence[TargetCode], codec: Codec) -> bytes:
     head = find_head(ptx["data"])
     if head is None or head.target is None:
         raise MalformedError("PTX without .target", ptx["module"])
-    images = [Image("cubin", str(code.target), code.image) for code in codes]
-    return pack_fatbin([*images, Image("ptx", head.target, ptx["data"])], codec)
+    images = [Payload("cubin", str(code.target), code.image) for code in codes]
+    return pack_fatbin([*images, Payload("ptx", head.target, ptx["data"])], codec)
 
 
 def _small(image: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt import cli, records
-from gpt.asm.assembler import Assembler, Code
+from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
@@ -27,7 +27,7 @@ class Assembly:
         self,
         stage: cli.Stage,
         assembler: Assembler,
-        backlog: Backlog[Code, dict[str, Any]],
+        backlog: Backlog[TargetCode, dict[str, Any]],
         compare: bool,
         fatbin: Any,
         save: Path | None,
@@ -57,7 +57,7 @@ class Assembly:
         ]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 
-    def _finish(self, record: dict[str, Any], count: int, futures: list[Future[Code]]) -> Records:
+    def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
         """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""
         yield record
         told: set[tuple[str, str]] = set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 
 from gpt.errors import MalformedError
+from gpt.formats import elftables
 from gpt.formats.elf import MACHINES, SHDR_SIZE, SHT_SYMTAB, machine_of
 from gpt.formats.source import Source
 from gpt.formats.symbols import SPACE, Contents, Symbol
@@ -21,8 +22,7 @@ from gpt.formats.symbols import SPACE, Contents, Symbol
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 
 FUNCTION = 256  # bytes of a cubin for each function, at least; 1,951 are the least ever seen
-SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, addr, offset, size, link, info, align, entsize
-SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, shndx, value, size
+SECTION, SYMBOL = elftables.SECTION.struct, elftables.SYMBOL.struct
 
 Data = bytes | bytearray | memoryview
 

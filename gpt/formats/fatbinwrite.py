@@ -32,7 +32,7 @@ _LEVEL = 3  # of zstd, its own default
 
 
 @dataclass(frozen=True)
-class Image:
+class Payload:
     """An element to be: `type` is cubin or ptx, `arch` as sm_90a."""
 
     type: str
@@ -40,13 +40,13 @@ class Image:
     data: bytes
 
 
-def pack_fatbin(images: Iterable[Image], codec: Codec) -> bytes:
+def pack_fatbin(images: Iterable[Payload], codec: Codec) -> bytes:
     """A region with an element for each image. Raises MalformedError on one that cannot be an element."""
     body = b"".join(_pack_element(image, codec) for image in images)
     return REGION.pack(MAGIC, 1, REGION.size, len(body)) + body
 
 
-def _pack_element(image: Image, codec: Codec) -> bytes:
+def _pack_element(image: Payload, codec: Codec) -> bytes:
     found = _ARCH.fullmatch(image.arch)
     if not found:
         raise MalformedError(f"'{image.arch}' is no architecture of a fatbin element")

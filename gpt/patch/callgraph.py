@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt.errors import MalformedError
-from gpt.formats import elf
+from gpt.formats import elf, elftables
 from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, section_headers
 from gpt.formats.elf import SHDR_SIZE, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_REL, SHT_RELA, SHT_SYMTAB
 from gpt.formats.symbols import SPACE
@@ -46,17 +46,8 @@ NVIDIA = {  # NVIDIA's section types that say nothing of which code needs which,
 }  # fmt: skip
 GENERIC = set(range(12))  # those of any ELF file
 
-SECTION = np.dtype(
-    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"), ("size", "<u8"),
-     ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")]
-)  # fmt: skip
-SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
-RELOCATION = {  # offset, type, symbol, addend
-    SHT_REL: np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4")]),
-    SHT_RELA: np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")]),
-}
+SECTION, SYMBOL = elftables.SECTION.dtype, elftables.SYMBOL.dtype
+RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
 
 
 class KeptWhole(Exception):
@@ -64,7 +55,7 @@ class KeptWhole(Exception):
 
 
 @dataclass(frozen=True)
-class Cut:
+class DeadCode:
     """Code that goes: `spans` are ranges of the cubin, sorted; the numbers of kernels and device functions in it.
 
     `sections` are the numbers of all sections of code that are not needed, those that are zeros already too.
@@ -81,7 +72,7 @@ class Cut:
         return sum(end - start for start, end in self.spans)
 
 
-def find_cut(data: Data, unused: set[str]) -> Cut:
+def find_cut(data: Data, unused: set[str]) -> DeadCode:
     """The code that only kernels in `unused` need, without what is zeros already. Raises KeptWhole, MalformedError."""
     return _Cubin(data).cut(unused)
 
@@ -110,7 +101,7 @@ class _Cubin:
         self._follow_calls()
         self._follow_relocations()
 
-    def cut(self, unused: set[str]) -> Cut:
+    def cut(self, unused: set[str]) -> DeadCode:
         """See find_cut."""
         kernels = self._kernels()
         going = {section for section, names in kernels.items() if names <= unused}
@@ -119,7 +110,7 @@ class _Cubin:
         sections = sorted(reached - stay)
         spans = self._spans(sections)
         gone = {section for section, _ in spans}
-        return Cut(
+        return DeadCode(
             sorted(span for _, span in spans),
             sum(len(kernels[section]) for section in gone & kernels.keys()),
             len(gone - kernels.keys()),

@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
-from gpt.formats import elf, fatbin
+from gpt.formats import elf, elftables, fatbin
 from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment
 from gpt.formats.image import Image, iter_sections
 from gpt.formats.source import Source
@@ -50,12 +50,12 @@ from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacem
 from gpt.patch.pointers import NotUnderstood, Pointer, address_of, find_pointers
 
 PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
-PHDR = struct.Struct("<IIQQQQQQ")
+PHDR = elftables.SEGMENT.struct
 EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
 
 
 @dataclass(frozen=True)
-class Packed:
+class Compacted:
     """The new content of a fatbin section: pieces, their size, and where each region's address went."""
 
     section: Section
@@ -79,7 +79,7 @@ def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
         raise CannotCompact(str(error)) from None
 
 
-def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed:
+def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compacted:
     """Moves what is kept to the start of a section (or of a fatbin file)."""
     by_region: dict[int, list[fatbin.Element]] = {}
     for element in doomed.kept:
@@ -109,7 +109,7 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Packed
                 pieces.append(Copy(element.offset, element.end))
         pieces += [Data(mark)] if mark else []
         position += fatbin.REGION.size + size
-    return Packed(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
+    return Compacted(section, list(_without(pieces, doomed.overwritten(False, byte))), position, moved)
 
 
 def _without(pieces: list[Piece], parts: list[Laid]) -> Iterator[Piece]:

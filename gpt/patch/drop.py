@@ -25,6 +25,7 @@ from operator import attrgetter
 import numpy as np
 
 from gpt.errors import MalformedError
+from gpt.formats import elftables
 from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB
 from gpt.patch.callgraph import (
@@ -46,10 +47,7 @@ OF_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # frame size, least and most stack, regist
 ATTRIBUTE = struct.Struct("<BBHI")
 SHT_STRTAB = 3
 SIZED = 4  # an attribute whose third field is the size of what follows; of others it is the value
-SEGMENT = np.dtype(
-    [("type", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("vaddr", "<u8"), ("paddr", "<u8"), ("filesz", "<u8"),
-     ("memsz", "<u8"), ("align", "<u8")]
-)  # fmt: skip
+SEGMENT = elftables.SEGMENT.dtype
 PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
 HEADERS_ALIGN = 8
 MAX_ALIGN = 1 << 12  # 128 is what code asks for

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt.formats import elf, fatbin
+from gpt.formats import elf, elftables, fatbin
 from gpt.formats.elf import Elf, Section
 from gpt.formats.source import BLOCK, Source
 
@@ -32,10 +32,7 @@ SHN_ABS = 0xFFF1
 STT_SECTION = 3
 MAX_POINTERS = fatbin.MAX_REGIONS  # of one section
 OVERLAP = 16  # bytes of code that two blocks share: more than a displacement and what follows it
-RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
-SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
 
 class NotUnderstood(Exception):

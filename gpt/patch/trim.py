@@ -21,7 +21,7 @@ from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.source import Source
 from gpt.locate.unused import KEPT, KERNEL_UNUSED
 from gpt.patch import drop
-from gpt.patch.callgraph import Cut, KeptWhole, Span, find_cut
+from gpt.patch.callgraph import DeadCode, KeptWhole, Span, find_cut
 from gpt.workers import run_all
 
 ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # about the sizes that NVIDIA's tools reach
@@ -29,7 +29,7 @@ SIZES = struct.Struct("<QI")  # of payload and packed payload, in an element's h
 SIZES_AT = 8
 UNPACKED = struct.Struct("<Q")
 UNPACKED_AT = 56
-NOTHING = Cut([], 0, 0)
+NOTHING = DeadCode([], 0, 0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Trimmed:
     """
 
     element: Element
-    cut: Cut = NOTHING
+    cut: DeadCode = NOTHING
     header: bytes = b""
     payload: bytes = b""
     reason: str | None = None
@@ -126,7 +126,7 @@ class _Trimmer:
         except KeptWhole as error:
             return Trimmed(element, reason=str(error))
 
-    def _dropped(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
+    def _dropped(self, element: Element, cut: DeadCode, data: memoryview) -> Trimmed:
         if not element.header_size:
             raise KeptWhole("it stands in no fatbin")
         left = drop.without(data, cut.sections)
@@ -134,12 +134,12 @@ class _Trimmer:
             raise KeptWhole(fault)
         return replace(self._replaced(element, cut, left), dropped=True)
 
-    def _zeroed(self, element: Element, cut: Cut, data: memoryview) -> Trimmed:
+    def _zeroed(self, element: Element, cut: DeadCode, data: memoryview) -> Trimmed:
         if not cut.spans or element.codec == "none":
             return Trimmed(element, cut)
         return self._replaced(element, cut, bytes(_zeroed(data, cut.spans)))
 
-    def _replaced(self, element: Element, cut: Cut, data: bytes) -> Trimmed:
+    def _replaced(self, element: Element, cut: DeadCode, data: bytes) -> Trimmed:
         payload, size = _pack(data, element.codec)
         if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
             raise KeptWhole("packed again it takes no less")

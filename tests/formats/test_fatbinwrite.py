@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpt.errors import MalformedError
 from gpt.formats.fatbin import Unpacker, iter_elements, iter_regions
-from gpt.formats.fatbinwrite import Image, pack_fatbin
+from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.formats.source import Source
 from tests import cuda
 from tests.asm.modules import PLAIN, RICH
@@ -32,14 +32,14 @@ def read(data):
 
 def test_bytes_are_those_of_fatbinary(cubins):
     text = "".join(" ".join(line.split()) + "\n" for line in PLAIN.splitlines())  # fatbinary drops other blanks
-    images = [*(Image("cubin", arch, data) for arch, data in cubins.items()), Image("ptx", "sm_80", text.encode())]
+    images = [*(Payload("cubin", arch, data) for arch, data in cubins.items()), Payload("ptx", "sm_80", text.encode())]
     elements = [(image.arch, image.type, image.data) for image in images]
     assert pack_fatbin(images, "none") == cuda.fatbin(elements, "none")
 
 
 def test_compressed_headers_are_those_of_fatbinary(cubins):
     """But for the sizes that depend on how hard zstd tries."""
-    images = [Image("cubin", arch, data) for arch, data in cubins.items()]
+    images = [Payload("cubin", arch, data) for arch, data in cubins.items()]
     ours = read(pack_fatbin(images, "zstd"))
     theirs = read(cuda.fatbin([(image.arch, "cubin", image.data) for image in images], "zstd"))
     assert [data for _, data in ours] == [data for _, data in theirs] == list(cubins.values())
@@ -54,8 +54,10 @@ def test_compressed_headers_are_those_of_fatbinary(cubins):
 )
 def test_what_is_written_is_read(parts):
     head = b".version 8.7\n.target sm_80\n"
-    images = [Image("ptx", arch, head + data) for arch, data in parts]
-    images += [Image("cubin", arch, data) for arch, data in parts if arch != "sm_120f"]  # whose header needs a real one
+    images = [Payload("ptx", arch, head + data) for arch, data in parts]
+    images += [
+        Payload("cubin", arch, data) for arch, data in parts if arch != "sm_120f"
+    ]  # whose header needs a real one
     for codec in ("none", "zstd"):
         found = read(pack_fatbin(images, codec))
         assert [(element.type, element.arch, element.codec) for element, _ in found] == [
@@ -71,10 +73,10 @@ def test_what_is_written_is_read(parts):
 @pytest.mark.parametrize(
     "image",
     [
-        Image("ptx", "sm_80", b"no version"),
-        Image("ptx", "sm_80", b".version 99999.1"),
-        Image("cubin", "host", b""),
-        Image("cubin", "sm_100", b"no cubin"),
+        Payload("ptx", "sm_80", b"no version"),
+        Payload("ptx", "sm_80", b".version 99999.1"),
+        Payload("cubin", "host", b""),
+        Payload("cubin", "sm_100", b"no cubin"),
     ],
 )
 def test_what_cannot_be_an_element_is_refused(image):

@@ -80,7 +80,7 @@ def pack_again(data: bytes) -> None:
     from gpt.formats import fatbinwrite, nvinfo
 
     nvinfo.read_needs(data)
-    fatbinwrite.pack_fatbin([fatbinwrite.Image("cubin", "sm_100a", data)], "zstd")
+    fatbinwrite.pack_fatbin([fatbinwrite.Payload("cubin", "sm_100a", data)], "zstd")
 
 
 def wheel_seeds(sample: Sample) -> list[bytes]:

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpt.asm.assembler import Assembler, Code
+from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Options
 from gpt.asm.cache import Cache
 from gpt.asm.targets import Target, find_target
@@ -64,7 +64,7 @@ def device_of(text: bytes) -> Target:
     return max(own, OLDEST)
 
 
-def assemble(text: bytes, name: str, relocatable: bool = False) -> Code:
+def assemble(text: bytes, name: str, relocatable: bool = False) -> TargetCode:
     """Assembles a module for its own target. Raises GptError."""
     return assembler(relocatable).assemble(text, name, device_of(text))
 
@@ -101,7 +101,7 @@ def check_module(data: bytes, name: str) -> Result:
     return found
 
 
-def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, Code | None]:
+def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, TargetCode | None]:
     """Whether ptxas makes the same of a text and of what the tree prints; and what it makes, relocatable or not.
 
     Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
@@ -145,7 +145,7 @@ def check_kernel(module: Module, kernel: str, alone: bool) -> Result:
 class Kernel:
     """A kernel that probes go into."""
 
-    def __init__(self, data: bytes, kernel: str, name: str, relocatable: bool, before: Code) -> None:
+    def __init__(self, data: bytes, kernel: str, name: str, relocatable: bool, before: TargetCode) -> None:
         self.data, self.kernel, self.name = data, kernel, name
         self.relocatable, self.before = relocatable, before
 
@@ -185,7 +185,7 @@ class Kernel:
             return {"status": "slow" if "and was killed" in error.fact else "failed", "why": f"ptxas: {error.fact}"}
         return {"status": "woven", **self.added(woven, after)}
 
-    def added(self, woven: Woven, after: Code) -> Result:
+    def added(self, woven: Woven, after: TargetCode) -> Result:
         """What probes cost in registers and spilled bytes, as the records of `gpt-asm --compare` tell it."""
         old, new = self.before.kernels[self.kernel], after.kernels[self.kernel]
         found: Result = {key: new[key] - old[key] for key in ("registers", "spills") if key in new and key in old}
