@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpt import cli
 from gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpt.probe.model import ProbeFile
 
 TOOL = "gpt-ptx-probe"
 
@@ -33,6 +36,9 @@ def ptx_probe(
         str, typer.Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name.")
     ] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not prove probes harmless.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the probes as they are understood, as TOML; weave nothing.")
+    ] = False,
     count: Annotated[bool, typer.Option("--count", help="Count records, save none.")] = False,
     relocatable: Annotated[
         bool, typer.Option("--compile-only", "-c", help="Weave for gpt-asm -c: functions may be defined elsewhere.")
@@ -54,9 +60,23 @@ def ptx_probe(
     if not no_verify:
         for file in loaded:
             verify(file)
+    if show:
+        return _show(loaded, files or [])
     stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
     weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count, relocatable)
     return stage.filter(weaving.handle, files or (), wants=cli.PTX)
+
+
+def _show(loaded: list[ProbeFile], files: list[Path]) -> int:
+    from gpt.probe.read.show import to_toml
+
+    if files:
+        raise UsageError("--show reads no stream", str(files[0]))
+    if len(loaded) > 1:
+        raise UsageError("--show prints one probe file: give -p once")
+    stage = cli.Stage(TOOL, stream=True)
+    stage.write_text(to_toml(loaded[0]))
+    return stage.close()
 
 
 def _parts(text: str) -> list[str]:

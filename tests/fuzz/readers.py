@@ -217,11 +217,16 @@ def end():
 def load_probe(suffix: str) -> Callable[[bytes], Any]:
     def run(data: bytes) -> None:
         from gpt.probe.read.load import load_probes
+        from gpt.probe.read.show import to_toml
+        from gpt.probe.read.toml import parse_toml
         from gpt.probe.verify import verify
 
         path = Path(f"probe{suffix}")
         path.write_bytes(data)
-        verify(load_probes(path))
+        file = load_probes(path)
+        shown = to_toml(file)
+        assert to_toml(parse_toml(shown, str(path))) == shown
+        verify(file)
 
     return run
 

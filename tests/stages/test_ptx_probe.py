@@ -270,3 +270,29 @@ def test_a_kernel_that_needs_another_module_is_for_linking(probe_file):
     assert "Unresolved extern function 'elsewhere' (-c makes relocatable code)" in asm.err and asm.status == 3
     asm = run("gpt-asm", "--arch", "sm_75", "--no-cache", "-c", data=done.out)
     assert asm.status == 0 and len(asm.kind("cubin")) == 2
+
+
+def test_a_probe_is_shown(probe_file, tmp_path):
+    shown = run("gpt-ptx-probe", "-p", probe_file, "--show")
+    assert (shown.status, shown.err) == (0, "")
+    assert shown.out.decode().splitlines()[-4:] == [
+        "[probe.loads]",
+        'position = "ld.global"',
+        'level = "thread"',
+        'before = "SAVE [loads] {ADDR};"',
+    ]
+    again = tmp_path / "again.toml"
+    again.write_bytes(shown.out)
+    assert run("gpt-ptx-probe", "-p", again, "--show").out == shown.out
+
+
+def test_what_is_not_shown(probe_file, tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text(PROBE.replace("SAVE", "ret; SAVE"))
+    refused = run("gpt-ptx-probe", "-p", bad, "--show")
+    assert (refused.status, refused.out) == (1, b"") and "'ret' is not allowed" in refused.err
+    assert b"ret;\nSAVE [loads] {ADDR};" in run("gpt-ptx-probe", "-p", bad, "--show", "--no-verify").out
+    two = run("gpt-ptx-probe", "-p", probe_file, "-p", "dmat", "--show")
+    assert (two.status, two.err) == (2, "gpt-ptx-probe: error: --show prints one probe file: give -p once\n")
+    stream = run("gpt-ptx-probe", "-p", probe_file, "--show", "in.mp")
+    assert (stream.status, stream.err) == (2, "gpt-ptx-probe: error: in.mp: --show reads no stream\n")

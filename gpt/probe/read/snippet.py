@@ -1,14 +1,17 @@
 """Snippets as text: PTX with helpers and SAVE, to the statements of model.py.
 
 `SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` makes a whole record.
-`.reg` declares registers that all probes of the file share.
+`SAVE ["MAP"]` may name any map. `.reg` declares registers that all probes of the file share; `= 0` gives one a first
+value.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TypeGuard
 
 from gpt.errors import GptError, MalformedError
+from gpt.probe.constants import find_fault
 from gpt.probe.model import Line, Register, Save, Snippet
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statements
@@ -35,17 +38,18 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
     try:
         module, statements = scan_statements(text, "")
         for statement in statements:
-            line = first + (module.line(statement.start) - 1) * is_text
+            line = first + module.line(statement.start) - 1 if is_text else first
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
             if more:  # a label with what belongs to it
                 node = more[0]
-            if not str(node).isascii():  # a string; shape.py counts on it
+            checked = node.operands[-1:] if _is_save(node) else (node,)  # a map may have any name
+            if not all(str(part).isascii() for part in checked):  # a string; template.py counts on it
                 raise MalformedError(
                     f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
                 )
             if isinstance(node, tree.Declaration):
                 registers += _registers(node, path, line, probe)
-            elif isinstance(node, tree.Instruction) and node.opcode == "SAVE":
+            elif _is_save(node):
                 lines.append(Line(_save(node, path, line, probe), line))
             elif isinstance(node, tree.Instruction | tree.Label):
                 lines.append(Line(node, line))
@@ -55,7 +59,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
         if module is not None or not error.where.startswith(":"):
             raise
         line = int(error.where[1:].partition(":")[0])  # what the scanner said of the snippet alone
-        raise _malformed(error, path, first + (line - 1) * is_text, probe) from None
+        raise _malformed(error, path, first + line - 1 if is_text else first, probe) from None
     return Snippet(tuple(lines)), registers
 
 
@@ -66,7 +70,7 @@ def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[t
         return parse_statements(text, "")
     except MalformedError as error:
         at = int(error.where[1:].split(":")[0])
-        raise _malformed(error, path, line + (at - 1) * is_text, probe) from None
+        raise _malformed(error, path, line + at - 1 if is_text else line, probe) from None
 
 
 def _malformed(error: MalformedError, path: str, line: int, probe: str) -> MalformedError:
@@ -80,10 +84,11 @@ def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list
         raise GptError(f"probe '{probe}': '{node}' declares no plain register", f"{path}:{line}")
     found = []
     for declarator in node.declarators:
-        if declarator.dimensions or declarator.value:
+        value = declarator.value
+        if declarator.dimensions or (value and (declarator.count or not _is_first_value(value, type_))):
             raise GptError(f"probe '{probe}': '{declarator}' is no register", f"{path}:{line}")
         if declarator.count is None:
-            found.append(Register(declarator.name, type_, None, line))
+            found.append(Register(declarator.name, type_, str(value) if value else None, line))
             continue
         count = integer(declarator.count)
         if count is None or count > MAX_REGISTERS:
@@ -91,6 +96,17 @@ def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list
             raise GptError(f"probe '{probe}': {fact}", f"{path}:{line}")
         found += [Register(f"{declarator.name}{n}", type_, None, line) for n in range(count)]
     return found
+
+
+def _is_save(node: tree.Statement) -> TypeGuard[tree.Instruction]:
+    return isinstance(node, tree.Instruction) and node.opcode == "SAVE"
+
+
+def _is_first_value(value: tree.Operand, type_: str) -> bool:
+    """Whether a register may begin with this: a number of its type, which is also written as bits."""
+    if SIZES[type_] < 2 or not isinstance(value, tree.Number | tree.Prefixed):
+        return False
+    return not any(find_fault(value, wanted) for wanted in (type_, f"b{SIZES[type_] * 8}"))
 
 
 def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
@@ -101,6 +117,9 @@ def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
                 return Save(probe, values, (type_,) * len(values), guard=node.guard)
         case (tree.Address((tree.Name(name, ()),)), tree.Vector(values)) if not node.modifiers and values:
             return Save(name, values, (), guard=node.guard)
+        case (tree.Address((tree.String(name),)), tree.Vector(values)) if not node.modifiers and values:
+            if name.isidentifier():  # as a class of Python may be called
+                return Save(name, values, (), guard=node.guard)
     raise MalformedError(
         f"probe '{probe}': '{node}' is neither 'SAVE.u64 {{%a}};' nor 'SAVE [MAP] {{%a}};'", f"{path}:{line}"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gpt.errors import GptError, MalformedError
@@ -167,16 +166,36 @@ class _Reader:
             self.check(name, table, PROBE, "probe", name)
             probe = self.probe(name, table, ("probe", name), table.get("level", "thread"))
             self.counted(name, table.get("register"))
-            probes.append(_with_saves(probe, partial(self.typed, name, maps)))
+            probes.append(self.typed(probe, maps))
         return list(maps.values()), probes
 
-    def typed(self, probe: str, maps: dict[str, Map], save: Save, line: int) -> Save:
-        """A SAVE with the types of its map's fields."""
-        if save.types:
-            example = f"SAVE [{next(iter(maps), 'MAP')}] {{...}};"
-            raise GptError(f"probe '{probe}': SAVE names no map, as in '{example}'", f"{self.path}:{line}")
-        fields = maps[save.map].fields if save.map in maps else ()
-        return replace(save, types=tuple(field.type for field in fields[: len(save.values)]))
+    def typed(self, probe: Probe, maps: dict[str, Map]) -> Probe:
+        """A probe whose SAVEs have the types of their map's fields; those that name no map make one record together, in
+        the map of the probe's name.
+        """
+        own = maps.get(probe.name)
+        fields = own.fields if own else ()
+        count = 0
+
+        def place(save: Save, line: int) -> Save:
+            nonlocal count
+            if not save.types:
+                types = [field.type for field in maps[save.map].fields] if save.map in maps else []
+                return replace(save, types=tuple(types[: len(save.values)]))
+            if not own:
+                example = f"SAVE [{next(iter(maps), 'MAP')}] {{...}};"
+                raise GptError(f"probe '{probe.name}': SAVE names no map, as in '{example}'", f"{self.path}:{line}")
+            first, count = count, count + len(save.values)
+            if save.types != tuple(field.type for field in fields[first:count]):
+                fact = f"SAVE.{save.types[0]} of {len(save.values)} from field {first} on"
+                raise GptError(f"probe '{probe.name}': {fact} of map '{own.name}'", f"{self.path}:{line}")
+            return replace(save, first=first, last=count == len(fields))
+
+        typed = _with_saves(probe, place)
+        if 0 < count < len(fields):
+            fact = f"saves {count} values, map '{probe.name}' has {len(fields)} fields"
+            raise GptError(f"probe '{probe.name}': {fact}", f"{self.path}:{probe.line}")
+        return typed
 
     def map(self, name: str, table: dict[str, Any]) -> Map:
         what, where = f"map '{name}'", self.where("map", name)
@@ -273,6 +292,9 @@ class _Reader:
 
     def declare(self, register: Register, probe: str) -> None:
         other = self.registers.setdefault(register.name, register)
+        if register.initial not in (None, other.initial):
+            fact = f"'{register.name}' begins with {register.initial} here and not in line {other.line}"
+            raise GptError(f"probe '{probe}': {fact}", f"{self.path}:{register.line}")
         if SIZES[other.type] != SIZES[register.type]:
             raise GptError(
                 f"probe '{probe}': '{register.name}' is .{register.type} here and .{other.type} in line {other.line}",

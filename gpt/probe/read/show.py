@@ -1,0 +1,197 @@
+"""Probes as TOML, in tables [map.*] and [probe.*], whatever form they were written in.
+
+What is printed reads back to the same model: maps, probes, registers in their order, and the callback. It has no
+comments. Registers are declared in the first snippet that uses them, or one before, so that they keep their order. A
+register whose name only Python can write has another one, without the letters that PTX lacks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import toml
+
+from gpt.errors import GptError
+from gpt.probe.model import Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout, names_of
+from gpt.probe.positions import RESERVED
+from gpt.probe.read.load import MAX_SOURCE
+from gpt.probe.read.toml import parse_toml
+from gpt.ptx import tree
+from gpt.ptx.tokens import NAME
+
+_NAME = re.compile(NAME, re.ASCII)
+_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # also one of Python, in any letters
+_BARE = re.compile(r"[\w-]+", re.ASCII)
+_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def to_toml(file: ProbeFile) -> str:
+    """The probes of a file as TOML. Raises GptError for what is too large for a file that could be read again."""
+    text: str = toml.dumps(_tables(file), _Encoder())
+    if len(text.encode()) > MAX_SOURCE:
+        raise GptError(f"as TOML it would be larger than {MAX_SOURCE >> 20} MiB", file.path)
+    try:
+        parse_toml(text, file.path)
+    except GptError as error:
+        raise GptError(f"as TOML it could not be read again: {error.fact}", file.path) from None
+    return text
+
+
+class _Code(str):
+    """A snippet."""
+
+
+class _Inline(dict[str, str]):
+    """A table on one line."""
+
+
+def _tables(file: ProbeFile) -> dict[str, Any]:
+    names = _plain_names(file)
+    declared = iter(_declarations(file))
+    found: dict[str, Any] = {} if file.callback is None else {"callback": file.callback}
+    found["map"] = {map_.name: _map(map_) for map_ in file.maps}
+    found["probe"] = {}
+    for probe in file.probes:
+        found["probe"][probe.name] = table = _probe(probe)
+        for when, snippet in probe.snippets:
+            registers = [f".reg .{r.type} {names.get(r.name, r.name)}{_initial(r)};" for r in next(declared)]
+            table[when] = _Code("\n".join([*registers, *_lines(snippet, names)]))
+    return found
+
+
+def _map(map_: Map) -> dict[str, Any]:
+    table: dict[str, Any] = {"type": map_.type, "level": map_.level}
+    if map_.size != layout([(field.name, field.type) for field in map_.fields])[1]:
+        table["size"] = map_.size
+    table["cap"] = "dynamic" if map_.capacity is None else map_.capacity
+    if map_.leader != "active":
+        table["leader"] = map_.leader
+    if map_.budget is not None:
+        table["budget"] = map_.budget
+    table["data"] = _Inline((field.name, field.type) for field in map_.fields)
+    return table
+
+
+def _probe(probe: Probe) -> dict[str, Any]:
+    """A probe without its snippets."""
+    table: dict[str, Any] = {"position": ":".join(map(_position, probe.positions)), "level": probe.level}
+    if probe.no_pred:
+        table["no_pred"] = True
+    if probe.sample:
+        table["sample"] = "{}/{}".format(*probe.sample)
+    return table
+
+
+def _position(position: Position) -> str:
+    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only behind a point
+    return f".{position}" if is_word else str(position)
+
+
+# Registers
+
+
+def _plain_names(file: ProbeFile) -> Mapping[str, str]:
+    """Names in PTX for the registers that have none."""
+    taken = {register.name for register in file.registers}
+    found: dict[str, str] = {}
+    for name in (register.name for register in file.registers if not _NAME.fullmatch(register.name)):
+        plain = "%" + (re.sub(r"[^\w$]", "_", name.removeprefix("%"), flags=re.ASCII) or "_")
+        while plain in taken:
+            plain += "_"
+        taken.add(plain)
+        found[name] = plain
+    return found
+
+
+def _declarations(file: ProbeFile) -> list[list[Register]]:
+    """The registers that each snippet declares: the one that uses it first, or one before, so that all keep their
+    order.
+    """
+    snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
+    users: dict[str, int] = {}
+    for number, snippet in enumerate(snippets):
+        for line in snippet.lines:
+            for name in names_of(line.node):
+                users.setdefault(name, number)
+    found: list[list[Register]] = [[] for _ in snippets]
+    place = len(snippets) - 1
+    for register in reversed(file.registers):
+        place = min(place, users.get(register.name, place))
+        found[place].append(register)
+    return [registers[::-1] for registers in found]
+
+
+def _initial(register: Register) -> str:
+    return "" if register.initial is None else f" = {register.initial}"
+
+
+# Snippets
+
+
+def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
+    """The statements of a snippet, in which registers have these names."""
+    nodes = [line.node for line in snippet.lines]
+    texts = [_save(node) if isinstance(node, Save) else str(node) for node in nodes]
+    return [_REGISTER.sub(lambda found: names.get(found[0], found[0]), text) for text in texts] if names else texts
+
+
+def _save(save: Save) -> str:
+    """A whole record goes to a map by its name, a part of one to the map of the probe's name."""
+    is_whole = save.first == 0 and save.last
+    if is_whole and _NAME.fullmatch(save.map):
+        target = f" [{save.map}]"
+    elif is_whole and save.map.isidentifier():  # a class of Python
+        target = f' ["{save.map}"]'
+    else:
+        target = f".{save.types[0]}"
+    guard = f"{save.guard} " if save.guard else ""
+    return f"{guard}SAVE{target} {tree.Vector(save.values)};"
+
+
+# TOML
+
+
+class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
+    """Values as they are read best, and keys that may hold anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dump_funcs |= {str: _string, _Code: _code, _Inline: self._inline}
+
+    def dump_sections(self, o: Mapping[str, Any], sup: str) -> tuple[str, dict[str, Any]]:
+        """The values of a table, and the tables in it by their keys as they are written."""
+        values = "".join(f"{_key(k)} = {self.dump_value(v)}\n" for k, v in o.items() if type(v) is not dict)
+        return values, {_key(key): value for key, value in o.items() if type(value) is dict}
+
+    def _inline(self, table: _Inline) -> str:
+        return "{" + ", ".join(f"{_key(key)} = {_string(value)}" for key, value in table.items()) + "}"
+
+
+def _key(text: str) -> str:
+    return text if _BARE.fullmatch(text) else _string(text)
+
+
+def _string(text: str) -> str:
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _code(text: str) -> str:
+    """A text of several lines as it is, unless it has what would end it or may not stand in it."""
+    lines = text.split("\n")
+    if len(lines) == 1:
+        return _string(text)
+    if "'''" not in text and all(map(str.isprintable, lines)):
+        return f"'''\n{text}\n'''"
+    escaped = "\n".join("".join(map(_escaped, line)) for line in lines)
+    return f'"""\n{escaped}\n"""'
+
+
+def _escaped(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04X}" if code < 1 << 16 else f"\\U{code:08X}"
