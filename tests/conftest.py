@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,11 @@ from tests.formats.samples import SAMPLES
 
 # The executables of the environment that runs the tests go before those of the system.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+# What a shell starts in the background, or nohup, ignores these signals, and so would all that tests send them to.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
