@@ -53,12 +53,12 @@ def _set_verbose(value: bool) -> bool:
 
 verbose = False  # whether a fault shows its traceback
 
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON object per line.")]
 Stream = Annotated[bool, typer.Option("--stream", help="Write the stream, not tables.")]
 Table = Annotated[bool, typer.Option("--table", help="Print tables, as on a terminal.")]
 FromJson = Annotated[bool, typer.Option("--from-json", help="Read JSON lines.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of a fault.")
+    bool, typer.Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
 ]
 Version = Annotated[
     bool,

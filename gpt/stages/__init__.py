@@ -1,1 +1,1 @@
-"""One file an executable: it reads options and connects the libraries to the stream. None imports another."""
+"""One file per executable: it reads options and connects the libraries to the stream. None imports another."""

@@ -1,4 +1,4 @@
-"""gpt-analyze: what traces say, one question each."""
+"""gpt-analyze: one command for each question about traces."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ def main() -> int:
 
 def asm(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input without any.")
+        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
     ] = None,
     arch: Annotated[str, typer.Option(metavar="SM,...", help="What to assemble for.")] = "",
     fatbin: Annotated[bool, typer.Option("--fatbin", help="Pack the cubins and the PTX of a module together.")] = False,
-    compress: Annotated[Codec, typer.Option(help="How a fatbin stores them.")] = Codec.zstd,
-    compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too, and tell both.")] = False,
+    compress: Annotated[Codec, typer.Option(help="How a fatbin stores elements.")] = Codec.zstd,
+    compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too; report both.")] = False,
     level: Annotated[
         int | None, typer.Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
     ] = None,
@@ -49,11 +49,11 @@ def asm(
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
     ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="What ptxas may take for a module.")
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
     ] = 600,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing, and use nothing that was kept.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the cache.")] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one a core")
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one per core")
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,
@@ -61,7 +61,7 @@ def asm(
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """Assemble PTX for GPUs, and say what its kernels need."""
+    """Assemble PTX for GPUs, and report what its kernels need."""
     from gpt.asm.assembler import Assembler
     from gpt.asm.backend import Options
     from gpt.asm.backlog import Backlog

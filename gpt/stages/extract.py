@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def parse_path(text: str) -> Path:
-    """A path of the command line. Nothing, as a variable that is not set, would be the folder that one is in."""
+    """A path of the command line. An empty one, from a variable that is not set, would mean the current folder."""
     if not text:
         raise UsageError("'' names no file")
     return Path(text)
@@ -34,25 +34,25 @@ def parse_path(text: str) -> Path:
 def extract(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Standard input without any.", parser=parse_path),
+        typer.Argument(metavar="[FILE]...", help="Standard input by default.", parser=parse_path),
     ] = None,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Read all that directories and wheels hold.")
+        bool, typer.Option("--recursive", "-r", help="Read all files in directories and wheels.")
     ] = False,
     loaded: Annotated[
         bool, typer.Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")
     ] = False,
     scan: Annotated[bool, typer.Option("--scan", help="Look outside the usual sections too.")] = False,
     arch: Annotated[str, typer.Option(metavar="SM,...", help="Only these architectures.")] = "",
-    type_: Annotated[str, typer.Option("--type", metavar="TYPE,...", help="Only these of cubin, ptx, ltoir.")] = "",
-    kernel: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only elements with such a kernel.")] = None,
+    type_: Annotated[str, typer.Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir.")] = "",
+    kernel: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only elements with these kernels.")] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Add the unpacked bytes.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,
-    names: Annotated[bool, typer.Option("--names", help="Write the names of the kernels as text, one a line.")] = False,
-    demangle: Annotated[bool, typer.Option("--demangle", "-C", help="With --names: as in their source.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Write the names of the kernels as text.")] = False,
+    demangle: Annotated[bool, typer.Option("--demangle", "-C", help="With --names: as in the source.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one a core, at most 4")
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4")
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -16,7 +16,7 @@ TOOL = "gpt-locate"
 
 
 class Granularity(StrEnum):
-    """What is kept or not as a whole."""
+    """What is kept or cut as a whole."""
 
     element = "element"
     kernel = "kernel"
@@ -29,7 +29,7 @@ def main() -> int:
 
 def locate(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input without any.")
+        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
     ] = None,
     used: Annotated[
         list[Path] | None,
@@ -41,13 +41,13 @@ def locate(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="REGEX", help="Kernels that count as used; repeatable.")
     ] = None,
-    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX that devices to come could run.")] = False,
+    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
     granularity: Annotated[
-        Granularity, typer.Option(help="Cut out elements, or unused kernels of kept cubins too.")
+        Granularity, typer.Option(help="Cut elements, or also unused kernels of kept cubins.")
     ] = Granularity.element,
     spans_json: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them (or one)."),
+        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them."),
     ] = None,
     trace_json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
@@ -56,7 +56,7 @@ def locate(
         bool, typer.Option("--allow-incomplete", help="Trust traces that end too early.")
     ] = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Go on if no library has a name of a list.")
+        bool, typer.Option("--allow-missing", help="Continue if no library has a name of a list.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,

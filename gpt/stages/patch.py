@@ -17,14 +17,14 @@ JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
 
 
 class Kernels(StrEnum):
-    """What becomes of unused kernels in a cubin that stays."""
+    """What is done with unused kernels in a cubin that stays."""
 
     drop = "drop"
     zero = "zero"
 
 
 class Mode(StrEnum):
-    """How the output lacks what is unused."""
+    """How unused code is removed."""
 
     fill = "fill"
     hole = "hole"
@@ -39,7 +39,7 @@ def main() -> int:
 def patch(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[STREAM]...", help="Standard input without any; libraries with --restore."),
+        typer.Argument(metavar="[STREAM]...", help="Standard input by default; libraries with --restore."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the libraries here.")
@@ -47,16 +47,16 @@ def patch(
     mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
-    kernels: Annotated[Kernels, typer.Option(help="Drop unused kernels, or make zeros of their code.")] = Kernels.drop,
+    kernels: Annotated[Kernels, typer.Option(help="Drop unused kernels, or zero their code.")] = Kernels.drop,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
     no_backup: Annotated[bool, typer.Option("--no-backup", help="With --in-place: keep no original.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Refuse a library that was replaced before.")] = False,
-    restore: Annotated[bool, typer.Option("--restore", help="Bring back what --in-place replaced.")] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Restore what --in-place replaced.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
     written: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Add the path of each library written to FILE, and a NUL.")
+        Path | None, typer.Option(metavar="FILE", help="Append the path of each library written, and a NUL, to FILE.")
     ] = None,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -23,7 +23,7 @@ def main() -> int:
 
 def ptx_probe(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input without any.")
+        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
     ] = None,
     probe: Annotated[
         list[str] | None,
@@ -37,9 +37,9 @@ def ptx_probe(
     ] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not prove probes harmless.")] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Print the probes as they are understood, as TOML; weave nothing.")
+        bool, typer.Option("--show", help="Print the probes as TOML, as they were read; weave nothing.")
     ] = False,
-    count: Annotated[bool, typer.Option("--count", help="Count records, save none.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count records.")] = False,
     relocatable: Annotated[
         bool, typer.Option("--compile-only", "-c", help="Weave for gpt-asm -c: functions may be defined elsewhere.")
     ] = False,

@@ -23,14 +23,14 @@ static const char HELP[] =
     "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel, query; -WORD leaves out\n"
+    "                      their names, types as memcpy or kernel, query; -WORD excludes\n"
     "                      (all,-query; with --ioctl all)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
-    "      --save-modules DIR  keep the images of modules that lie in no file\n"
+    "      --save-modules DIR  keep the images of modules that are not in a file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
-    "check  say what is here: driver, devices, runtime, kernel features\n";
+    "check  report what is installed: driver, devices, runtime, kernel features\n";
 
 static void save_modules(const char *folder) {
     if (mkdir(folder, 0777) && errno != EEXIST)
@@ -59,14 +59,13 @@ static const char *find_folder(const char *name) {
     if (!folder || stat(folder, &status))
         fail(MISSING, name, "%s", strerror(errno));
     if (!S_ISDIR(status.st_mode))
-        fail(USAGE, name, "no folder");
+        fail(USAGE, name, "not a folder");
     if (access(folder, R_OK | X_OK))
         fail(MISSING, name, "%s", strerror(errno));
     return folder;
 }
 
-// A misspelt type would record nothing, and say nothing. Functions may be new, so that their names are not
-// checked.
+// A misspelt type would record nothing without a message. Functions may be new, so their names are not checked.
 static void check_calls(const char *calls) {
     static const char *const words =
         "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "
@@ -83,7 +82,7 @@ static void check_calls(const char *calls) {
         while (found && (strncmp(found, word, (size_t)length) || (found[length] && found[length] != ',')))
             found = (found = strchr(found, ' ')) ? found + 1 : NULL;
         if (!found)
-            fail(USAGE, "--calls", "'%.*s' is no glob of functions (cu...), and no type (there are %s)",
+            fail(USAGE, "--calls", "'%.*s' is not a glob of functions (cu...) or a type (there are %s)",
                  length, word, words);
     }
 }

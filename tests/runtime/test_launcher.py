@@ -34,7 +34,7 @@ def gpt_hook(*args, **more):
             (
                 ("run", "--calls", calls, "true"),
                 2,
-                f"--calls: '{word}' is no glob of functions (cu...), and no type (there are all, none, query, context, "
+                f"--calls: '{word}' is not a glob of functions (cu...) or a type (there are all, none, query, context, "
                 "device, event, graph, kernel, memcpy, memory, memset, module, other, stream, sync)",
             )
             for calls, word in (("kernels", "kernels"), ("all,-quer", "quer"), ("cuMem*,sync, graph", " graph"))

@@ -311,7 +311,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "slim").touch()
     assert (run(tmp_path, "true").returncode, run(tmp_path, "true").stderr) == (
         2,
-        f"gpt-hook: error: {tmp_path}/slim: no folder\n",
+        f"gpt-hook: error: {tmp_path}/slim: not a folder\n",
     )
     (tmp_path / "slim").unlink()
     (tmp_path / "slim").mkdir()
