@@ -12,12 +12,15 @@ Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in
 `.cask_resource` and, packed by itself, in `.ldata`, onnxruntime bare cubins in `.rodata`): `scan` looks for their
 magic numbers at every 8-byte boundary outside those sections, and believes what parses to its end (of a frame,
 what its header and its blocks' say: frames.py).
+
+A new form is a file beside this one and an entry of FORMS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpt import mistaken
 from gpt.errors import MalformedError
@@ -81,35 +84,7 @@ class Image:
             yield placed
 
     def _iter_all(self, scan: bool, depth: int = 0) -> Iterator[Placed]:
-        source = self.source
-        if self.type == "fatbin":
-            yield from (Placed(e) for e in _iter_range(source, 0, source.size))
-        elif self.type == "cubin":
-            yield Placed(_bare(source, 0, source.size))
-        elif self.type == "ptx":
-            yield Placed(_bare_ptx(source))
-        elif self.type == "archive":
-            if depth > MAX_NESTED:
-                raise MalformedError(f"archives nested over {MAX_NESTED} deep", source.at(0))
-            for name, member in archive.iter_members(source):
-                inner = find_image(member)
-                if inner:
-                    for placed in inner._iter_all(scan, depth + 1):
-                        yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
-        elif self.elf:
-            found: list[elf.Section | fatbin.Element] = [*iter_sections(self.elf)]
-            if scan:
-                found += _scan(source, [(s.offset, s.end) for s in found])
-            done = 0
-            for part in sorted(found, key=lambda f: f.offset):
-                if part.offset < done:
-                    raise MalformedError("fatbin sections overlap", source.at(part.offset))
-                done = part.end
-                if isinstance(part, elf.Section):
-                    elements = _iter_range(source, part.offset, part.end)
-                    yield from (Placed(e, part.name) for e in elements)
-                else:
-                    yield Placed(part, _section_at(self.elf, part.offset))
+        return FORMS[self.type].elements(self, scan, depth)
 
 
 def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
@@ -119,24 +94,20 @@ def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
 
 def find_image(source: Source) -> Image | None:
     """What the file is, or None where it is nothing that could hold GPU code. Raises MalformedError."""
-    kind = _kind_of(source.pread(0, min(HEAD, source.size)))
-    return Image(source, *kind, elf.parse_elf(source) if kind[0] == "elf" else None) if kind else None
+    head = source.pread(0, min(HEAD, source.size))
+    type_ = _type_of(head)
+    if type_ is None:
+        return None
+    return Image(source, type_, FORMS[type_].machine(head), elf.parse_elf(source) if type_ == "elf" else None)
 
 
 def may_be_image(head: bytes) -> bool:
     """Whether `find_image` would take a file for something, by its first HEAD bytes."""
-    return _kind_of(head) is not None
+    return _type_of(head) is not None
 
 
-def _kind_of(head: bytes) -> tuple[str, str | None] | None:
-    """Type and machine of a file that may hold GPU code."""
-    if machine := elf.MACHINES.get(elf.machine_of(head) or 0):
-        return "cubin" if machine == "cuda" else "elf", machine
-    if head.startswith(archive.MAGIC):
-        return "archive", None
-    if head.startswith(fatbin.MAGIC_BYTES):
-        return "fatbin", "cuda"
-    return ("ptx", "cuda") if ptxtext.find_head(head) else None
+def _type_of(head: bytes) -> str | None:
+    return next((type_ for type_, form in FORMS.items() if form.begins(head)), None)
 
 
 def parse_image(source: Source) -> Image:
@@ -258,3 +229,66 @@ def _find_all(block: bytes) -> Iterator[int]:
         while at >= 0:
             yield at
             at = block.find(magic, at + 1)
+
+
+# The forms of files
+
+
+def _machine(head: bytes) -> str | None:
+    return elf.MACHINES.get(elf.machine_of(head) or 0)
+
+
+def _iter_elf(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
+    source, tables = image.source, image.elf
+    assert tables
+    found: list[elf.Section | fatbin.Element] = [*iter_sections(tables)]
+    if scan:
+        found += _scan(source, [(s.offset, s.end) for s in found])
+    done = 0
+    for part in sorted(found, key=lambda f: f.offset):
+        if part.offset < done:
+            raise MalformedError("fatbin sections overlap", source.at(part.offset))
+        done = part.end
+        if isinstance(part, elf.Section):
+            yield from (Placed(e, part.name) for e in _iter_range(source, part.offset, part.end))
+        else:
+            yield Placed(part, _section_at(tables, part.offset))
+
+
+def _iter_archive(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
+    source = image.source
+    if depth > MAX_NESTED:
+        raise MalformedError(f"archives nested over {MAX_NESTED} deep", source.at(0))
+    for name, member in archive.iter_members(source):
+        if inner := find_image(member):
+            for placed in FORMS[inner.type].elements(inner, scan, depth + 1):
+                yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
+
+
+class Form(NamedTuple):
+    """A form of file: whether a file begins as one does, the machine that its code is for, and its elements.
+
+    `elements` is asked for an image, whether to look outside of the usual sections, and how many archives it lies in.
+    """
+
+    begins: Callable[[bytes], bool]
+    elements: Callable[[Image, bool, int], Iterator[Placed]]
+    machine: Callable[[bytes], str | None] = lambda head: "cuda"
+
+
+FORMS = {  # by type: the first that fits is it
+    "cubin": Form(
+        lambda head: _machine(head) == "cuda",
+        lambda image, scan, depth: iter([Placed(_bare(image.source, 0, image.source.size))]),
+    ),
+    "elf": Form(lambda head: _machine(head) is not None, _iter_elf, _machine),
+    "archive": Form(lambda head: head.startswith(archive.MAGIC), _iter_archive, lambda head: None),
+    "fatbin": Form(
+        lambda head: head.startswith(fatbin.MAGIC_BYTES),
+        lambda image, scan, depth: map(Placed, _iter_range(image.source, 0, image.source.size)),
+    ),
+    "ptx": Form(
+        lambda head: ptxtext.find_head(head) is not None,
+        lambda image, scan, depth: iter([Placed(_bare_ptx(image.source))]),
+    ),
+}
