@@ -65,7 +65,8 @@ static const char *find_folder(const char *name) {
     return folder;
 }
 
-// A misspelt type would record nothing without a message. Functions may be new, so their names are not checked.
+// A misspelt type would record nothing, without a message. Functions may be new, so their names are not
+// checked.
 static void check_calls(const char *calls) {
     static const char *const words =
         "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "
