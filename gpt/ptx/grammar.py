@@ -104,13 +104,13 @@ def _row(*nodes: Any) -> tuple[Any, ...]:
 
 
 RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its children, whose tokens are strings
-    "module": lambda *items: tree.Module(items),
+    "module": lambda *items: tree.ModuleNode(items),
     "head": _directive,
-    "section": lambda name, *lines: tree.Section(name, lines),
+    "section": lambda name, *lines: tree.SectionNode(name, lines),
     "data": _directive,
     "datum": _joined,
-    "function": lambda before, kind, more, *rest: tree.Function(before or (), kind, more or (), *rest),
-    "declared": lambda before, kind, more, *rest: tree.Function(before or (), kind, more or (), *rest),
+    "function": lambda before, kind, more, *rest: tree.FunctionNode(before or (), kind, more or (), *rest),
+    "declared": lambda before, kind, more, *rest: tree.FunctionNode(before or (), kind, more or (), *rest),
     "params": _row,
     "param": lambda specifiers, declarator: tree.Parameter(specifiers or (), declarator),
     "attributes": _row,

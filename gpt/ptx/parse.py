@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from lark import Lark
 
 
-def parse_module(data: bytes, name: str = "PTX") -> tree.Module:
+def parse_module(data: bytes, name: str = "PTX") -> tree.ModuleNode:
     """A whole module."""
     module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
-    result: tree.Module = _parse("module", module, 0, len(module.text))
+    result: tree.ModuleNode = _parse("module", module, 0, len(module.text))
     return result
 
 
@@ -39,14 +39,14 @@ def parse_statement(module: Module, statement: Statement) -> list[tree.Statement
 
 def parse_item(module: Module, item: Item) -> tree.Item:
     """An item of a module that was scanned."""
-    result: tree.Module = _parse("module", module, item.start, item.end)
+    result: tree.ModuleNode = _parse("module", module, item.start, item.end)
     return result.items[0]
 
 
-def parse_head(module: Module, function: Item) -> tree.Function:
+def parse_head(module: Module, function: Item) -> tree.FunctionNode:
     """A function as it is declared: without its body."""
     end = function.body + 1 if function.body else function.end
-    result: tree.Function = _parse("declared", module, function.start, end)
+    result: tree.FunctionNode = _parse("declared", module, function.start, end)
     return result
 
 

@@ -289,7 +289,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionNode:
     """An entry or device function: `kind` is `.entry` or `.func`; without `body` it is declared only.
 
     `specifiers` stand before the kind (`.visible`), `more` behind it (`.attribute(...)`).
@@ -309,14 +309,14 @@ class Function:
         return f"{head};" if self.body is None else f"{head}\n{self.body}"
 
 
-def _signature(node: Function | Prototype) -> str:
+def _signature(node: FunctionNode | Prototype) -> str:
     returns = "" if node.returns is None else f"({_list(node.returns)}) "
     params = "" if node.params is None else f"({_list(node.params)})"
     return returns + node.name + params + "".join(f" {attribute}" for attribute in node.attributes)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SectionNode:
     """A debug section: lines of data and labels."""
 
     name: str
@@ -327,7 +327,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class ModuleNode:
     """A whole program."""
 
     items: tuple[Item, ...]
@@ -337,4 +337,4 @@ class Module:
 
 
 Statement = Instruction | Label | Declaration | Directive | Prototype | Scope
-Item = Function | Section | Statement
+Item = FunctionNode | SectionNode | Statement

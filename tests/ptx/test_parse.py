@@ -83,7 +83,7 @@ def test_every_item_parses_alone():
     module = scan.scan_module(SHAPES.read_bytes())
     whole = parse.parse_module(SHAPES.read_bytes())
     assert [parse.parse_item(module, item) for item in module.items if item.kind != "section"] == [
-        item for item in whole.items if not isinstance(item, tree.Section)
+        item for item in whole.items if not isinstance(item, tree.SectionNode)
     ]
 
 
@@ -332,7 +332,7 @@ parameters = st.builds(
 signatures = st.none() | st.lists(parameters, max_size=3).map(tuple)
 attributes = st.builds(tree.Attribute, words, st.lists(numbers.map(str), max_size=3).map(tuple))
 functions = st.builds(
-    tree.Function,
+    tree.FunctionNode,
     st.lists(st.sampled_from([".visible", ".weak", ".extern"]).map(tree.Specifier), max_size=2).map(tuple),
     st.sampled_from([".entry", ".func"]),
     st.just(()),
@@ -353,15 +353,15 @@ def test_what_is_printed_parses_to_the_same_tree(nodes):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(functions | declarations, max_size=3))
 def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
-    program = tree.Module(tuple(nodes))
+    program = tree.ModuleNode(tuple(nodes))
     data = str(program).encode("latin-1")
     assert parse.parse_module(data) == program
-    if any(item.body is None for item in nodes if isinstance(item, tree.Function)):
+    if any(item.body is None for item in nodes if isinstance(item, tree.FunctionNode)):
         return
     module = scan.scan_module(data)
     assert len(module.items) == len(nodes)
     for item, node in zip(module.items, nodes, strict=True):
-        if isinstance(node, tree.Function):
+        if isinstance(node, tree.FunctionNode):
             assert item.names == (node.name,)
             assert len(module.statements(item)) == sum(map(pieces, node.body.statements))
 

@@ -39,7 +39,7 @@ def to_toml(file: ProbeFile) -> str:
     return text
 
 
-class _Code(str):
+class _Literal(str):
     """A snippet."""
 
 
@@ -57,7 +57,7 @@ def _tables(file: ProbeFile) -> dict[str, Any]:
         found["probe"][probe.name] = table = _probe(probe)
         for when, snippet in probe.snippets:
             registers = [f".reg .{r.type} {names.get(r.name, r.name)}{_initial(r)};" for r in next(declared)]
-            table[when] = _Code("\n".join([*registers, *_lines(snippet, names)]))
+            table[when] = _Literal("\n".join([*registers, *_lines(snippet, names)]))
     return found
 
 
@@ -158,7 +158,7 @@ class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.dump_funcs |= {str: _string, _Code: _code, _Inline: self._inline}
+        self.dump_funcs |= {str: _string, _Literal: _code, _Inline: self._inline}
 
     def dump_sections(self, o: Mapping[str, Any], sup: str) -> tuple[str, dict[str, Any]]:
         """The values of a table, and the tables in it by their keys as they are written."""

@@ -48,12 +48,12 @@ def parse_toml(source: str, path: str) -> ProbeFile:
     except RecursionError:
         raise MalformedError("TOML: nested too deep", path) from None
     try:
-        return _Reader(source, path, tables).read()
+        return _TomlReader(source, path, tables).read()
     except GptError as error:  # it may quote a text of many lines
         raise type(error)(printable(error.fact), error.where) from error
 
 
-class _Reader:
+class _TomlReader:
     """One file being read. `where` makes a location of a table's or key's dotted name."""
 
     def __init__(self, source: str, path: str, tables: dict[str, Any]) -> None:

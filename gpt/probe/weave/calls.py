@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from gpt.errors import GptError
 from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
-from gpt.probe.weave.match import Function
+from gpt.probe.weave.match import Surveyed
 from gpt.probe.weave.state import State
 from gpt.ptx import tokens
 from gpt.ptx.params import room
@@ -29,7 +29,7 @@ class LeftAlone(GptError):
     """A kernel that no probe goes into, and why."""
 
 
-def propagate(module: Module, functions: Sequence[Function], entry: Function) -> None:
+def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) -> None:
     """Finds the functions that need the state: those with probes, and those that call such. Raises LeftAlone."""
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
@@ -61,7 +61,7 @@ def propagate(module: Module, functions: Sequence[Function], entry: Function) ->
             raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 
 
-def _calls(module: Module, function: Function) -> dict[int, str]:
+def _calls(module: Module, function: Surveyed) -> dict[int, str]:
     """The numbers of the statements that call a function by its name, and the names."""
     found = {}
     for number in function.body.numbers("call"):
@@ -71,7 +71,7 @@ def _calls(module: Module, function: Function) -> dict[int, str]:
     return found
 
 
-def pass_state(module: Module, functions: Sequence[Function], entry: Function, state: State, to: Insertions) -> None:
+def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, state: State, to: Insertions) -> None:
     """Adds the parameter to functions, prototypes and calls, and moves the registers."""
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
@@ -84,7 +84,7 @@ def pass_state(module: Module, functions: Sequence[Function], entry: Function, s
 
 
 def _pass_on(
-    module: Module, function: Function, is_entry: bool, stateful: set[str], state: State, to: Insertions
+    module: Module, function: Surveyed, is_entry: bool, stateful: set[str], state: State, to: Insertions
 ) -> None:
     used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
     for number, name in _calls(module, function).items():

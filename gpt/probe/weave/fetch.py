@@ -23,7 +23,7 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True)
-class Site:
+class Spot:
     """Where a snippet goes: the instruction there and what it means, and when the probe runs.
 
     `overwrite` says that a record saved here takes the place of an earlier one in a map of capacity 1.
@@ -44,12 +44,12 @@ class _Held(NamedTuple):
     register: str
 
 
-class Reader:
+class Fetcher:
     """One snippet's view of one site. `code` is of this place, `outer` of the function, for what is kept from before
     the instruction. Its methods raise Misfit.
     """
 
-    def __init__(self, code: Code, outer: Code, types: Types, site: Site) -> None:
+    def __init__(self, code: Code, outer: Code, types: Types, site: Spot) -> None:
         self.code, self.outer, self.types, self.site = code, outer, types, site
         self.condition: Condition | None = None  # where the snippet runs
         self.copies: dict[str, str] = {}  # registers as they were before the instruction

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_of, type_of_name
 from gpt.probe.weave.emit import Condition
-from gpt.probe.weave.fetch import Misfit, Reader
+from gpt.probe.weave.fetch import Fetcher, Misfit
 from gpt.probe.weave.registers import Names, part_name
-from gpt.probe.weave.save import Placed, save
+from gpt.probe.weave.save import PlacedMap, save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
@@ -31,10 +31,10 @@ class Lowering:
 
     def __init__(
         self,
-        read: Reader,
+        read: Fetcher,
         names: Names,
-        maps: dict[str, Placed],
-        base: Callable[[Placed], str],
+        maps: dict[str, PlacedMap],
+        base: Callable[[PlacedMap], str],
         label: str,
         used: set[str],
         shared: set[str],

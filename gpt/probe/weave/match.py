@@ -53,7 +53,7 @@ class Use(NamedTuple):
 
 
 @dataclass
-class Function:
+class Surveyed:
     """A function that is being woven into.
 
     `used` are the registers of each file that its probes use, `shared` those of them that outlive a snippet. With
@@ -145,10 +145,10 @@ class Survey:
 
     # Where they go
 
-    def _function(self, item: Item, code: Code) -> Function:
+    def _function(self, item: Item, code: Code) -> Surveyed:
         statements = self.module.statements(item)
         body = Body(self.module, item, statements)
-        function = Function(
+        function = Surveyed(
             item, body, Registers(self.module, map(statements.__getitem__, body.directives[".reg"])), code
         )
         for number, file in enumerate(self.files):
@@ -175,7 +175,7 @@ class Survey:
         return function
 
     def _place(
-        self, function: Function, number: int, probe: Probe, snippets: list[tuple[str, Snippet]], key: Key, site: Site
+        self, function: Surveyed, number: int, probe: Probe, snippets: list[tuple[str, Snippet]], key: Key, site: Site
     ) -> None:
         shape, values = None, list[str]()
         if site.kind in ("instruction", "exit"):
@@ -190,7 +190,7 @@ class Survey:
                 return
         function.uses += uses
 
-    def _shape(self, function: Function, number: int) -> tuple[Shape, list[str]]:
+    def _shape(self, function: Surveyed, number: int) -> tuple[Shape, list[str]]:
         found = function.shapes.get(number)
         if found is None:
             statement = function.statements[number]

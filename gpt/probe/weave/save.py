@@ -19,7 +19,7 @@ KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records h
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedMap:
     """A map of a kernel: its buffer's address is the parameter `param`. With `counted` records are counted only."""
 
     map: Map
@@ -52,7 +52,7 @@ class Placed:
 
 def save(
     code: Code,
-    placed: Placed,
+    placed: PlacedMap,
     base: str,
     values: list[str],
     widths: list[int],
@@ -114,7 +114,7 @@ def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -
 
 
 def _store(
-    code: Code, placed: Placed, address: str, offset: int, values: list[str], condition: Condition | None
+    code: Code, placed: PlacedMap, address: str, offset: int, values: list[str], condition: Condition | None
 ) -> None:
     if not placed.counted:
         for field, value in zip(placed.map.fields, values, strict=True):
@@ -122,7 +122,7 @@ def _store(
 
 
 def _add(
-    code: Code, placed: Placed, address: str, values: list[str], widths: list[int], saves: Condition | None
+    code: Code, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
     """Adds every lane's values to its unit's; where lanes share one, and the target can, its leader the group's."""
     rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
@@ -172,7 +172,7 @@ def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condit
     return total
 
 
-def _append(code: Code, placed: Placed, base: str, values: list[str], condition: Condition | None) -> None:
+def _append(code: Code, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
     """Appends to the log: one claim for all lanes that save together, an entry for each."""
     map_ = placed.map
     if map_.level == "thread":

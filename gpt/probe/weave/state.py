@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from gpt.probe.weave.emit import Code
 from gpt.probe.weave.registers import Names
-from gpt.probe.weave.save import Placed
+from gpt.probe.weave.save import PlacedMap
 from gpt.ptx.types import SIZES
 
 
 class State:
     """The layout of that memory: the addresses of `maps`, and behind them registers of the probe files `names`."""
 
-    def __init__(self, prefix: str, names: list[Names], maps: list[Placed]) -> None:
+    def __init__(self, prefix: str, names: list[Names], maps: list[PlacedMap]) -> None:
         self.prefix, self.names = prefix, names
         self.offsets: dict[str, int] = {placed.param: 8 * number for number, placed in enumerate(maps)}
         self.registers: dict[tuple[int, str], int] = {}
@@ -30,7 +30,7 @@ class State:
             end += 8
         self.size = max(end, 8)
 
-    def base(self, placed: Placed, code: Code) -> str:
+    def base(self, placed: PlacedMap, code: Code) -> str:
         """A register with the address of a map's buffer."""
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 

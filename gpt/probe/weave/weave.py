@@ -36,11 +36,11 @@ from gpt.probe.weave.edits import (
     unweave,
 )
 from gpt.probe.weave.emit import Code, Condition
-from gpt.probe.weave.fetch import Misfit, Reader, Site
+from gpt.probe.weave.fetch import Fetcher, Misfit, Spot
 from gpt.probe.weave.lower import Lowering
-from gpt.probe.weave.match import Function, Matched, Survey, Use
+from gpt.probe.weave.match import Matched, Survey, Surveyed, Use
 from gpt.probe.weave.registers import Names
-from gpt.probe.weave.save import Placed
+from gpt.probe.weave.save import PlacedMap
 from gpt.probe.weave.state import State
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.probe.weave.variables import Variable, Variables
@@ -69,7 +69,7 @@ class Woven:
     data: bytes
     params: list[Param]
     added: list[Param]
-    maps: list[Placed]
+    maps: list[PlacedMap]
     sites: list[Matched]
     misfits: list[str]
     variables: list[Variable]
@@ -89,7 +89,7 @@ def weave(
     counted only. A `relocatable` one may call functions that it does not define. Raises LeftAlone, MalformedError.
     """
     module = data if isinstance(data, Module) else scan_module(data, name)
-    return _Weaving(module, kernel, files, count, relocatable).run()
+    return _Weaver(module, kernel, files, count, relocatable).run()
 
 
 def has_redux(module: Module) -> bool:
@@ -100,7 +100,7 @@ def has_redux(module: Module) -> bool:
 Sampled = dict[tuple[str, int] | None, Condition]  # what holds where a probe with this `sample` runs
 
 
-class _Block(NamedTuple):
+class _Insertion(NamedTuple):
     """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit, None if
     it does.
     """
@@ -110,7 +110,7 @@ class _Block(NamedTuple):
     misfits: list[str | None]
 
 
-class _Weaving:
+class _Weaver:
     """One kernel and its probes."""
 
     def __init__(self, module: Module, kernel: str, files: Sequence[ProbeFile], count: bool, relocatable: bool) -> None:
@@ -124,7 +124,8 @@ class _Weaving:
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         places = itertools.count()
         self.maps = [  # of each file, by name
-            {map_.name: Placed(map_, f"{self.prefix}map_{next(places)}", count) for map_ in file.maps} for file in files
+            {map_.name: PlacedMap(map_, f"{self.prefix}map_{next(places)}", count) for map_ in file.maps}
+            for file in files
         ]
         self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
@@ -180,7 +181,7 @@ class _Weaving:
                 f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
             )
 
-    def check_age(self, maps: Iterable[Placed]) -> None:
+    def check_age(self, maps: Iterable[PlacedMap]) -> None:
         """Raises LeftAlone for a module that is older than what the probes that go into it are made of."""
         age = self.module.version, self.module.target
         for number, snippet in self.survey.snippets:
@@ -196,7 +197,7 @@ class _Weaving:
         """For what is kept in a function."""
         return Code(f"{self.prefix}f_")
 
-    def lower_all(self) -> tuple[list[Placed], State, list[Function]]:
+    def lower_all(self) -> tuple[list[PlacedMap], State, list[Surveyed]]:
         """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
         saved = self.survey.saved
         maps = [
@@ -210,14 +211,14 @@ class _Weaving:
             self.lower(function, state)
         return maps, state, kept
 
-    def lower(self, function: Function, state: State) -> None:
+    def lower(self, function: Surveyed, state: State) -> None:
         """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
         sampled = self.sampled(function)
         spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
         for use in function.uses:
             offset, order = _offset(function, use)
             spots.setdefault((offset, order, use.shape), []).append(use)
-        blocks: dict[tuple[object, ...], _Block] = {}
+        blocks: dict[tuple[object, ...], _Insertion] = {}
         for (offset, order, shape), uses in spots.items():
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
             block = blocks.get(key)
@@ -235,7 +236,7 @@ class _Weaving:
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
 
-    def block(self, function: Function, state: State, uses: Sequence[Use], sampled: Sampled) -> _Block:
+    def block(self, function: Surveyed, state: State, uses: Sequence[Use], sampled: Sampled) -> _Insertion:
         """The code of some snippets in one place, with slots for what is of its instruction."""
         code = Code(self.prefix, self.redux)
         before, text = "", ""
@@ -255,10 +256,10 @@ class _Weaving:
             text += self.marked(lines, use)
         if (declared := code.declarations()) or is_labelled:  # names that stand at each place of the probes
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
-        return _Block(Template(before), Template(text), misfits)
+        return _Insertion(Template(before), Template(text), misfits)
 
     def lowering(
-        self, function: Function, state: State, code: Code, use: Use, label: str, sampled: Sampled
+        self, function: Surveyed, state: State, code: Code, use: Use, label: str, sampled: Sampled
     ) -> Lowering:
         """What lowers a snippet, for `code`. Its labels begin with `label`."""
         instruction, bound, slots = None, None, dict[str, str | None]()
@@ -268,12 +269,12 @@ class _Weaving:
         def type_of(name: str) -> str | None:
             return slots[name] if name in slots else function.types[name]
 
-        def base(placed: Placed) -> str:
+        def base(placed: PlacedMap) -> str:
             if function is self.entry:
                 return code.once("b64", "ld.param.u64", f"[{placed.param}]")
             return state.base(placed, code)
 
-        site = Site(
+        site = Spot(
             instruction,
             bound,
             guard=_guard(use),
@@ -282,7 +283,7 @@ class _Weaving:
             no_pred=use.probe.no_pred,
         )
         return Lowering(
-            Reader(code, function.code, type_of, site),
+            Fetcher(code, function.code, type_of, site),
             self.names[use.file],
             self.maps[use.file],
             base,
@@ -296,7 +297,7 @@ class _Weaving:
         path = self.files[use.file].path
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
 
-    def sampled(self, function: Function) -> Sampled:
+    def sampled(self, function: Surveyed) -> Sampled:
         """What holds in the blocks and warps that run the probes with `sample`, found once."""
         found: Sampled = {}
         code = function.code
@@ -313,7 +314,7 @@ class _Weaving:
 
     # Declarations
 
-    def declare_parameters(self, maps: Iterable[Placed]) -> None:
+    def declare_parameters(self, maps: Iterable[PlacedMap]) -> None:
         """Adds the maps' addresses to the kernel's parameters, wherever it is declared."""
         parameters = [f".param .u64 {placed.param}" for placed in maps]
         for item in self.module.items if parameters else ():
@@ -323,7 +324,7 @@ class _Weaving:
                 lines[-1] += after
                 self.insertions.add(at, DECLARE, lines)
 
-    def declare_registers(self, function: Function, state: State) -> None:
+    def declare_registers(self, function: Surveyed, state: State) -> None:
         """Declares what probes use in a function, with first values in the kernel."""
         lines, initial = function.code.declarations(), []
         for number, used in function.used.items():
@@ -353,7 +354,7 @@ def _guard(use: Use) -> tree.Guard | None:
     return tree.Guard(instruction.guard.register, instruction.guard.negated != others)
 
 
-def _offset(function: Function, use: Use) -> tuple[int, int]:
+def _offset(function: Surveyed, use: Use) -> tuple[int, int]:
     """Where a snippet goes, and its order there."""
     site = use.site
     if site.kind in ("instruction", "line"):
