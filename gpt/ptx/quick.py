@@ -32,17 +32,17 @@ def parse_instruction(text: str) -> tree.Instruction:
         return parsed
 
 
-def parse_declaration(text: str, where: str = "") -> tree.Declaration:
-    """One declaration of variables or registers. Raises MalformedError at `where`."""
+def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declaration:
+    """One declaration of variables or registers. Raises MalformedError at what `where` returns."""
     try:
         return _declaration(_tokens(text))
     except LookupError:
         try:
             (parsed,) = parse_statements(text)
         except MalformedError as error:
-            raise MalformedError(error.fact, where) from None
+            raise MalformedError(error.fact, where()) from None
     if not isinstance(parsed, tree.Declaration):
-        raise MalformedError(f"PTX: no declaration: '{text[:40]}'", where)
+        raise MalformedError(f"PTX: no declaration: '{text[:40]}'", where())
     return parsed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Module, Statement
@@ -20,9 +21,11 @@ class Registers(dict[str, str | None]):
         """Raises MalformedError."""
         self._plain: dict[str, str] = {}
         self._counted: dict[str, list[tuple[int, str]]] = {}
+        places: dict[str, int] = {}  # of each text: inlined assembly has the same ones again and again
         for statement in declarations:
-            text = module.skeleton[statement.start : statement.end]
-            node = parse_declaration(text, module.where(statement.start))
+            places.setdefault(module.skeleton[statement.start : statement.end], statement.start)
+        for text, place in places.items():
+            node = parse_declaration(text, partial(module.where, place))
             words = [specifier.word[1:] for specifier in node.specifiers[1:]]
             type_ = words[0] if len(words) == 1 else ""
             for one in node.declarators if words else ():

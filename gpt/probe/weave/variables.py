@@ -24,6 +24,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpt.probe.weave.calls import LeftAlone, in_front
@@ -132,7 +133,7 @@ class Variables:
             while count:
                 text, count = _BRACES.subn("0", text)
             space = "global" if ".global" in words else "const"
-            node = parse_declaration(text, self.module.where(item.start))
+            node = parse_declaration(text, partial(self.module.where, item.start))
             specifiers = [specifier.word for specifier in node.specifiers]
             for one in node.declarators:
                 dimensions = ["" if dimension is None else str(dimension) for dimension in one.dimensions]
