@@ -191,7 +191,7 @@ class Stage:
         self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False, stream: bool = False
     ) -> None:
         if table and json:
-            raise UsageError("--table and --json: standard output has one form")
+            raise UsageError("--table cannot be combined with --json")
         self.tool = tool
         self.status = 0
         self.faults = 0  # errors so far

@@ -66,7 +66,7 @@ def encode(value: Any) -> Any:
             return {"$ext": [value.code, _b64(value.data)]}
         case msgpack.Timestamp():
             return {"$ext": [-1, _b64(value.to_bytes())]}
-    raise TypeError(f"no JSON for {type(value).__name__}")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def decode(value: Any) -> Any:
@@ -213,7 +213,7 @@ def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
         try:
             record = decode(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise MalformedError(f"no JSON record: {str(error)[:100]}", where) from None
+            raise MalformedError(f"not a JSON record: {str(error)[:100]}", where) from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise MalformedError("not a GPT record", where)
         if record["kind"] == "chunk":  # no tool writes one, and whoever reads this could not see what is in it

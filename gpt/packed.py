@@ -71,7 +71,7 @@ def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
         if field.end > stride:
             raise MalformedError(f"field '{field.name}' of type '{field.type}' does not fit its row")
     if len({field.name for field in fields}) < len(fields):
-        raise MalformedError(f"{kind}: a field is there twice")
+        raise MalformedError(f"{kind}: two fields have the same name")
     ordered = sorted(fields, key=lambda field: field.offset)
     for one, other in pairwise(ordered):
         if one.end > other.offset:
@@ -91,7 +91,7 @@ def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
 def check_rows(kind: str, rows: bytes, stride: int) -> None:
     """Raises MalformedError where the bytes are no whole rows."""
     if not stride or len(rows) % stride:
-        raise MalformedError(f"{kind}: {len(rows)} bytes are no rows of {stride}")
+        raise MalformedError(f"{kind}: {len(rows)} bytes are not whole rows of {stride}")
 
 
 def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
@@ -144,7 +144,7 @@ class Packer:
         if field.type == TEXT and isinstance(value, str):
             return self._numbers.setdefault(value, len(self._numbers))
         if field.type == TEXT or type(value) not in (int, float) or (field.optional and value == field.none):
-            raise MalformedError(f"row.{field.name} is no {field.type}")
+            raise MalformedError(f"row.{field.name} is not of type {field.type}")
         return value
 
     def keys(self) -> dict[str, Any]:

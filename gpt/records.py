@@ -378,10 +378,10 @@ _PYTHON: dict[str, type] = {"str": str, "bin": bytes, "bool": bool}
 def _check_type(value: Any, type_: str, name: str) -> str | None:
     if type_.startswith("["):
         if not isinstance(value, list):
-            return f"{name} is no array"
+            return f"{name} is not an array"
         return next((f for v in value if (f := _check_type(v, type_[1:-1], name))), None)
     if type_ in STRUCTS:
-        return _check(value, STRUCTS[type_], name) if isinstance(value, dict) else f"{name} is no map"
+        return _check(value, STRUCTS[type_], name) if isinstance(value, dict) else f"{name} is not a map"
     if type_ == "u64":
-        return None if type(value) is int and 0 <= value < 1 << 64 else f"{name} is no {type_}"
-    return None if isinstance(value, _PYTHON[type_]) else f"{name} is no {type_}"
+        return None if type(value) is int and 0 <= value < 1 << 64 else f"{name} is not of type {type_}"
+    return None if isinstance(value, _PYTHON[type_]) else f"{name} is not of type {type_}"

@@ -54,7 +54,7 @@ def pack(record: dict[str, Any]) -> bytes:
     try:
         data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
     except (ValueError, OverflowError) as error:  # JSON and deep nesting go beyond what msgpack can say
-        raise MalformedError(f"{record['kind']} record without msgpack form: {str(error)[:100]}") from None
+        raise MalformedError(f"{record['kind']} record has no msgpack form: {str(error)[:100]}") from None
     if len(data) > records.MAX_RECORD:
         raise MalformedError(f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}")
     return data
@@ -90,7 +90,7 @@ def header(tool: str, argv: list[str]) -> dict[str, Any]:
 def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     """The records of a msgpack stream, chunks expanded, segments checked.
 
-    Raises MalformedError where the input is no GPT stream, and TruncatedError where it ends inside a record;
+    Raises MalformedError where the input is not a GPT stream, and TruncatedError where it ends inside a record;
     `name` stands in their messages, with the offset.
     """
     found = _expand(_split(iter(lambda: _read(file), b""), name), name)
@@ -112,7 +112,7 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
             _check_header(record, where)
             inside, empty = True, False
         elif not inside:
-            raise MalformedError(f"{kind} record outside of a segment", where)
+            raise MalformedError(f"{kind} record outside a segment", where)
         if kind == "end":
             inside = False
         yield record
@@ -157,7 +157,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
             except msgpack.OutOfData:
                 break
             except (ValueError, TypeError, msgpack.UnpackException) as error:
-                raise MalformedError(f"no msgpack: {error}", at(name, where)) from None
+                raise MalformedError(f"not msgpack: {error}", at(name, where)) from None
             if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
                 raise MalformedError("not a GPT record", at(name, where))
             end = taken + unpacker.tell() - edge
@@ -196,7 +196,7 @@ def _check_header(record: dict[str, Any], where: str) -> None:
         raise MalformedError(fault, where)
     major, dot, minor = record["version"].partition(".")
     if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise MalformedError(f"version '{record['version'][:20]}' is no MAJOR.MINOR", where)
+        raise MalformedError(f"version '{record['version'][:20]}' is not MAJOR.MINOR", where)
     if int(major[:9]) != records.VERSION[0]:
         raise MalformedError(
             f"version {record['version'][:20]}; this reads {records.VERSION[0]}.x: use a matching gpt", where

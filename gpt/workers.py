@@ -128,7 +128,7 @@ def _read(pipe: int, size: int) -> bytes:
     while size:
         part = os.read(pipe, min(size, 1 << 20))
         if not part:
-            raise GptError("a worker process was killed, for want of memory perhaps: try fewer (-j)")
+            raise GptError("a worker process was killed, perhaps for lack of memory: try fewer (-j)")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)

@@ -265,7 +265,7 @@ def test_a_signal_ends_it_quietly(stage, number):
 # Bad input
 
 
-@pytest.mark.parametrize("data", [b"hello, this is no stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
+@pytest.mark.parametrize("data", [b"hello, this is not a stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
 def test_an_input_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage(data=data), 3)
 

@@ -1,4 +1,4 @@
-"""JSON lines: whatever a record holds comes back, and what is no record is refused by its line."""
+"""JSON lines: whatever a record holds comes back, and what is not a record is refused by its line."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from gpt.errors import GptError, MalformedError
 
 HEADER = stream.header("test", ["test"])
 
-# Text as the reader gives it: bytes that are no UTF-8 are lone surrogates in it.
+# Text as the reader gives it: bytes that are not UTF-8 are lone surrogates in it.
 texts = st.one_of(st.text(), st.binary(max_size=20).map(lambda b: b.decode(errors="surrogateescape")))
 escapes = st.sampled_from(sorted(jsonl.ESCAPES))
 leaves = st.one_of(
@@ -193,7 +193,7 @@ def test_calls_that_lie_are_refused(changes):
         list(jsonl.lines(CALLS | changes))
 
 
-# What is no stream
+# What is not a stream
 
 SYNC = '{"kind": "sync", "id": 1}'
 

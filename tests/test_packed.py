@@ -33,7 +33,7 @@ def test_rows_have_the_order_of_the_fields():
         ({"stride": (64 << 20) + 1}, "too large"),
         ({"fields": []}, "rows without fields"),
         ({"fields": [FIELDS[0]] * 1025}, "1025 fields in a row; the limit is 1024"),
-        ({"fields": [FIELDS[0], FIELDS[0]]}, "is there twice"),
+        ({"fields": [FIELDS[0], FIELDS[0]]}, "have the same name"),
         ({"fields": [*FIELDS, {"name": "d", "type": "u8", "offset": 15}]}, "'b' and 'd' overlap"),
         ({"fields": [*FIELDS, {"name": "d", "type": "u64", "offset": 5}]}, "'a' and 'd' overlap"),
         ({"fields": [{"name": "d", "type": "text", "offset": 5}]}, "no type 'text'"),
@@ -139,7 +139,7 @@ def test_values_that_are_none_of_their_column_are_refused(value):
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ('{"kind": "answer", "name": "a", "columns": 5, "verdict": []}', "in:2: answer.columns is no array"),
+        ('{"kind": "answer", "name": "a", "columns": 5, "verdict": []}', "in:2: answer.columns is not an array"),
         (
             '{"kind": "answer", "name": "a", "columns": [{"name": "n", "type": "u9", "offset": 0}], "verdict": []}',
             "in:2: field 'n': there is no type 'u9'",

@@ -1,4 +1,4 @@
-"""Rows that a trace reserved and never wrote are no calls."""
+"""Rows that a trace reserved and never wrote are not calls."""
 
 from gpt import jsonl, records
 

@@ -1,4 +1,4 @@
-"""Reading the wire: what a stream is, what is no stream, and that nothing is lost in silence."""
+"""Reading the wire: what a stream is, what is not a stream, and that nothing is lost in silence."""
 
 import io
 import os
@@ -73,7 +73,7 @@ def test_segments_follow_each_other_and_may_lack_their_end():
     ],
 )
 def test_records_outside_of_a_segment_are_refused(data, where):
-    with pytest.raises(MalformedError, match=f"^{where.replace('+', '[+]')} record outside of a segment"):
+    with pytest.raises(MalformedError, match=f"^{where.replace('+', '[+]')} record outside a segment"):
         read(data)
 
 
@@ -86,7 +86,7 @@ def test_an_input_without_segment_is_empty(data):
 @pytest.mark.parametrize(
     "data",
     [
-        b"hello, this is no stream\n",
+        b"hello, this is not a stream\n",
         b"\n",
         b'{"kind": "header"}\n',
         b"\xff\xfe",
@@ -132,7 +132,7 @@ def test_another_major_version_is_refused(version):
     "version", ["", "1", "1.", ".1", "-1.0", "1.x", "1.0.0", "\u0661.0", "\udc80", 1, None, b"1.0"]
 )
 def test_what_is_no_version_is_refused(version):
-    with pytest.raises(MalformedError, match=r"MAJOR\.MINOR|header\.version is no str"):
+    with pytest.raises(MalformedError, match=r"MAJOR\.MINOR|header\.version is not of type str"):
         read(header_with(version=version))
 
 
@@ -284,8 +284,8 @@ def test_chunks_that_lie_are_refused():
         (chunk(sync(1), used=len(sync(1)) + 1), "chunk of 15 bytes uses 16"),
         (chunk(sync(1), used=(1 << 64) - 1), "chunk of 15 bytes uses 18446744073709551615"),
         (msgpack.packb({"kind": "chunk", "data": b""}), "chunk without used"),
-        (msgpack.packb({"kind": "chunk", "used": -1, "data": b""}), "chunk.used is no u64"),
-        (msgpack.packb({"kind": "chunk", "used": 0, "data": ""}), "chunk.data is no bin"),
+        (msgpack.packb({"kind": "chunk", "used": -1, "data": b""}), "chunk.used is not of type u64"),
+        (msgpack.packb({"kind": "chunk", "used": 0, "data": ""}), "chunk.data is not of type bin"),
     ):
         with pytest.raises(MalformedError) as caught:
             read(HEADER + data)

@@ -97,7 +97,7 @@ def _fit(type_: str, value: Any) -> Any:
 def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> cli.Stage:
     """The stage of an analysis that answers: tables unless another form is asked for."""
     if form and (as_stream or json):
-        raise UsageError("--format with --stream or --json: standard output has one form")
+        raise UsageError("--format cannot be combined with --stream or --json")
     stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
     if form:
         from gpt.screen.answers import AnswerReport
@@ -223,6 +223,6 @@ class _Passage:
         if not self._begun:
             return
         for path in absent:
-            self._write(self._stage.warn(path, "the trace of a child is absent: it does not count", path))
+            self._write(self._stage.warn(path, "the trace of a child is absent and not counted", path))
         self._write_answer()
         self._write_end()

@@ -145,7 +145,7 @@ class ProcessTotals:
             for id_, order in rows.iter_groups(found["api"]):
                 _add_time(self._function(id_).gpu, took[order])
             for id_, order in rows.iter_groups(found["function"]):
-                if id_:  # else it is no kernel
+                if id_:  # else it is not a kernel
                     _add_time(self._kernels[id_].gpu, took[order])
         for _, found in process.launches.take():
             for id_, count in found[["function", "count"]].tolist():

@@ -21,7 +21,7 @@ from gpt.arch import find_arch
 from gpt.asm.targets import Target
 from gpt.errors import GptError, MissingError
 
-INSTALL = "pip install nvidia-cuda-nvcc, or say --ptxas FILE"
+INSTALL = "pip install nvidia-cuda-nvcc, or give --ptxas FILE"
 PATIENCE = 30  # seconds for an answer to --version
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
 _ISA = re.compile(r"^(\d+)\.(\d+)$", re.MULTILINE)
@@ -144,7 +144,7 @@ def _ask(path: str) -> Tool:
     identity = _output(path, "--version")
     found = _RELEASE.search(identity)
     if not found:
-        raise GptError("does not answer as ptxas does", path)
+        raise GptError("its answer is not that of ptxas", path)
     try:
         versions = frozenset((int(a), int(b)) for a, b in _ISA.findall(_output(path, "--list-version")))
         targets = frozenset(_NAMED.findall(_output(path, "--help")))
@@ -158,7 +158,7 @@ def _output(path: str, option: str) -> str:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        raise GptError(f"says nothing to {option} for {PATIENCE} s", path) from None
+        raise GptError(f"does not answer {option} within {PATIENCE} s", path) from None
     except OSError as error:
         raise GptError.of(error, path) from None
     if done.returncode:

@@ -95,7 +95,7 @@ class Runner:
         try:
             read_needs(cubin)
         except MalformedError as error:
-            raise GptError(f"{tool.name} says that it succeeded, and wrote no cubin: {error.fact}", name) from None
+            raise GptError(f"{tool.name} reports success but wrote no cubin: {error.fact}", name) from None
         reports = read_reports(output, options.relocatable)
         return Assembled(cubin, reports, find_messages(output, text, name, target, (b"warning", b"info")))
 

@@ -83,7 +83,7 @@ class Assembly:
                 if self._save:
                     path = save(self._save, image)
                     if path in self._saved:
-                        yield self._stage.warn(str(path), "is the second of its name, and took the place of the first")
+                        yield self._stage.warn(str(path), "is the second of its name and replaced the first")
                     self._saved.add(path)
                 yield image
         except (GptError, OSError) as error:

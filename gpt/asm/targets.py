@@ -37,9 +37,9 @@ def find_target(text: str) -> Target | None:
 def parse_targets(text: str) -> list[Target]:
     """`sm_90a,8.0` in its order, each once. Raises UsageError, and MissingError for `host`."""
     if "host" in text.split(","):
-        raise MissingError("--arch host needs the simulated device's back end, which this version does not have")
+        raise MissingError("--arch host needs the simulated device's back end, which is not implemented")
     if not text:
-        raise UsageError("--arch SM,... is needed, as --arch sm_90")
+        raise UsageError("--arch SM,... is required, for example --arch sm_90")
     return [Target(*arch) for arch in parse_archs(text)]
 
 

@@ -160,7 +160,7 @@ class Listing:
         placed, element, contents = item.placed, item.placed.element, item.contents
         data = item.data if self.payload else None
         if data is not None and len(data) > MAX_PAYLOAD:
-            yield self.warn(source.at(element.offset), f"payload of {len(data)} bytes fits no record: use --save")
+            yield self.warn(source.at(element.offset), f"payload of {len(data)} bytes is over the limit: use --save")
             data = None
         yield records.make(
             "element",

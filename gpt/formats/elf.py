@@ -101,7 +101,7 @@ def parse_elf(source: Source) -> Elf:
     head = source.pread(0, min(EHDR_SIZE, source.size))
     machine = machine_of(head)
     if machine not in MACHINES or len(head) < EHDR_SIZE:
-        raise MalformedError("no ELF file of a machine that runs CUDA", source.name)
+        raise MalformedError("not an ELF file for a machine that runs CUDA", source.name)
     (kind,) = struct.unpack_from("<H", head, 16)
     ehdr = _structs().Elf_Ehdr.parse(head)
     phoff, phnum, shoff, shnum = ehdr.e_phoff, ehdr.e_phnum, ehdr.e_shoff, ehdr.e_shnum

@@ -107,9 +107,9 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
         zeros = REGION.size
         magic, version, header_size, size = REGION.unpack(head)
         if magic != MAGIC:
-            raise MalformedError("no fatbin region here", source.at(offset))
+            raise MalformedError("not a fatbin region", source.at(offset))
         if version != 1 or header_size != REGION.size:
-            raise MalformedError(f"fatbin region of version {version} is not known", source.at(offset))
+            raise MalformedError(f"unknown version {version} of a fatbin region", source.at(offset))
         if size > end - offset - header_size:
             raise MalformedError("fatbin region ends beyond its container", source.at(offset))
         count += 1
@@ -118,7 +118,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
         yield Region(offset, header_size + size)
         offset += header_size + size
     if any(source.pread(offset, end - offset)):
-        raise MalformedError("no fatbin region here", source.at(offset))
+        raise MalformedError("not a fatbin region", source.at(offset))
 
 
 def iter_elements(source: Source, region: Region) -> Iterator[Element]:
@@ -149,7 +149,7 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
     else:
         packed = compressed
         if not packed <= payload_size:
-            raise MalformedError("fatbin element is compressed to more than its payload", where)
+            raise MalformedError("fatbin element has compressed data longer than its payload", where)
     if max(packed, unpacked) > MAX_UNPACKED and kind != DEAD:
         raise MalformedError(f"element of {max(packed, unpacked)} bytes; the limit is {MAX_UNPACKED}", where)
     type_ = "dead" if kind == DEAD else KINDS.get(kind, f"unknown:{kind}")
@@ -268,7 +268,7 @@ class Unpacker:
                 library.LZ4_decompress_safe(*_addresses(packed, out), len(packed), len(out)) if out and packed else -1
             )
             if done != element.size:
-                raise ValueError(f"{done} bytes came out" if done >= 0 else "corrupt, or more came out")
+                raise ValueError(f"{done} bytes unpacked" if done >= 0 else "corrupt, or more came out")
             return out
         import lz4.block
 
@@ -277,7 +277,7 @@ class Unpacker:
         except lz4.block.LZ4BlockError as error:
             raise ValueError(error) from None
         if len(data) != element.size:
-            raise ValueError(f"{len(data)} bytes came out")
+            raise ValueError(f"{len(data)} bytes unpacked")
         return data
 
     def _unzstd(self, packed: memoryview, element: Element) -> memoryview:
@@ -285,7 +285,7 @@ class Unpacker:
         with self._zstd.stream_reader(packed) as reader:
             done = reader.readinto(out)  # all of it in one call: it ends where the buffer or the frame does
         if done != element.size:
-            raise ValueError(f"{done} bytes came out" if done < element.size else "more came out")
+            raise ValueError(f"{done} bytes unpacked" if done < element.size else "more came out")
         return out[:done]
 
 

@@ -49,7 +49,7 @@ def pack_fatbin(images: Iterable[Payload], codec: Codec) -> bytes:
 def _pack_element(image: Payload, codec: Codec) -> bytes:
     found = _ARCH.fullmatch(image.arch)
     if not found:
-        raise MalformedError(f"'{image.arch}' is no architecture of a fatbin element")
+        raise MalformedError(f"'{image.arch}' is not an architecture of a fatbin element")
     sm, suffix = int(found[1]), found[2]
     flags = _ALWAYS | {"a": FLAG_A, "f": FLAG_F}.get(suffix, 0)
     version, options, data = _CUBIN_VERSION, None, image.data

@@ -64,7 +64,7 @@ def parse_cubin(source: Source, offset: int, frame: Frame) -> fatbin.Element:
     head = _unpack_head(source.sub(offset, packed))
     is_cubin = len(head) == elf.EHDR_SIZE and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda"
     if not is_cubin or cubin.size_of_image(head) != frame.size:
-        raise MalformedError("frame that holds no cubin", source.at(offset))
+        raise MalformedError("frame without a cubin", source.at(offset))
     return fatbin.Element(offset, offset, "cubin", cubin.arch_of(head), 0, packed, packed, frame.size, "zstd", 0)
 
 

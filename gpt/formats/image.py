@@ -121,13 +121,14 @@ def parse_image(source: Source) -> Image:
     if other := find_other(source):
         raise MalformedError(other, source.name)
     if head.startswith(elf.MAGIC):
-        raise MalformedError("ELF file of a machine that does not run CUDA (or 32-bit)", source.name)
+        raise MalformedError("ELF file for a machine that does not run CUDA (or 32-bit)", source.name)
     if head.startswith(archive.THIN):
         raise MalformedError("thin archive: name its members instead", source.name)
     if head.startswith(b"PK\3\4"):
         raise MalformedError("zip file or wheel: read it with -r", source.name)
     form = mistaken.find_form(source.pread(0, min(HEAD, source.size)))
-    raise MalformedError(f"no ELF file, archive, fatbin, cubin or PTX{f', but {form}' if form else ''}", source.name)
+    fact = f"not an ELF file, archive, fatbin, cubin or PTX{f', but {form}' if form else ''}"
+    raise MalformedError(fact, source.name)
 
 
 def _iter_range(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:
@@ -182,7 +183,7 @@ def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
         except MalformedError:
             wasted += size + MIN_WASTE  # the magic number stood there by chance
             if wasted > WASTE + source.size:
-                raise MalformedError("too much that only begins like GPU code", source.at(offset)) from None
+                raise MalformedError("too many places that only begin like GPU code", source.at(offset)) from None
             continue
         found += here
         if len(found) > fatbin.MAX_ELEMENTS:

@@ -33,19 +33,19 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
     try:
         _write(path, value)
     except ValueError:  # a NUL
-        raise MissingError("no file can have this name", str(path)) from None
+        raise MissingError("not a valid file name", str(path)) from None
     except OSError as error:  # the name is too long, say
         raise GptError.of(error, path) from None
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
-    """Writes a trace.json, whole or not at all. Raises GptError where it is no file."""
+    """Writes a trace.json, whole or not at all. Raises GptError where it is not a file."""
     _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
-        raise GptError("no regular file", str(path))
+        raise GptError("not a regular file", str(path))
     with replacing(path.resolve()) as file:  # links stay links
         file.write(json.dumps(value).encode() + b"\n")
 
@@ -69,9 +69,9 @@ def read_spans(folder: Path, library: str) -> list[Span]:
             value: Any = json.loads(read_at_most(file, MAX_FILE))
         spans = [(span["start"], span["end"]) for span in value["spans"]]
         if not all(type(n) is int and n >= 0 for span in spans for n in span):
-            raise ValueError("start and end are no offsets")
+            raise ValueError("start and end are not offsets")
     except FileNotFoundError:
         raise MissingError(f"no spans for it: {path} is absent", library) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(f"no spans of Negativa-ML: {error}", str(path)) from None
+        raise MalformedError(f"not a span file of Negativa-ML: {error}", str(path)) from None
     return sorted(spans)

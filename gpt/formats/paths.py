@@ -15,8 +15,8 @@ from gpt.formats.source import BLOCK
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
     """A regular file, open for reading. Raises MissingError on anything else, OSError where it cannot be opened.
 
-    Opening a pipe would wait for a writer that may never come, a device has no end. Without `follow` a link counts as
-    no regular file.
+    Opening a pipe would wait for a writer that may never come, a device has no end. A link is not a regular file
+    without `follow`.
     """
     try:
         if not follow and os.path.islink(path):
@@ -24,7 +24,7 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         number = os.open(path, flags | (0 if follow else os.O_NOFOLLOW))
     except ValueError:  # a NUL, or half a surrogate pair
-        raise MissingError("no file can have this name", str(path)) from None
+        raise MissingError("not a valid file name", str(path)) from None
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):
         os.close(number)

@@ -23,6 +23,6 @@ class Head(NamedTuple):
 
 
 def find_head(text: bytes) -> Head | None:
-    """What a module begins with, behind comments. None of what is no PTX."""
+    """What a module begins with, after comments. None of text that is not PTX."""
     found = _HEAD.match(text)
     return Head((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None

@@ -30,7 +30,7 @@ class Source:
     def pread(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes at `offset`. Raises TruncatedError where the source is shorter."""
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise TruncatedError(f"{size} bytes wanted, the file ends before", self.at(offset))
+            raise TruncatedError(f"{size} bytes expected, but the file ends", self.at(offset))
         start = self.base + offset
         if not isinstance(self._data, int):
             return self._data[start : start + size]
@@ -48,7 +48,7 @@ class Source:
             buffer[:] = self.pread(offset, len(buffer))
             return
         if offset < 0 or offset + len(buffer) > self.size:
-            raise TruncatedError(f"{len(buffer)} bytes wanted, the file ends before", self.at(offset))
+            raise TruncatedError(f"{len(buffer)} bytes expected, but the file ends", self.at(offset))
         done = 0
         while done < len(buffer):
             count = os.preadv(self._data, [buffer[done:]], self.base + offset + done)
@@ -59,7 +59,7 @@ class Source:
     def sub(self, offset: int, size: int) -> Source:
         """A part of it as a source of its own."""
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise TruncatedError(f"{size} bytes wanted, the file ends before", self.at(offset))
+            raise TruncatedError(f"{size} bytes expected, but the file ends", self.at(offset))
         return Source(self.name, self._data, self.base + offset, size)
 
     def at(self, offset: int) -> str:

@@ -78,7 +78,8 @@ class Listed:
             if not fits:
                 missing.setdefault(self._lists[name], []).append(name)
             elif len(fits) > 1 and len(found) < SHOWN:
-                found.append(GptError(f"{quoted([name])} fits {len(fits)} kernels: {quoted(fits)}", self._lists[name]))
+                fact = f"{quoted([name])} matches {len(fits)} kernels: {quoted(fits)}"
+                found.append(GptError(fact, self._lists[name]))
         for path, names in missing.items():
             hints = "; ".join(self._hints(names[:SHOWN]))
             found.append(GptError(f"used, but in no library: {quoted(names)}" + (f" ({hints})" if hints else ""), path))

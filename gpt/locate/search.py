@@ -69,7 +69,7 @@ def find_devices(archs: Iterable[Arch], used: Used) -> list[Device]:
     if not devices:
         devices = [Device(_arch_of(name), runs == "ptx") for name, runs in sorted(used.devices)]
     if not devices:
-        raise UsageError("no trace names a device: say --arch sm_90 or the like")
+        raise UsageError("no trace names a device: give --arch, for example --arch sm_90")
     return devices
 
 
@@ -128,7 +128,7 @@ class Search:
                 self._library = self._begin(record)
             case "element":
                 if not library or record["library"] != library.path:
-                    raise MalformedError("element outside of its library", record["library"])
+                    raise MalformedError("element outside its library", record["library"])
                 self._add(library, record)
             case "library_end" if library and record["path"] == library.path:
                 yield from self._decide(library)

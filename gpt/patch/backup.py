@@ -64,7 +64,7 @@ def restore(path: Path) -> None:
         raise MissingError(f"no backup: {backup} is absent", str(path))
     with _opened(backup, path.stat().st_uid if path.exists() else os.geteuid()) as original:
         with suppress(MissingError, MalformedError, FileNotFoundError), open_regular(path) as file:
-            if _version_of(path, file.fileno()) != _version_of(backup, original):  # whatever is no library may go
+            if _version_of(path, file.fileno()) != _version_of(backup, original):  # whatever is not a library may go
                 raise GptError(
                     f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path)
                 )
@@ -82,7 +82,7 @@ def _opened(backup: Path, owner: int) -> Iterator[int]:
         with open_regular(backup, follow=False) as file:
             folder = os.stat(backup.parent)
             if folder.st_mode & stat.S_ISVTX and os.fstat(file.fileno()).st_uid not in (0, os.geteuid(), owner):
-                raise GptError("is somebody else's, in a folder where everybody writes: remove it first", str(backup))
+                raise GptError("has another owner, in a folder where everybody may write: remove it first", str(backup))
             yield file.fileno()
     except MissingError as error:
         raise GptError(f"is not a backup ({error.fact}): remove it first", str(backup)) from None

@@ -126,7 +126,7 @@ class _Cubin:
         if self.room < 0:
             raise KeptWhole("tables overlap")
         if size % dtype.itemsize:
-            raise KeptWhole(f"a table of {size} bytes has no whole number of entries")
+            raise KeptWhole(f"a table of {size} bytes does not have a whole number of entries")
         return np.frombuffer(self.data[offset : offset + size], dtype)
 
     def _symbols(self) -> np.ndarray:
@@ -151,7 +151,7 @@ class _Cubin:
             if end < 0 or room < 0:
                 raise MalformedError("cubin: symbol without a name" if end < 0 else "cubin: names overlap")
             if section not in self.code:
-                raise KeptWhole("a kernel lies outside of the code")
+                raise KeptWhole("a kernel lies outside the code")
             kernels.setdefault(section, set()).add(strings[name:end].decode("utf-8", "surrogateescape"))
         return kernels
 
@@ -166,7 +166,7 @@ class _Cubin:
         for source, target in np.unique(np.stack([sources, targets], axis=1), axis=0).tolist():
             if target in self.code:
                 if source not in self.code:
-                    raise KeptWhole("something that is no code calls a function")
+                    raise KeptWhole("a section without code calls a function")
                 self.edges[source].add(target)
 
     def _follow_calls(self) -> None:
@@ -176,7 +176,7 @@ class _Cubin:
         pairs = self._table(graphs[0], np.dtype([("caller", "<u4"), ("callee", "<u4")]))
         marks = np.flatnonzero((pairs["caller"] == 0) & (pairs["callee"] >= TAKES_ADDRESS)).tolist()
         if marks[:1] != [0]:
-            raise KeptWhole("the call graph begins with no group")
+            raise KeptWhole("the call graph does not begin with a group")
         if len(marks) > len(EDGES):
             raise KeptWhole("the call graph has more groups than are known")
         for start, end in zip(marks, [*marks[1:], len(pairs)], strict=True):

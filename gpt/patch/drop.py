@@ -193,7 +193,7 @@ class _Dropping:
                     raise KeptWhole("a symbol beyond the symbol table is used")
                 lost = self.lost[entries["symbol"]]
                 if lost.any() and self.sections["flags"][int(row["info"])] & SHF_ALLOC:
-                    raise KeptWhole("what stays refers to what goes")
+                    raise KeptWhole("a kept section refers to a dropped one")
                 content = entries[~lost].tobytes()
             self.content[number] = content
             self.sections["size"][number] = len(content) if type_ != SHT_NOBITS else row["size"]
@@ -245,10 +245,10 @@ class _Dropping:
         used.setdefault(int(self.sections["link"][self.table]), []).extend(self.symbols["name"][~self.lost].tolist())
         for number, starts in used.items():
             if not 0 < number < len(self.content):
-                raise KeptWhole("names of sections are nowhere")
+                raise KeptWhole("no names of sections")
             others = np.flatnonzero(stay & (self.sections["link"] == number)).tolist()
             if set(others) - {self.table}:
-                raise KeptWhole("something else has its names there")
+                raise KeptWhole("another section has its names there")
             self.content[number] = _only(self.content[number], starts)
 
     def _lay_out(self) -> bytes:
@@ -256,7 +256,7 @@ class _Dropping:
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
         if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
-            raise KeptWhole("program headers of another kind")
+            raise KeptWhole("unknown program headers")
         segments = np.frombuffer(self.data[phoff : phoff + phnum * PHDR_SIZE], SEGMENT).copy() if phnum else None
         old = np.frombuffer(section_headers(self.data), SECTION)
         in_file = np.flatnonzero(~np.isin(old["type"], (SHT_NULL, SHT_NOBITS)) & (old["size"] > 0)).tolist()

@@ -125,7 +125,7 @@ def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list
     """What goes, the elements that were to be trimmed, and by their offset the kernels that were to go there."""
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
-        raise GptError("all of it is unused, and no smaller file says so", image.source.name)
+        raise GptError("all of it is unused, and it cannot be made smaller", image.source.name)
     check_names(image.source, _named(doomed, request.reasons), way.jobs)
     unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
     trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs)
@@ -164,10 +164,10 @@ def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[i
 def _check_in_place(path: Path, fd: int, way: Way, slimmed: bool) -> list[str]:
     """Says what else happens to a file's names. Raises GptError on one that is signed, or was replaced before."""
     if signature := find_signature(fd):
-        raise GptError(f"is signed ({signature}), and would not be any more: use -o DIR", str(path))
+        raise GptError(f"is signed ({signature}), and the new file would not be: use -o DIR", str(path))
     backup = backup_of(path)
     if way.once and backup.exists() and not backup.samefile(path):
-        raise GptError("was replaced before: restore it first, and unite the traces of all runs", str(path))
+        raise GptError("was replaced before: restore it first, and combine the traces of all runs", str(path))
     if way.once and slimmed and not backup.exists():
         fact = "was slimmed before, and no original is beside it: install it again, and unite the traces of all runs"
         raise GptError(fact, str(path))

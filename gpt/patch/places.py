@@ -62,7 +62,7 @@ class Places:
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._taken:
             hint = ": --parents" if self.output and not self._parents else ""
-            raise GptError(f"'{self._taken[target]}' of this stream has taken the name '{target}'{hint}", str(path))
+            raise GptError(f"'{self._taken[target]}' of this stream already has the name '{target}'{hint}", str(path))
         self._taken[target] = str(path)
         return target
 

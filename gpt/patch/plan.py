@@ -138,7 +138,7 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
     for (start, end), following in zip(ordered, following_starts, strict=False):
         where = image.source.at(max(start, 0))
         if not 0 <= start < end <= image.source.size:
-            raise MalformedError(f"span {start:#x}-{end:#x} is no range of the file", where)
+            raise MalformedError(f"span {start:#x}-{end:#x} is not a range of the file", where)
         if end > following:
             raise MalformedError(f"span {start:#x}-{end:#x} overlaps the next", where)
     elements = [placed.element for placed in image.iter_all()]
@@ -146,7 +146,7 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
     if scanned:
         elements = [placed.element for placed in image.iter_all(scan=True)]
     if stray := _uncovered(elements, ordered):
-        raise MalformedError(f"span {stray[0]:#x}-{stray[1]:#x} is no GPU code", image.source.at(stray[0]))
+        raise MalformedError(f"span {stray[0]:#x}-{stray[1]:#x} is not GPU code", image.source.at(stray[0]))
     starts = [element.offset for element in elements]
     dead: set[int] = set()
     parts: list[Span] = []
@@ -249,7 +249,7 @@ def splice(whole: Copy, new: Iterable[Laid]) -> list[Piece]:
     position = whole.start
     for start, end, laid in new:
         if start < position:
-            raise MalformedError(f"two parts of the file share the bytes at {start:#x}")
+            raise MalformedError(f"two parts of the file overlap at {start:#x}")
         pieces += [Copy(position, start), *laid]
         position = end
     return [piece for piece in [*pieces, Copy(position, whole.end)] if piece.size]

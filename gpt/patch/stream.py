@@ -31,7 +31,7 @@ class Patcher:
         if kind in ("library", "span", "trim", "tally", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         if kind in ("span", "trim") and of != record["library"]:
-            raise MalformedError(f"{kind} outside of its library", record["library"])
+            raise MalformedError(f"{kind} outside its library", record["library"])
         match self._request, kind:
             case _, "library":
                 self.report_unfinished()

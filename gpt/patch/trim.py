@@ -76,7 +76,7 @@ def trim_all(
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
-        raise MalformedError("kernels of a cubin shall go, and no cubin is here", source.at(min(stray)))
+        raise MalformedError("no cubin here, but a trim record", source.at(min(stray)))
     trimmer = _Trimmer(source, dropping)
     tasks = [partial(trimmer.trim, element, wanted[element.offset]) for element in found]
     return list(run_all(tasks, jobs)) if tasks else []
@@ -142,7 +142,7 @@ class _Trimmer:
     def _replaced(self, element: Element, cut: DeadCode, data: bytes) -> Trimmed:
         payload, size = _pack(data, element.codec)
         if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
-            raise KeptWhole("packed again it takes no less")
+            raise KeptWhole("compressed again it is not smaller")
         header = bytearray(self._source.pread(element.offset, element.header_size))
         _set_sizes(header, len(payload), size, len(data))
         return Trimmed(element, cut, bytes(header), payload)

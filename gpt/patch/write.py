@@ -106,7 +106,7 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
     output = parse_image(Source(name, fd))
     found = [placed.element for placed in output.iter_elements(scan=plan.scanned)]
     if len(plan.kept) != len(found):
-        raise GptError(f"check failed: {len(found)} elements where {len(plan.kept)} should be", name)
+        raise GptError(f"check failed: {len(found)} elements instead of {len(plan.kept)}", name)
     changed = _Ranges(plan.changed)
     for before, after in zip(plan.kept, found, strict=True):
         trimmed = plan.trimmed.get(before.offset)

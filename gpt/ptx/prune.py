@@ -28,7 +28,7 @@ def prune(module: Module, entries: Iterable[str]) -> bytes:
 
 
 def pruned(module: Module, entries: Iterable[str]) -> Module:
-    """The module with only what these entries need. Raises GptError for a name that is no kernel with a body."""
+    """The module with only what these entries need. Raises GptError for a name that is not a kernel with a body."""
     wanted = list(entries)
     kernels = {item.name for item in module.entries}
     for name in wanted:

@@ -42,7 +42,7 @@ def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declara
         except MalformedError as error:
             raise MalformedError(error.fact, where()) from None
     if not isinstance(parsed, tree.Declaration):
-        raise MalformedError(f"PTX: no declaration: '{text[:40]}'", where())
+        raise MalformedError(f"PTX: not a declaration: '{text[:40]}'", where())
     return parsed
 
 

@@ -157,7 +157,7 @@ class AnswerReport:
         self._answers: dict[str, Record] = {}
 
     def add(self, record: Record) -> str | None:
-        """Takes a record in, and passes over what is no answer. Returns what is wrong with one, if anything."""
+        """Takes a record in, and passes over what is not an answer. Returns what is wrong with one, if anything."""
         if record["kind"] == "answer":
             try:
                 packed.unpack_rows(record)

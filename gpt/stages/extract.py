@@ -27,7 +27,7 @@ def main() -> int:
 def parse_path(text: str) -> Path:
     """A path of the command line. An empty one, from a variable that is not set, would mean the current folder."""
     if not text:
-        raise UsageError("'' names no file")
+        raise UsageError("'' is not a file name")
     return Path(text)
 
 
@@ -68,9 +68,9 @@ def extract(
     if types - TYPES:
         raise UsageError(f"--type: not a type: '{min(types - TYPES)}' (there are {', '.join(sorted(TYPES))})")
     if demangle and not names:
-        raise UsageError("--demangle goes with --names")
+        raise UsageError("--demangle requires --names")
     if names and (json or table or ptx or payload):
-        raise UsageError("--names goes with no --json, --table, --ptx or --payload")
+        raise UsageError("--names cannot be combined with --json, --table, --ptx or --payload")
     if save:
         save.mkdir(parents=True, exist_ok=True)
     stage = cli.Stage(TOOL, json=json or names, from_json=from_json, table=table)
@@ -78,7 +78,7 @@ def extract(
     listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
     work = Extraction(stage, listing)
     if loaded and (recursive or not files):
-        raise UsageError("--loaded wants traces, and no -r")
+        raise UsageError("--loaded requires traces, and cannot be combined with -r")
     if not files and os.isatty(0):
         raise UsageError("name a file, or pipe one in", cli.STDIN)
     if not loaded and (from_json or (is_stream(files[0]) if files else mistaken.is_stream(stage.peek()[:1]))):

@@ -73,11 +73,11 @@ def locate(
     stage = Holding(TOOL, json=json, from_json=from_json, table=table)
     if not used:
         if spans_json is None:
-            raise UsageError("--used FILE is needed (or --spans-json DIR, to read spans)")
+            raise UsageError("--used FILE is required (or --spans-json DIR, to read spans)")
         return stage.filter(Given(stage, spans_json).handle, files or (), wants=cli.LIBRARY)
     by_kernel = granularity == Granularity.kernel
     if spans_json and by_kernel:
-        raise UsageError("--spans-json knows no kernels inside of elements")
+        raise UsageError("--spans-json cannot be combined with --granularity kernel")
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)

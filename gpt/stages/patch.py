@@ -66,12 +66,12 @@ def patch(
 ) -> int:
     """Write libraries without the GPU code that gpt-locate found unused."""
     if sum((output is not None, in_place, restore)) != 1:
-        raise UsageError("one of -o DIR, --in-place and --restore is needed")
+        raise UsageError("one of -o DIR, --in-place and --restore is required")
     if parents and not output:
-        raise UsageError("--parents goes with -o DIR")
+        raise UsageError("--parents requires -o DIR")
     for option, is_given in (("--once", once), ("--no-backup", no_backup)):
         if is_given and not in_place:
-            raise UsageError(f"{option} goes with --in-place")
+            raise UsageError(f"{option} requires --in-place")
     if restore:
         return _restore(files or [])
     if output and not dry_run:

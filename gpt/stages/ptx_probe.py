@@ -55,7 +55,7 @@ def ptx_probe(
     from gpt.probe.weave.stream import Weaving
 
     if not probe:
-        raise UsageError("-p PROBE is needed: a probe file, or the name of a built-in probe")
+        raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
     loaded = load_all(probe)
     if not no_verify:
         for file in loaded:

@@ -26,7 +26,7 @@ class Clock:
         """Raises MalformedError where the header pairs ticks with no rate."""
         self.monotonic: int = header["monotonic"]
         if self.monotonic >= LIMIT:
-            raise MalformedError("header: monotonic is beyond 73 years")
+            raise MalformedError("header: monotonic is over 73 years")
         self._realtime: int = header["realtime"]
         self._ticks = "tsc_hz" in header
         if self._ticks and not (header["tsc_hz"] and "tsc" in header):

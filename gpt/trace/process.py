@@ -122,7 +122,7 @@ class Process:
         """An `ioctl` as a call of a function whose number stands for its name."""
         name = record.get("name")
         if not isinstance(name, str):
-            raise MalformedError("ioctl.name is no str")
+            raise MalformedError("ioctl.name is not of type str")
         number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
         self.apis[number] = Api("ioctl", "ioctl", name)
         call: Record = {"kind": "call", "api": number, "result": record.get("error", 0)}

@@ -43,7 +43,7 @@ def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.v
     """
     found = [field for field in packed.parse_fields(record) if field.name in known]
     if odd := next((field.name for field in found if field.type != known[field.name]), None):
-        raise MalformedError(f"field '{odd}' is no {known[odd]}")
+        raise MalformedError(f"field '{odd}' is not of type {known[odd]}")
     return np.dtype(
         {
             "names": [field.name for field in found],
@@ -106,7 +106,7 @@ class Collector:
         layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:
-            raise MalformedError(f"{record['kind']}.thread is no u64")
+            raise MalformedError(f"{record['kind']}.thread is not of type u64")
         self._parts.setdefault(layout, []).append((thread, rows))
         self._size += len(rows) + OVERHEAD
 
@@ -140,7 +140,7 @@ class Collector:
         for name, value in zip(names, values, strict=True):
             limits = np.iinfo(layout.dtype[name])
             if type(value) is not int or not limits.min <= value <= limits.max:
-                raise MalformedError(f"{record['kind']}.{name} is no {self._known[name]}")
+                raise MalformedError(f"{record['kind']}.{name} is not of type {self._known[name]}")
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:

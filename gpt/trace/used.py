@@ -89,9 +89,9 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
         libraries = value.get("loaded_sos", [])
         for key, strings in (("detected_kernels", names), ("loaded_sos", libraries)):
             if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-                raise TypeError(f"{key} is no list of strings")
+                raise TypeError(f"{key} is not a list of strings")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(f"no trace.json of Negativa-ML: {error}", str(path)) from None
+        raise MalformedError(f"not a trace.json of Negativa-ML: {error}", str(path)) from None
     for name in names:
         used.names.setdefault(name, None)
     for path_loaded in libraries:
@@ -125,7 +125,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
     try:
         for process in iter_processes(iter(trace), LOADS):
             if process.header["tool"] == "gpt-extract":  # nothing of its would count as used
-                raise MalformedError("no trace, but what gpt-extract wrote ('gpt-hook run' records one)", trace.name)
+                raise MalformedError("not a trace, but output of gpt-extract ('gpt-hook run' records one)", trace.name)
             _add_process(process, used)
     except TruncatedError as error:
         if not allow_incomplete:

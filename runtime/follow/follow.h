@@ -22,7 +22,7 @@ struct follow {
     char **argv;        // of the command that is watched
 };
 
-// Starts the helper, which is no child of this process. Gives false with errno set.
+// Starts the helper, which is not a child of this process. Gives false with errno set.
 bool follow_start(const struct follow *follow);
 
 // segment.c

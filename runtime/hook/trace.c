@@ -467,7 +467,7 @@ static void end_predecessor(void) {
         if (!open_other(&other, path)) {
             if (i)
                 return;
-            continue; // NAME may be gone, or taken by what is no trace
+            continue; // NAME may be gone, or taken by something else
         }
         if (was_ours(&other) && !(atomic_load(&other.tail->ticket) & ENDED))
             write_other(&other, NULL, true);

@@ -35,7 +35,7 @@ static bool check_driver(void) {
     CUresult (*attribute)(int *, int, CUdevice) = dlsym(driver, "cuDeviceGetAttribute");
     int version = 0, count = 0;
     if (!init || !get_version || !get_count || !get_name || !attribute) {
-        row("driver", "libcuda.so.1 is no CUDA driver");
+        row("driver", "libcuda.so.1 is not a CUDA driver");
         return false;
     }
     get_version(&version);

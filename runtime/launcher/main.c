@@ -43,7 +43,7 @@ static void save_modules(const char *folder) {
 // Puts a value in front of a list in the environment.
 static void prepend(const char *name, const char *value, bool split_at_spaces) {
     if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
-        fail(MISSING, value, "the dynamic linker takes no path with a colon%s: move the runtime",
+        fail(MISSING, value, "the dynamic linker does not accept a path with a colon%s: move the runtime",
              split_at_spaces ? " or space" : "");
     const char *old = getenv(name);
     char *all;
@@ -146,7 +146,7 @@ static void check_request(struct request *request) {
     if (!*request->command)
         fail(USAGE, "run", "no command; see gpt-hook --help");
     if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
-        fail(USAGE, "-o", *output == '|' ? "no command" : "no name of a file");
+        fail(USAGE, "-o", *output == '|' ? "no command" : "not a file name");
     if (!request->calls) // queries ask the kernel too, and are to be the parents of what they ask
         request->calls = request->ioctls ? "all" : "all,-query";
     if (!*request->calls)

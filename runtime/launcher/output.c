@@ -17,7 +17,7 @@
 static void expand(const char *from, char path[PATH_MAX]) {
     for (const char *c = from; *c; c++)
         if (*c == '%' && c[1] && !strchr("phr%", *++c))
-            fail(USAGE, c - 1, "only %%p, %%h, %%r and %%%% mean something in a file's name");
+            fail(USAGE, c - 1, "only %%p, %%h, %%r and %%%% are known in a file name");
     gpt_expand_name(from, path, PATH_MAX);
 }
 
@@ -65,7 +65,7 @@ static void prepare_output(const char *output, bool force) {
     struct stat status;
     if (!lstat(path, &status)) {
         if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
-            fail(BAD, path, "no regular file");
+            fail(BAD, path, "not a regular file");
         if (!force)
             fail(BAD, path, "exists; -f overwrites it");
         remove_old(path);

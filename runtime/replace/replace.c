@@ -102,7 +102,7 @@ static const char *identify(const char *path, struct identity *identity) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0)
         return strerror(errno);
-    const char *fault = "is no shared object of this machine";
+    const char *fault = "is not a shared object of this machine";
     struct stat status;
     Elf64_Ehdr head;
     static Elf64_Phdr segments[MAX_SEGMENTS];

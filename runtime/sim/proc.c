@@ -7,7 +7,7 @@
 enum { FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT };
 
 API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    (void)flags; // the per-thread default stream is no other one here
+    (void)flags; // the per-thread default stream is not a different one here
     if (!name || !function)
         return CUDA_ERROR_INVALID_VALUE;
     const struct sim_function *best = NULL;

@@ -251,7 +251,7 @@ def test_children_are_read_once_and_absent_ones_named(tmp_path):
     write("t.mp.5", calls, pid=5)
     done = run("--json", tmp_path / "t.mp", tmp_path / "t.mp.2", tmp_path / "t.mp")
     assert done.returncode == 0
-    gone = f"gpt-analyze: warning: {tmp_path}/gone: the trace of a child is absent: it does not count\n"
+    gone = f"gpt-analyze: warning: {tmp_path}/gone: the trace of a child is absent and not counted\n"
     assert done.stderr.decode() == gone
     found = by_kind(done.stdout)
     assert [p["pid"] for p in found["processes"]] == [1, 2, 5]
@@ -351,7 +351,7 @@ def test_a_table_of_wrong_answers_is_no_fault():
         assert done.returncode == 0
         assert done.stderr.decode().splitlines() == [
             f"gpt-analyze: warning: {fault}: not in the tables"
-            for fault in ("answer.name is no str", "answer: rows without fields")
+            for fault in ("answer.name is not of type str", "answer: rows without fields")
         ]
 
 
@@ -388,7 +388,7 @@ def test_an_answer_as_markdown_is_short_and_says_what_the_table_says():
 def test_an_answer_has_one_form():
     for other in ("--json", "--stream"):
         done = run("--format", "md", other, data=forge.pack(forge.trace()))
-        assert done.returncode == 2 and b"--format with --stream or --json" in done.stderr
+        assert done.returncode == 2 and b"--format cannot be combined with --stream or --json" in done.stderr
 
 
 SAMPLE = forge.pack(

@@ -115,7 +115,7 @@ def test_what_is_no_ptxas_is_passed_over(places, tmp_path, text):
 def test_one_that_says_nothing_is_given_up(places, tmp_path, monkeypatch):
     monkeypatch.setattr(find, "PATIENCE", 0.1)
     (tmp_path / "path" / "ptxas").write_text("#!/bin/sh\nexec sleep 60\n")
-    with pytest.raises(MissingError, match="says nothing to --version"):
+    with pytest.raises(MissingError, match="does not answer --version"):
         find.Tools(None, places("PATH")).check()
 
 

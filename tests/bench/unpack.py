@@ -80,7 +80,7 @@ def unpack(file: int, elements: Iterable[Packed]) -> None:
                 done = reader.readinto(memoryview(buffer)[:size])
         else:
             done = end - start
-        assert done == size, f"{done} bytes came out of {size}"
+        assert done == size, f"{done} bytes unpacked of {size}"
 
 
 def main(jobs: int, path: str) -> None:

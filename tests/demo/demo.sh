@@ -12,7 +12,7 @@ off() {
 }
 
 # Prints a command line and runs it. The tools print tables on a terminal and bytes into anything else; where
-# the demo's own output is no terminal, script(1) lends them one.
+# the demo's own output is not a terminal, script(1) lends them one.
 run() {
     printf '\n$ %s\n' "$1"
     if [ -t 1 ]; then

@@ -20,7 +20,7 @@ test $(($(wc -c <signed.mp) - $(wc -c <located.mp))) -eq 5
 tail -c 20000 located.mp >end
 tail -c 20000 signed.mp | cmp - end
 
-# What it leaves unfinished is no library that is complete: gpt-patch does not touch it.
+# What it leaves unfinished is not a complete library: gpt-patch does not touch it.
 status=0
 head -c 3000 located.mp | sign 2>message | gpt-patch -o torn >/dev/null || status=$?
 grep -x "sign: error: truncated" message

@@ -117,7 +117,7 @@ gpt-debloat --apply --traces matmul.mp >out
 status=0
 gpt-debloat --apply --device sim -- ./use ./lib/libdemo.so fill >out 2>err || status=$?
 test $status -eq 1
-grep -q "was replaced before: restore it first, and unite the traces of all runs" err
+grep -q "was replaced before: restore it first, and combine the traces of all runs" err
 test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
 gpt-debloat --restore >out
 test "$(sum lib/libdemo.so)" = "$original"

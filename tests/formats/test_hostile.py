@@ -97,7 +97,7 @@ def note_that_claims_gigabytes():
 HUGE = (1 << 64) - 8
 # name: (the file, options, exit status, words of the error, bytes beyond BASE)
 FILES = {
-    "comments": (lambda: b"/**/" * 10_000 + b"x", [], 3, "no ELF file", 0),
+    "comments": (lambda: b"/**/" * 10_000 + b"x", [], 3, "not an ELF file", 0),
     "PTX of empty lines": (lambda: b".version 8.0\n.target sm_90\n" + b"\n" * 3_000_000, [], 0, "", 0),
     "PTX of open comments": (lambda: b".version 8.0\n.target sm_90\n" + b"/* " * 2_000_000, [], 0, "", 0),
     "PTX of open brackets": (lambda: b".version 8.0\n.target sm_90\n" + b".func (" * 260_000, [], 0, "", 0),
@@ -156,13 +156,13 @@ FILES = {
     "a bomb in many elements": (
         lambda: forge.region(forge.zstd(bytes(8 << 20), 255 << 20) * 200), [], 3, "elements unpack to over 2", 0,
     ),
-    "nested regions": (nested_regions, ["--scan"], 3, "too much that only begins like GPU code", 0),
+    "nested regions": (nested_regions, ["--scan"], 3, "too many places that only begin like GPU code", 0),
     "long names of members": (archive_of_long_names, [], 1, "no GPU code", 0),
     "nested archives": (lambda: nested_archives(1_100), [], 3, "archives nested over 8 deep", 0),
-    "region of another version": (lambda: forge.region(b"", version=2), [], 3, "fatbin region of version 2", 0),
+    "region of another version": (lambda: forge.region(b"", version=2), [], 3, "unknown version 2 of a fatbin region", 0),
     "region beyond the file": (lambda: forge.region(bytes(64), 1 << 40), [], 3, "ends beyond its container", 0),
     "region that overflows": (lambda: forge.region(bytes(64), HUGE), [], 3, "ends beyond its container", 0),
-    "no region": (lambda: forge.region(b"") + b"text text text text", [], 3, "no fatbin region here", 0),
+    "no region": (lambda: forge.region(b"") + b"text text text text", [], 3, "not a fatbin region", 0),
     "element beyond its region": (
         lambda: forge.region(forge.element(bytes(8), size=16)), [], 3, "element ends beyond its region", 0,
     ),
@@ -253,7 +253,7 @@ def test_cubins_that_claim_much(tmp_path):
             file.seek(64 + 64 * number + 200_000_000)
             file.write(forge.section(0, 2, link=9))
     done = extract("--scan", path, measured=True)
-    check(done, 3, "too much that only begins like GPU code", UNPACKED)
+    check(done, 3, "too many places that only begin like GPU code", UNPACKED)
 
 
 @pytest.mark.parametrize("name", ["zstd", "archive", "fatbin", "cubin"])

@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_read(sample):
 
 def test_an_empty_name_is_not_the_folder_that_one_is_in(tmp_path):
     done = extract("-r", "", cwd=tmp_path)
-    assert (done.status, done.err) == (2, "gpt-extract: error: '' names no file\n")
+    assert (done.status, done.err) == (2, "gpt-extract: error: '' is not a file name\n")
 
 
 def test_a_missing_file_does_not_keep_from_the_next(sample, tmp_path):
@@ -231,11 +231,11 @@ PE = b"MZ".ljust(60, b"\0") + struct.pack("<I", 128) + bytes(64) + b"PE\0\0" + b
 
 REFUSED = {
     "empty": (b"", "empty file"),
-    "text": (b"int main() {}\n", "no ELF file, archive, fatbin, cubin or PTX"),
-    "32-bit": (elf_header(machine=3, bits=1), "ELF file of a machine that does not run CUDA (or 32-bit)"),
-    "big-endian": (elf_header(machine=21, order=2), "ELF file of a machine that does not run CUDA (or 32-bit)"),
-    "riscv": (elf_header(machine=243), "ELF file of a machine that does not run CUDA (or 32-bit)"),
-    "32-bit cubin": (elf_header(machine=190, bits=1), "ELF file of a machine that does not run CUDA (or 32-bit)"),
+    "text": (b"int main() {}\n", "not an ELF file, archive, fatbin, cubin or PTX"),
+    "32-bit": (elf_header(machine=3, bits=1), "ELF file for a machine that does not run CUDA (or 32-bit)"),
+    "big-endian": (elf_header(machine=21, order=2), "ELF file for a machine that does not run CUDA (or 32-bit)"),
+    "riscv": (elf_header(machine=243), "ELF file for a machine that does not run CUDA (or 32-bit)"),
+    "32-bit cubin": (elf_header(machine=190, bits=1), "ELF file for a machine that does not run CUDA (or 32-bit)"),
     "thin": (b"!<thin>\n/               0           0     0     0       0         `\n", "thin archive: name"),
     "zip": (b"PK\3\4" + bytes(30), "zip file or wheel: read it with -r"),
     "PE": (PE, "PE file (Windows): only ELF files are read"),
@@ -243,11 +243,11 @@ REFUSED = {
     "a PE header beyond the end": (b"MZ" + bytes(58) + b"\xff" * 4, "DOS program: only ELF files are read"),
     "Mach-O": (b"\xcf\xfa\xed\xfe" + bytes(28), "Mach-O file (macOS): only ELF files are read"),
     "Mach-O, fat": (b"\xca\xfe\xba\xbe\0\0\0\2" + bytes(56), "Mach-O file (macOS): only ELF files are read"),
-    "Java": (b"\xca\xfe\xba\xbe\0\0\0\x34" + bytes(56), "no ELF file, archive, fatbin, cubin or PTX"),
+    "Java": (b"\xca\xfe\xba\xbe\0\0\0\x34" + bytes(56), "not an ELF file, archive, fatbin, cubin or PTX"),
     "HIP": (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(40), "code for AMD GPUs (a clang offload bundle): only NVIDIA's"),
     "HIP, packed": (b"CCOB" + bytes(40), "code for AMD GPUs (a packed clang offload bundle): only NVIDIA's is read"),
     "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an ELF file of theirs): only NVIDIA's is read"),
-    "comments": (b"/**/" * 5000 + b"// c\n" * 1000 + b"int x;", "no ELF file, archive, fatbin, cubin or PTX"),
+    "comments": (b"/**/" * 5000 + b"// c\n" * 1000 + b"int x;", "not an ELF file, archive, fatbin, cubin or PTX"),
 }  # fmt: skip
 
 

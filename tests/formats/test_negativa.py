@@ -27,7 +27,7 @@ def test_what_is_no_file_stays_what_it_is(tmp_path):
     """As /dev/stdout, which the superuser could replace."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("file")
-    with pytest.raises(GptError, match="no regular file"):
+    with pytest.raises(GptError, match="not a regular file"):
         write_trace(tmp_path / "pipe", [], [])
     write_trace(tmp_path / "link", [], ["k"])
     assert json.loads((tmp_path / "file").read_text())["detected_kernels"] == ["k"]
@@ -47,7 +47,7 @@ def test_what_is_no_file_stays_what_it_is(tmp_path):
 )  # fmt: skip
 def test_what_is_no_spans_file(tmp_path, text):
     (tmp_path / "lib.so.json").write_text(text)
-    with pytest.raises(MalformedError, match="no spans of Negativa-ML"):
+    with pytest.raises(MalformedError, match="not a span file of Negativa-ML"):
         read_spans(tmp_path, "lib.so")
 
 

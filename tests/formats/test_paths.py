@@ -16,7 +16,7 @@ ODD = {  # what stands there: the fact that is said of it
     "/dev/zero": "not a regular file",
     "socket": "No such device or address",
     "absent": "No such file or directory",
-    "n\0ul": "no file can have this name",
+    "n\0ul": "not a valid file name",
 }
 
 

@@ -175,7 +175,7 @@ def record_mutator(finish: Callable[[list[Any]], bytes]) -> Mutator:
 
 
 def unpack(data: bytes) -> list[Any]:
-    """The values of a stream, up to what is no msgpack."""
+    """The values of a stream, up to what is not msgpack."""
     unpacker = msgpack.Unpacker(unicode_errors="surrogateescape", strict_map_key=False)
     unpacker.feed(data)
     found: list[Any] = []

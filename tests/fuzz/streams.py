@@ -20,7 +20,7 @@ from tests.fuzz.stages import call, fits, stage_main
 
 
 def furnish(sample: Sample) -> None:
-    """What paths in records may name: libraries, and what is no file."""
+    """What paths in records may name: libraries, and what is not a file."""
     if not Path("folder").exists():
         Path("folder").mkdir()
         os.mkfifo("fifo")

@@ -73,9 +73,9 @@ def test_names_that_are_all_there(locate):
         ("plain\nplian", ["used, but in no library: 'plian' (did you mean 'plain'?)"]),
         ("helper", ["used, but in no library: 'helper' ('helper' is a device function)"]),
         ("x1\nx2\nx3\nx4\nx5", ["used, but in no library: 'x1', 'x2', 'x3' and 2 more"]),
-        ("two", ["'two' fits 2 kernels: '_ZN2ns3twoIfEEvPT_', '_ZN2ns3twoIiEEvPT_'"]),
+        ("two", ["'two' matches 2 kernels: '_ZN2ns3twoIfEEvPT_', '_ZN2ns3twoIiEEvPT_'"]),
         ("ns::two\nx", [
-            "'ns::two' fits 2 kernels: '_ZN2ns3twoIfEEvPT_', '_ZN2ns3twoIiEEvPT_'", "used, but in no library: 'x'",
+            "'ns::two' matches 2 kernels: '_ZN2ns3twoIfEEvPT_', '_ZN2ns3twoIiEEvPT_'", "used, but in no library: 'x'",
         ]),
         ("y" * 200, [f"used, but in no library: '{'y' * 100}...'"]),
     ],

@@ -64,7 +64,7 @@ def test_code_that_was_not_linked_holds_its_functions(arch):
         (lambda: samples.linked("sm_90", samples.TABLE), "variables hold addresses of functions"),
         (lambda: samples.image(samples.USERS, "sm_90", "-rdc=true"), "relocatable code"),
         (lambda: samples.image(samples.ONE, "sm_100"), "sections of type 0x7000.* are not understood"),
-        (lambda: forge.cubin(3), "a kernel lies outside of the code|no call graph"),
+        (lambda: forge.cubin(3), "a kernel lies outside the code|no call graph"),
     ],
 )
 def test_what_is_kept_whole(build, reason):
@@ -94,10 +94,10 @@ def with_callgraph(pairs):
     [
         ([(0, 0xFFFFFFFF), (1 << 31, 1)], "beyond the symbol table"),
         ([(0, 0xFFFFFFFF), (1, 1 << 31)], "beyond the symbol table"),
-        ([(1, 2)], "begins with no group"),
-        ([], "begins with no group"),
+        ([(1, 2)], "does not begin with a group"),
+        ([], "does not begin with a group"),
         ([(0, 0xFFFFFFFF)] * 5, "more groups than are known"),
-        ([(0, 0xFFFFFFFF), (1, 23)], "something that is no code"),
+        ([(0, 0xFFFFFFFF), (1, 23)], "a section without code"),
     ],
 )
 def test_a_call_graph_that_is_not_understood(pairs, reason):

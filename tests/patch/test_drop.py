@@ -86,7 +86,7 @@ def test_what_is_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """The pairs of the call graph as cuobjdump prints them, by name; None is no function."""
+    """The pairs of the call graph as cuobjdump prints them, by name; None is not a function."""
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for first, second in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -161,9 +161,9 @@ def attribute(offset):
 UNKNOWN = {  # what is wrong -> place, format and value that make it so
     "attribute 0x7f of the module is not understood": lambda: (attribute(1), "<B", 0x7F),
     "attributes of the module are torn": lambda: (attribute(2), "<H", 0xFFF0),
-    "program headers of another kind": lambda: (54, "<H", 55),
+    "unknown program headers": lambda: (54, "<H", 55),
     "an alignment of 8192": lambda: (header_of(".nv.info", "align"), "<Q", 8192),
-    "something else has its names there": lambda: (header_of(".nv.info", "link"), "<I", place_of(".strtab")[0]),
+    "another section has its names there": lambda: (header_of(".nv.info", "link"), "<I", place_of(".strtab")[0]),
     "a segment cuts through a section": lambda: (
         program_header() + 8,
         "<Q",

@@ -125,7 +125,7 @@ def test_in_a_folder_of_everybody_a_backup_has_the_right_owner(library):
     backup = Path(shutil.copy(library, library.with_name(library.name + BACKUP)))
     os.chown(backup, 4242, 4242)
     os.chmod(library.parent, 0o1777)
-    failure(run("gpt-patch", "--in-place", data=made), "somebody else's, in a folder where everybody writes")
+    failure(run("gpt-patch", "--in-place", data=made), "has another owner, in a folder where everybody may write")
     assert run("gpt-patch", "--restore", library).status == 1
     assert library.read_bytes() == before
     os.chmod(library.parent, 0o755)
@@ -222,7 +222,7 @@ def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
     found = extract(library, other)
     done = run("gpt-patch", "-o", tmp_path / "out", data=found.out)
     assert done.status == 1
-    assert f"'{library}' of this stream has taken the name '{tmp_path}/out/{library.name}': --parents" in done.err
+    assert f"'{library}' of this stream already has the name '{tmp_path}/out/{library.name}': --parents" in done.err
     assert [record["library"] for record in done.kind("patched")] == [str(library)]
     assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no span: a copy
     done = run("gpt-patch", "--in-place", data=extract(library, library).out)

@@ -26,8 +26,8 @@ def gpt_hook(*args, **more):
         (("run",), 2, "run: no command; see gpt-hook --help"),
         (("run", "--fast", "true"), 2, "--fast: no such option; see gpt-hook --help"),
         (("run", "-o"), 2, "-o: needs a value"),
-        (("run", "-o", "a/", "true"), 2, "-o: no name of a file"),
-        (("run", "-o", "%x", "true"), 2, "%x: only %p, %h, %r and %% mean something in a file's name"),
+        (("run", "-o", "a/", "true"), 2, "-o: not a file name"),
+        (("run", "-o", "%x", "true"), 2, "%x: only %p, %h, %r and %% are known in a file name"),
         (("run", "--device", "tpu", "true"), 2, "--device: 'tpu' is neither real nor sim"),
         (("run", "--calls", "", "true"), 2, "--calls: names nothing; 'none' records no calls"),
         *(
@@ -42,7 +42,7 @@ def gpt_hook(*args, **more):
         (("run", "no-such-command"), 127, "no-such-command: command not found"),
         (("run", "./no-such-command"), 127, "./no-such-command: No such file or directory"),
         (("run", "-o", "no/such/t.mp", "true"), 1, "{}/no/such/: No such file or directory"),
-        (("run", "-o", "/dev/null", "true"), 1, "/dev/null: no regular file"),
+        (("run", "-o", "/dev/null", "true"), 1, "/dev/null: not a regular file"),
     ],
 )
 def test_errors(tmp_path, args, status, message):

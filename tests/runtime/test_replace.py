@@ -258,9 +258,9 @@ def test_files_that_are_no_library(layout):
     slim.write_bytes(data[:-5000])
     refused(layout, "{}: is truncated")
     slim.write_bytes(b"")
-    refused(layout, "{}: is no shared object of this machine")
+    refused(layout, "{}: is not a shared object of this machine")
     slim.write_bytes(data[:18] + b"\xb7" + data[19:])  # aarch64
-    refused(layout, "{}: is no shared object of this machine")
+    refused(layout, "{}: is not a shared object of this machine")
     slim.unlink()
     slim.symlink_to("libfoo.so.1")
     name = layout / "site/app/lib/libfoo.so.1"

@@ -107,5 +107,5 @@ def test_libraries_that_replace_others(tmp_path):
     command = ("-c", code, tmp_path / "lib" / f"{EVIL}.so")
     done = hooked.run(tmp_path / "t.mp", sys.executable, *command, options=["--replace", tmp_path / "slim"])
     assert done.returncode == 0
-    fact = f"not replaced: {tmp_path}/slim/{SHOWN}.so: is no shared object of this machine"
+    fact = f"not replaced: {tmp_path}/slim/{SHOWN}.so: is not a shared object of this machine"
     assert done.stderr == f"gpt-hook: warning: {tmp_path}/lib/{SHOWN}.so: {fact}\n"

@@ -149,7 +149,7 @@ def test_files_of_one_name_are_told_of(tmp_path):
     path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
     assert path.read_bytes() == done.kind("cubin")[2]["data"]
     assert (done.status, done.err) == (
-        0, f"gpt-asm: warning: {path}: is the second of its name, and took the place of the first\n"
+        0, f"gpt-asm: warning: {path}: is the second of its name and replaced the first\n"
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_files_of_negativa(sample, tmp_path):
     assert paths(extract("--loaded", tmp_path / "spans.json")) == [str(sample("lz4"))]
     (tmp_path / "bad.json").write_text('{"loaded_sos": [1], "detected_kernels": []}')
     done = extract("--loaded", tmp_path / "bad.json")
-    assert (done.status, "loaded_sos is no list of strings" in done.err) == (3, True)
+    assert (done.status, "loaded_sos is not a list of strings" in done.err) == (3, True)
     (tmp_path / "names").write_text("x")
     done = run("gpt-locate", "--used", tmp_path / "spans.json", "--arch", "sm_90", data=extract(sample("lz4")).out)
     assert done.status == 3  # spans are no list of what is used

@@ -59,7 +59,7 @@ def test_trace_json_of_negativa(write):
     ids=range(7),
 )
 def test_no_trace_json(write, text):
-    with pytest.raises(MalformedError, match=r"no trace.json of Negativa-ML"):
+    with pytest.raises(MalformedError, match=r"not a trace.json of Negativa-ML"):
         names(write(text))
 
 
@@ -163,7 +163,7 @@ def test_an_interrupted_child_is_a_warning(write):
 def test_what_gpt_extract_wrote_is_no_trace(write):
     """Nothing in it says that a kernel was used, so that all would count as unused."""
     made = stream.pack(stream.header("gpt-extract", []))
-    with pytest.raises(MalformedError, match="no trace, but what gpt-extract wrote"):
+    with pytest.raises(MalformedError, match="not a trace, but output of gpt-extract"):
         read_used([write(made + segment(function("a")))], allow_incomplete=True)
 
 
