@@ -451,7 +451,7 @@ def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder)
 
 def test_a_text_and_json_are_two_forms(stage):
     if stage.name != "gpt-analyze":
-        assert "--table and --json" in one_line(stage, stage("--table", "--json"), 2)
+        assert "--table cannot be combined with --json" in one_line(stage, stage("--table", "--json"), 2)
 
 
 # The command line

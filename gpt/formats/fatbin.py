@@ -149,7 +149,7 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
     else:
         packed = compressed
         if not packed <= payload_size:
-            raise MalformedError("fatbin element has compressed data longer than its payload", where)
+            raise MalformedError("fatbin element with compressed data longer than its payload", where)
     if max(packed, unpacked) > MAX_UNPACKED and kind != DEAD:
         raise MalformedError(f"element of {max(packed, unpacked)} bytes; the limit is {MAX_UNPACKED}", where)
     type_ = "dead" if kind == DEAD else KINDS.get(kind, f"unknown:{kind}")

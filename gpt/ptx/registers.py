@@ -13,8 +13,8 @@ from gpt.ptx.types import SIZES, integer
 class Registers(dict[str, str | None]):
     """The types of a function's registers by name, as `b32`.
 
-    None for a name that is not a register; empty if scopes declare it in several sizes, or with a type that SIZES does not
-    have, as vectors. Of one size and several types it is bits.
+    None for a name that is not a register. Empty if scopes declare it in several sizes, or with a type that is not in
+    SIZES, as vectors. Of one size and several types it is bits.
     """
 
     def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:

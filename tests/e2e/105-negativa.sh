@@ -61,9 +61,9 @@ expect() { # STATUS WORDS COMMAND...
 expect 2 "is none of" gpt-negativa frobnicate
 expect 2 "not a compute capability" gpt-negativa debloat --arch foo -- touch ran
 test ! -e ran
-expect 2 "locate wants" gpt-negativa locate
+expect 2 "locate requires" gpt-negativa locate
 expect 2 "no option" gpt-negativa locate --loader-path x
-expect 2 "wants a value" gpt-negativa locate -r
+expect 2 "requires a value" gpt-negativa locate -r
 expect 2 "no COMMAND" gpt-negativa debloat --
 expect 4 "No such file" gpt-negativa reconstruct -s nothing.json -o out
 expect 4 "No such file" gpt-negativa locate -r nothing.json

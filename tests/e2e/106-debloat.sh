@@ -216,18 +216,18 @@ expect() { # STATUS WORDS COMMAND...
 expect 2 "name a COMMAND" gpt-debloat
 expect 2 "there is no option '--frobnicate'" gpt-debloat --frobnicate
 expect 2 "no option '--apply=yes'" gpt-debloat --apply=yes ./use
-expect 2 "wants a value" gpt-debloat -o
+expect 2 "requires a value" gpt-debloat -o
 expect 2 "name of a folder" gpt-debloat --apply -r "" --traces matmul.mp
 expect 4 "nothing.mp: No such file" gpt-debloat --traces nothing.mp
 expect 2 "neither real nor sim" gpt-debloat --device simulated touch ran
 expect 2 "is not one of 'fill'" gpt-debloat --mode full touch ran
 test ! -e ran # options come first
-expect 2 "goes with -r DIR and -n alone" gpt-debloat --restore --check
-expect 2 "no-backup goes with --apply" gpt-debloat --no-backup true
-expect 2 "no-backup goes with no --check" gpt-debloat --apply --no-backup --check true
+expect 2 "takes only -r DIR and -n" gpt-debloat --restore --check
+expect 2 "no-backup requires --apply" gpt-debloat --no-backup true
+expect 2 "no-backup cannot be combined with --check" gpt-debloat --apply --no-backup --check true
 expect 4 "nothing: No such file" gpt-debloat --restore -r nothing
-expect 2 "goes with no -o" gpt-debloat --apply -o x true
-expect 2 "is for --check" gpt-debloat --traces matmul.mp -- true
+expect 2 "cannot be combined with -o" gpt-debloat --apply -o x true
+expect 2 "requires --check" gpt-debloat --traces matmul.mp -- true
 expect 1 "never used the CUDA driver" gpt-debloat --device sim true
 expect 127 "" gpt-debloat ./nothing
 rm -r state

@@ -159,7 +159,7 @@ FILES = {
     "nested regions": (nested_regions, ["--scan"], 3, "too many places that only begin like GPU code", 0),
     "long names of members": (archive_of_long_names, [], 1, "no GPU code", 0),
     "nested archives": (lambda: nested_archives(1_100), [], 3, "archives nested over 8 deep", 0),
-    "region of another version": (lambda: forge.region(b"", version=2), [], 3, "unknown version 2 of a fatbin region", 0),
+    "region of another version": (lambda: forge.region(b"", version=2), [], 3, "unknown version 2 of a", 0),
     "region beyond the file": (lambda: forge.region(bytes(64), 1 << 40), [], 3, "ends beyond its container", 0),
     "region that overflows": (lambda: forge.region(bytes(64), HUGE), [], 3, "ends beyond its container", 0),
     "no region": (lambda: forge.region(b"") + b"text text text text", [], 3, "not a fatbin region", 0),
@@ -177,7 +177,7 @@ FILES = {
     "both codecs": (lambda: forge.region(forge.element(b"", flags=0xA000)), [], 3, "unsupported compression", 0),
     "packed to more than its payload": (
         lambda: forge.region(forge.element(bytes(8), flags=0x8000, packed=9, unpacked=9)), [],
-        3, "more than its payload", 0,
+        3, "longer than its payload", 0,
     ),
     "unpacked size too large": (lambda: forge.region(forge.zstd(bytes(1000), 1001)), [], 3, "zstd data", 0),
     "unpacked size too small": (lambda: forge.region(forge.zstd(bytes(1000), 999)), [], 3, "zstd data", 0),

@@ -239,7 +239,7 @@ def test_a_newer_ptx_wants_a_newer_ptxas(tmp_path):
 @pytest.mark.parametrize(
     ("args", "status", "fact"),
     [
-        ([], 2, "--arch SM,... is needed"),
+        ([], 2, "--arch SM,... is required"),
         (["--arch", "90"], 2, "not a compute capability: '90' (did you mean sm_90?)"),
         (["--arch", "host"], 4, "simulated device"),
         (["--arch", "sm_90", "--ptxas", "/absent/ptxas"], 4, "/absent/ptxas: --ptxas: no such executable"),

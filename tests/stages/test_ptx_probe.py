@@ -155,7 +155,7 @@ def test_a_probe_that_is_not_proved_harmless(text, tmp_path):
 @pytest.mark.parametrize(
     ("options", "status", "fact"),
     [
-        ([], 2, "-p PROBE is needed"),
+        ([], 2, "-p PROBE is required"),
         (["-p", "no_such_probe"], 4, "no such probe file"),
         (["-p", "torn.toml"], 3, "TOML"),
         (["-p", "dmat", "-p", "dmat.py"], 2, "rename one"),
