@@ -44,7 +44,7 @@ def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
                 return f"'{operand}' is not a PTX constant"
             for operator, divisor in zip(operators, operands[1:], strict=True):
                 if operator in "/%" and not (isinstance(divisor, tree.Number) and _value(divisor.text)):
-                    return f"'{operand}' divides by what is no number, or 0"
+                    return f"'{operand}' divides by 0 or by what is not a number"
             return None
     return f"'{operand}' is not a PTX constant"
 
@@ -56,11 +56,11 @@ def _number(text: str, wanted: str | None) -> str | None:
         decimal = 0 if bits else float(text)
         is_zero = bits or not text.lower().partition("e")[0].strip("0.")
         if not is_zero and not _LEAST <= decimal < float("inf"):
-            return f"'{text}' is no number of 64 bits"
+            return f"'{text}' is not a number of 64 bits"
     else:
         value = integer(text)
         if value is None:
-            return f"'{text}' is no number of 64 bits"
+            return f"'{text}' is not a number of 64 bits"
         is_fit = wanted is None or (wanted[0] in "usb" and value < 1 << 8 * SIZES[wanted])
     return None if is_fit else f"'{text}' where .{wanted} is wanted"
 

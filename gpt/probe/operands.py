@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, integer, types_of
 
-# Opcodes whose first operand is no result: a barrier's number, a target, what is sent.
+# Opcodes whose first operand is not a result: a barrier's number, a target, what is sent.
 _NO_RESULT = {
     *("bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep", "setmaxnreg", "pmevent"),
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
@@ -117,7 +117,7 @@ class Bound:
     `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
     have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that holds
     it, or what a copy may read of more; `flops` a number, or the descriptor that tells. The result of an asynchronous
-    operation is no `out`: it is there when what `pending` names has waited for it.
+    operation is not an `out`: it is there when what `pending` names has waited for it.
     """
 
     out: tree.Operand | None

@@ -58,14 +58,14 @@ def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
             raise MalformedError(f"position '{text}' lacks a part", where)
         if count:
             if word == "line" and not _LINE.fullmatch(arguments[1]):
-                raise MalformedError(f"position '{text}': '{arguments[1]}' is no line", where)
+                raise MalformedError(f"position '{text}': '{arguments[1]}' is not a line", where)
             found.append(Position(word, tuple(arguments)))
         elif word == "kernel":
             found.append(Position("kernel"))
         else:
             words = tuple(word.lstrip(".").split("."))
             if not all(map(_WORD.fullmatch, words)):
-                raise MalformedError(f"position '{word}' is no opcode with modifiers", where)
+                raise MalformedError(f"position '{word}' is not an opcode with modifiers", where)
             found.append(Position("opcode", words))
     return tuple(dict.fromkeys(found))
 

@@ -140,7 +140,7 @@ class _Check:
 
     def guard(self, guard: tree.Guard | None) -> None:
         if guard and guard.register != "PRED" and self.registers.get(guard.register) != "pred":
-            raise self.refuse(f"guard '{guard.register}' is no predicate of this file")
+            raise self.refuse(f"guard '{guard.register}' is not a predicate of this file")
 
     def instruction(self, node: tree.Instruction) -> None:
         count = len(node.operands)
@@ -179,7 +179,7 @@ class _Check:
             case tree.Expression(_, operators) if "|" in operators and not is_constant(operand):
                 is_fit = place == 0 and node.opcode == "setp" and node.modifiers[-1] not in (".f16", ".bf16")
             case tree.Name() if packed and (type_of_name(operand, self.registers) or "b")[0] != "b":
-                raise self.refuse(f"'{operand}' is no register of plain bits, as '{node.name}' wants")
+                raise self.refuse(f"'{operand}' is not a register of plain bits, as '{node.name}' requires")
             case tree.Number(text) if place in BYTES.get(node.opcode, ()):
                 value = integer(text)
                 is_fit = value is not None and value < 256
@@ -192,7 +192,7 @@ class _Check:
 
     def written(self, operand: tree.Operand) -> None:
         if not isinstance(operand, tree.Name) or operand.parts or operand.name == "_":
-            raise self.refuse(f"writes '{operand}', which is no register")
+            raise self.refuse(f"writes '{operand}', which is not a register")
         if operand.name in HELPERS or operand.name in SPECIAL:
             raise self.refuse(f"writes '{operand}', which can only be read")
         if operand.name not in self.registers:
@@ -208,11 +208,11 @@ class _Check:
             case tree.Name(name, parts):
                 if name in HELPERS:
                     if parts and (HELPERS[name] or parts[0] not in PARTS or len(parts) > 1):
-                        raise self.refuse(f"'{operand}' is no helper")
+                        raise self.refuse(f"'{operand}' is not a helper")
                     self.helper(name)
                 elif name in SPECIAL:
                     if parts not in (((".x",), (".y",), (".z",)) if name in VECTORS else ((),)):
-                        raise self.refuse(f"'{operand}' is no special register")
+                        raise self.refuse(f"'{operand}' is not a special register")
                 elif name not in self.registers or parts:
                     raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
                 given = type_of_name(operand, self.registers)
@@ -231,7 +231,7 @@ class _Check:
         kinds = {position.kind for position in self.probe.positions}
         if name in OPERANDS and kinds & {"kernel", "func", "label"}:
             where = next(str(p) for p in self.probe.positions if p.kind in ("kernel", "func", "label"))
-            raise self.refuse(f"'{name}' at position '{where}', which is no instruction")
+            raise self.refuse(f"'{name}' at position '{where}', which is not an instruction")
         if name in OPERANDS and "line" in kinds:
             raise self.refuse(f"'{name}' at the position of a line, which may be many instructions")
         if name == "OUT" and self.when == "before":
@@ -240,7 +240,7 @@ class _Check:
     def save(self, node: Save) -> None:
         map_ = self.file.map(node.map)
         if map_ is None:
-            raise self.refuse(f"saves to '{node.map}', which is no map of this file")
+            raise self.refuse(f"saves to '{node.map}', which is not a map of this file")
         others = [other for _, snippet in self.probe.snippets for other in snippet.saves]
         if not (node.first == 0 and node.last) and any(other.guard != node.guard for other in others):
             raise self.refuse("SAVEs of one record have different guards")
@@ -251,7 +251,7 @@ class _Check:
             raise self.refuse(f"saves {len(node.values)} values, map '{map_.name}' has {len(map_.fields)} fields")
         for value, field in zip(node.values, fields, strict=True):
             if isinstance(value, tree.Vector):
-                raise self.refuse(f"saves '{value}', which is no register")
+                raise self.refuse(f"saves '{value}', which is not a register")
             given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None
             if isinstance(value, tree.Name) and value.name in COUNTS and field.size >= 4 and field.type[0] != "f":
                 given = field.type

@@ -1,6 +1,6 @@
 """Snippets made into a kernel, and run on paper: what the tests of the verifier and of Python probes hold them against.
 
-`kernel_of` is no weaver: helpers become registers of their types, SAVE stores to a parameter's address.
+`kernel_of` is not a weaver: helpers become registers of their types, SAVE stores to a parameter's address.
 """
 
 from gpt.probe.model import HELPERS, Save, names_of

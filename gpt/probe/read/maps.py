@@ -26,7 +26,7 @@ def parse_capacity(value: Any, what: str, where: str) -> int | None:
         return None
     number = parse_number(value)
     if number is None:
-        raise MalformedError(f"{what}: capacity '{value}' is no number, 'dynamic' or 'count'", where)
+        raise MalformedError(f"{what}: capacity '{value}' is not a number, 'dynamic' or 'count'", where)
     return number
 
 
@@ -37,7 +37,7 @@ def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
     unit, _, every = text.partition("/") if isinstance(text, str) else ("", "", "")
     number = parse_number(every)
     if unit not in ("block", "warp") or not number or number >= 1 << 31:
-        raise MalformedError(f"{what}: sample '{text}' is no 'block/N' or 'warp/N'", where)
+        raise MalformedError(f"{what}: sample '{text}' is not 'block/N' or 'warp/N'", where)
     return unit, number
 
 
@@ -69,7 +69,7 @@ def make_map(
     if leader != "active" and (level == "thread" or type == "total"):
         raise GptError(f"{what}: a leader where every thread saves", where)
     if budget is not None and not parse_number(budget):
-        raise GptError(f"{what}: budget '{budget}' is no number of bytes", where)
+        raise GptError(f"{what}: budget '{budget}' is not a number of bytes", where)
     if (parse_number(budget) or 0) > MAX_BUDGET:
         raise GptError(f"{what}: a budget of {budget} bytes; the limit is {MAX_BUDGET}", where)
     if budget is not None and capacity is not None:

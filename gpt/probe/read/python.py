@@ -117,7 +117,7 @@ class _File:
         type_ = self.type(node.annotation)
         initial = 0 if value is None else number(value, self.constants)
         if initial is None:
-            raise self.fault(node, f"register '{name}': '{_first_line(value)}' is no constant")
+            raise self.fault(node, f"register '{name}': '{_first_line(value)}' is not a constant")
         if name in self.shared:
             raise self.fault(node, f"register '{name}' is declared twice")
         try:
@@ -131,7 +131,7 @@ class _File:
         match node:
             case ast.Attribute(ast.Name(), name) | ast.Name(name) if name in TYPES:
                 return TYPES[name].name
-        raise self.fault(node, f"'{_first_line(node)}' is no type, as nl.u64")
+        raise self.fault(node, f"'{_first_line(node)}' is not a type, as nl.u64")
 
     def options(self, node: ast.ClassDef | ast.FunctionDef, name: str, known: set[str]) -> dict[str, Any]:
         """The arguments of the one decorator that there must be."""
@@ -144,7 +144,7 @@ class _File:
                     value = keyword.value
                     constant = value.value if isinstance(value, ast.Constant) else number(value, self.constants)
                     if constant is None:
-                        raise self.fault(keyword, f"{name}: '{keyword.arg}' is no constant")
+                        raise self.fault(keyword, f"{name}: '{keyword.arg}' is not a constant")
                     found[keyword.arg] = constant
                 return found
         raise self.fault(node, f"'{node.name}' needs @{name}(...), alone")
@@ -160,7 +160,7 @@ class _File:
                 case ast.Pass() | ast.Expr(ast.Constant(str())):
                     pass
                 case _:
-                    raise self.fault(line, f"{what}: '{_first_line(line)}' is no field, as 'start: nl.u64'")
+                    raise self.fault(line, f"{what}: '{_first_line(line)}' is not a field, as 'start: nl.u64'")
         if not fields:
             raise self.fault(node, f"{what}: no fields")
         if node.name in self.maps or len({name for name, _ in fields}) < len(fields):
@@ -171,7 +171,7 @@ class _File:
         capacity = parse_capacity(options.pop("cap", 1), what, where)
         number_of = parse_number(size)
         if number_of is None:
-            raise MalformedError(f"{what}: size '{size}' is no number", where)
+            raise MalformedError(f"{what}: size '{size}' is not a number", where)
         level = options.pop("level", "thread")
         self.maps[node.name] = make_map(
             node.name, what, where, fields, level=level, size=number_of, capacity=capacity, **options

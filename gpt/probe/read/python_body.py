@@ -46,7 +46,7 @@ class Compiler(Values):
 
     def _assign(self, name: str, value: Value, guard: tree.Guard | None) -> None:
         if name in self.constants or name in self.maps:
-            raise self.fault(self.node, f"'{name}' is no register")
+            raise self.fault(self.node, f"'{name}' is not a register")
         if name in self.shared:
             target = tree.Name(self.shared[name].name)
             type_ = TYPES[self.shared[name].type]
@@ -114,7 +114,7 @@ class Compiler(Values):
     def _save(self, name: str, values: list[ast.expr], guard: tree.Guard | None) -> None:
         map_ = self.maps.get(name)
         if map_ is None:
-            raise self.fault(self.node, f"saves to '{name}', which is no map of this file")
+            raise self.fault(self.node, f"saves to '{name}', which is not a map of this file")
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
         found = [self._value(value) for value in values]

@@ -165,7 +165,7 @@ class Values:
     # Expressions
 
     def _value(self, node: ast.expr) -> Value:
-        """What an expression is, computed where it is no constant or register."""
+        """What an expression is, computed where it is not a constant or register."""
         constant = number(node, self.constants)
         if constant is not None:
             return Value(None, None, constant)
@@ -221,14 +221,14 @@ class Values:
         match node:
             case ast.Attribute(ast.Name(), name) | ast.Name(name) if name in TYPES:
                 return TYPES[name]
-        raise self.fault(node, f"'{ast.unparse(node)}' is no type, as nl.u64")
+        raise self.fault(node, f"'{ast.unparse(node)}' is not a type, as nl.u64")
 
     def _binary(self, op: ast.operator, left: Value, right: Value) -> Value:
         if isinstance(op, ast.LShift | ast.RShift):
             left = self._typed(left)
             assert left.type
             if left.type.kind not in "usb":
-                raise self.fault(self.node, "shifts what is no integer")
+                raise self.fault(self.node, "shifts a value that is not an integer")
             shift = self._operand(self._convert(right, TYPES["u32"]))
             name = f"shl.b{left.type.bits}" if isinstance(op, ast.LShift) else f"shr.{left.type.name}"
             return self._compute(name, left.type, self._operand(left), shift)

@@ -86,13 +86,13 @@ def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list
     for declarator in node.declarators:
         value = declarator.value
         if declarator.dimensions or (value and (declarator.count or not _is_first_value(value, type_))):
-            raise GptError(f"probe '{probe}': '{declarator}' is no register", f"{path}:{line}")
+            raise GptError(f"probe '{probe}': '{declarator}' is not a register", f"{path}:{line}")
         if declarator.count is None:
             found.append(Register(declarator.name, type_, str(value) if value else None, line))
             continue
         count = integer(declarator.count)
         if count is None or count > MAX_REGISTERS:
-            fact = f"'{declarator}' is no number of registers, or more than {MAX_REGISTERS} registers"
+            fact = f"'{declarator}' is not a number of registers, or more than {MAX_REGISTERS} registers"
             raise GptError(f"probe '{probe}': {fact}", f"{path}:{line}")
         found += [Register(f"{declarator.name}{n}", type_, None, line) for n in range(count)]
     return found

@@ -88,7 +88,7 @@ class _TomlReader:
         registers = infer_types(probes, list(self.registers.values()), self.path)
         callback = tables.get("analyze_hook", tables.get("callback", tables.get("CALLBACK")))
         if callback is not None and not isinstance(callback, str):
-            raise MalformedError("'analyze_hook' is no text", self.where("analyze_hook"))
+            raise MalformedError("'analyze_hook' is not a string", self.where("analyze_hook"))
         return ProbeFile(self.path, tuple(probes), tuple(maps), tuple(registers), callback, self.source)
 
     # First generation: every table is a probe with its own map
@@ -122,7 +122,7 @@ class _TomlReader:
         level, *rest = (part.strip() for part in parts)
         size = parse_number(rest[0]) if level and len(parts) in (2, 3) else None
         if size is None:
-            raise MalformedError(f"probe '{name}': datamodel '{text}' is no LEVEL:BYTES[:CAPACITY]", where)
+            raise MalformedError(f"probe '{name}': datamodel '{text}' is not LEVEL:BYTES[:CAPACITY]", where)
         if not rest[1:]:
             return level, size, 1
         capacity = parse_capacity(rest[1], f"probe '{name}': datamodel '{text}'", where)
@@ -159,7 +159,7 @@ class _TomlReader:
         tables = self.tables.get("map", {})
         for name, table in tables.items():
             if not isinstance(table, dict):
-                raise MalformedError(f"map '{name}' is no table", self.where("map", name))
+                raise MalformedError(f"map '{name}' is not a table", self.where("map", name))
             maps[name] = self.map(name, table)
         probes = []
         for name, table in self.tables.get("probe", {}).items():
@@ -211,7 +211,7 @@ class _TomlReader:
         fields = self.fields(what, table[given[0]], self.where("map", name, given[0]))
         size = parse_number(table["size"]) if "size" in table else model.layout(fields)[1]
         if size is None:
-            raise MalformedError(f"{what}: size '{table['size']}' is no number", self.where("map", name, "size"))
+            raise MalformedError(f"{what}: size '{table['size']}' is not a number", self.where("map", name, "size"))
         capacity = parse_capacity(table.get("cap", 1), what, self.where("map", name, "cap"))
         options = {key: table[key] for key in ("leader", "budget", "type") if key in table}
         level = table.get("level", "thread")
@@ -243,7 +243,7 @@ class _TomlReader:
         if given is None or isinstance(given, int | list):
             return
         if not isinstance(given, dict):
-            raise MalformedError(f"probe '{name}': 'register' is no table", where)
+            raise MalformedError(f"probe '{name}': 'register' is not a table", where)
         for key, value in given.items():
             if key.startswith("%") and isinstance(value, str) and value in SIZES:
                 self.declare(Register(key, value, None, self.line("probe", name, "register")), name)
@@ -252,7 +252,7 @@ class _TomlReader:
 
     def check(self, name: str, table: Any, known: set[str], *names: str) -> None:
         if not isinstance(table, dict):
-            raise MalformedError(f"probe '{name}' is no table", self.where(*names))
+            raise MalformedError(f"probe '{name}' is not a table", self.where(*names))
         for key in table:
             if key not in known:
                 raise MalformedError(f"probe '{name}': unknown key '{key}'", self.where(*names, key))
@@ -267,7 +267,7 @@ class _TomlReader:
             raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)
         for key in ("before", "after"):
             if not isinstance(table.get(key, ""), str):
-                raise MalformedError(f"{what}: '{key}' is no text", self.where(*names, key))
+                raise MalformedError(f"{what}: '{key}' is not a string", self.where(*names, key))
         if not isinstance(table.get("no_pred", False), bool):
             raise MalformedError(f"{what}: 'no_pred' is neither true nor false", self.where(*names, "no_pred"))
         if "before" not in table and "after" not in table:

@@ -154,7 +154,7 @@ class Fetcher:
     def _type(self, name: str) -> str:
         type_ = self.types(name)
         if not type_:
-            raise Misfit(f"has '{name}', which is no register of a plain type")
+            raise Misfit(f"has '{name}', which is not a register of a plain type")
         return type_
 
     def sized(

@@ -231,7 +231,7 @@ class Variables:
         self, function: Item, statement: Statement, reference: tuple[str, int, int]
     ) -> tuple[int, int, str] | None:
         """What a register with an address, offset included, replaces in a statement, and that offset; None where the
-        name is no operand.
+        name is not an operand.
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":

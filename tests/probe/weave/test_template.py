@@ -91,7 +91,7 @@ def test_a_misfit_leaves_nothing_behind():
     """What was to be kept for it does not come with the next instruction's."""
     body = "ld.global.v2.b64 {%rd1, %none}, [%rd1+%none];\nld.global.b64 %rd2, [%rd2];\nret;"
     woven = weave(kernel(body), "k", [simple("ld.global", "cvt.u32.u64 %a, ADDR;", "after")])
-    assert ["'%none', which is no register" in fact for fact in woven.misfits] == [True]
+    assert ["'%none', which is not a register" in fact for fact in woven.misfits] == [True]
     kept = [line for line in lines(woven) if line.startswith("mov.b64 %gpt_f_")]
     assert kept == ["mov.b64 %gpt_f_b64_1, %rd2;"]
 

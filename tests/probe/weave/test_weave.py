@@ -143,7 +143,7 @@ def test_a_name_that_is_a_register_of_another_type_in_another_scope(other, tmp_p
 def test_a_name_that_is_a_register_of_another_size_in_another_scope(other, tmp_path):
     scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; }} add.f32 %f3, %f1, %f2;"
     woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
-    assert "'r', which is no register of a plain type" in woven.misfits[0]
+    assert "'r', which is not a register of a plain type" in woven.misfits[0]
     access = kernel("{ .reg .b64 r; ld.global.u32 %r1, [r]; } { .reg .b32 r; } ld.global.u32 %r1, [%rd1]; ret;")
     woven = check(access, simple("ld.global", "cvt.u32.u64 %a, ADDR;"), tmp_path=tmp_path)
     assert "the address '[r]'" in woven.misfits[0]
