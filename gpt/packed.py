@@ -89,7 +89,7 @@ def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
 
 
 def check_rows(kind: str, rows: bytes, stride: int) -> None:
-    """Raises MalformedError where the bytes are no whole rows."""
+    """Raises MalformedError if the bytes are not whole rows."""
     if not stride or len(rows) % stride:
         raise MalformedError(f"{kind}: {len(rows)} bytes are not whole rows of {stride}")
 

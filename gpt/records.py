@@ -68,7 +68,7 @@ KINDS: dict[str, Keys] = {
         "realtime": ("u64", "ns since the epoch"),
         "monotonic": ("u64", "CLOCK_MONOTONIC at the same moment, ns"),
         "tsc": ("u64?", "the time stamp counter at the same moment, where time stamps are its ticks"),
-        "tsc_hz": ("u64?", "ticks a second of the time stamps, where they are no ns"),
+        "tsc_hz": ("u64?", "ticks a second of the time stamps, if they are not ns"),
         "via": ("[str]", "the filters that the segment came through, oldest first"),
     },
     "end": {

@@ -46,7 +46,7 @@ class Analysis(Protocol):
     """What is done with the processes of traces. Methods raise MalformedError where what they hold is nonsense."""
 
     kinds: frozenset[str]  # of records that a process is to know
-    streams: bool  # whether the output is a stream, or lines that are no records
+    streams: bool  # whether the output is a stream, or lines that are not records
 
     def take(self, process: Process) -> None:
         """Takes the rows that a process has collected: when they are many, and when it is over."""

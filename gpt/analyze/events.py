@@ -72,7 +72,7 @@ class Events:
         """Nothing yet: another process may have earlier calls."""
 
     def answer(self) -> Answers:
-        """Writes the lines; they are no records."""
+        """Writes the lines; they are not records."""
         if self._json:
             for lines in self.iter_lines():
                 self._stage.write_text(lines)

@@ -14,7 +14,7 @@ from gpt.asm.backend import Faults
 from gpt.asm.targets import Target
 
 MODULE = "module.ptx"  # as ptxas is given it
-MAX_LINES = 5  # faults of a module that are told
+MAX_LINES = 5  # errors of a module that are reported
 MAX_TEXT = 300  # characters of one
 
 _LINE = re.compile(rb"^\S+ (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)

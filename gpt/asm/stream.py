@@ -15,7 +15,7 @@ from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
 from gpt.errors import GptError, MalformedError, MissingError
 
-MAX_WARNINGS = 3  # of one module that are told
+MAX_WARNINGS = 3  # of one module that are reported
 
 Records = Iterator[dict[str, Any]]
 

@@ -1,7 +1,7 @@
 """Cubins that stay in part: their unused kernels are dropped, or their code becomes zeros, and they are packed again.
 
 Kernels are dropped where the cubin is understood and what is left stands up to a second look (drop.py). Elsewhere,
-and where nothing else is asked for, their code becomes zeros, which are no instruction, so that a launch of such a
+and where nothing else is asked for, their code becomes zeros, which are not an instruction, so that a launch of such a
 kernel ends with an error; everything else of the cubin stays where and as it is. What was packed is packed again by
 the same codec, and its header says the new sizes. What was not packed keeps its size if code is zeroed: the zeros
 become holes.

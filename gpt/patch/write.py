@@ -67,7 +67,7 @@ def _put(out: int, data: bytes, position: int) -> None:
 
 
 def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range that are no holes: those of a library that was patched before stay holes."""
+    """The parts of a range that are not holes: those of a library that was patched before stay holes."""
     while start < end:
         try:
             start = os.lseek(file, start, os.SEEK_DATA)

@@ -24,7 +24,7 @@ from gpt.ptx.scan import Item, Module, Statement
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
 _LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
-RESERVED = {"kernel", *_ARGUMENTS}  # words that are no opcodes
+RESERVED = {"kernel", *_ARGUMENTS}  # words that are not opcodes
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
 _OTHERS = {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"}  # no plain cp.async

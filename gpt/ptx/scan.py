@@ -240,7 +240,7 @@ class Module:
         return found
 
     def loc(self, statement: Statement) -> tuple[int, int] | None:
-        """The number of the file, and the line, that a `.loc` names. None where they are no numbers of nine digits."""
+        """The number of the file, and the line, that a `.loc` names. None if they are not numbers of nine digits."""
         found = _LOC.match(self.skeleton, statement.start)
         return (int(found[1]), int(found[2])) if found else None
 

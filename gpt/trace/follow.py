@@ -35,7 +35,7 @@ class Trace:
     """A file of a trace, or standard input, whose `path` is None. Iterating it reads it.
 
     `root` is false for what only a `child` record named. `interrupted` are the pids of segments without end, `forked`
-    those of processes that are no continuation of another.
+    those of processes that do not continue another.
     """
 
     def __init__(self, path: Path | None, root: bool, read: Read) -> None:

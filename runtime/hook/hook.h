@@ -303,7 +303,7 @@ _Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread,
                    offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
                "as the stub has it");
 
-// For the rest of its scope a thread is not cancelled: functions of the driver are no cancellation points,
+// For the rest of its scope a thread is not cancelled: functions of the driver are not cancellation points,
 // and what is opened and written here must not make them such.
 static inline int hook_forbid_cancel(void) {
     int before;
@@ -336,7 +336,7 @@ extern TLS bool hook_writing; // a record: a signal handler that comes now write
 bool hook_open(struct gpt_buffer *buffer,
                bool fresh);                 // room for a record, in a fresh chunk if the last had none
 bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
-// After a record whose last value are no bytes: makes them `size` bytes, aligned, that stay as they are,
+// After a record whose last value is not bytes: makes them `size` bytes, aligned, that stay as they are,
 // zero. Gives where they begin, or NULL where they do not fit.
 unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
 unsigned char *hook_new_chunk(void); // mapped for ever, or NULL

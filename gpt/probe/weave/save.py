@@ -4,7 +4,7 @@ Nothing branches: the lanes that do not save run the same instructions with a pr
 save can stand anywhere, also between instructions that all lanes of a warp must reach together.
 
 A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
-goes on when slots are used up, and tells how many records were dropped.
+goes on when slots are used up, and counts how many records were dropped.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Variables:
     def _check(self) -> None:
         module = self.module
         if re.search(r"\.call(?:prototype|targets)\b", module.skeleton):
-            raise LeftAlone("it calls through a pointer, so nobody knows what it needs when loaded alone", self.kernel)
+            raise LeftAlone("it calls through a pointer, so what it needs when loaded alone is not known", self.kernel)
         for function in module.functions:
             if _OWN.search(module.skeleton, function.body, function.end):
                 for statement in module.statements(function):

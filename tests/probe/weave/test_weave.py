@@ -514,7 +514,7 @@ def test_kernels_left_alone(data, reason):
         ("atom.global.add.u32 _, [%rd1], 1;", "mov.u32 %a, OUT;", "has no OUT"),
         ("atom.global.add.u32 %r1, [%rd1], 1;", "mov.u32 %a, IN4;", "has no IN4"),
         ("atom.global.cas.b64 %rd1, [%rd1], 1, 2;", "mov.u32 %a, OUT;", "64 bits"),
-        ("atom.global.add.u32 %x, [%rd1], 1;", "mov.u32 %a, OUT;", "no register of a plain type"),
+        ("atom.global.add.u32 %x, [%rd1], 1;", "mov.u32 %a, OUT;", "not a register of a plain type"),
     ],
 )
 def test_instructions_left_alone(body, snippet, reason, tmp_path):
