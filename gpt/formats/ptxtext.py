@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpt.patterns import compiled
+
 _BLANKS = rb"(?>\s++|//[^\n]*+\n|/\*.*?\*/)*+"
-_HEAD = re.compile(
+_HEAD = compiled(
     rb"%b\.version\s++(\d{1,4})\.(\d{1,4})(?:%b\.target\s++(sm_\d{1,4}[af]?))?+" % (_BLANKS, _BLANKS), re.DOTALL
 )
 

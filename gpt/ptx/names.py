@@ -6,21 +6,21 @@ and innocent C with its many comments, takes time in proportion to its size.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpt.errors import MalformedError
 from gpt.formats.symbols import SPACE, Contents, Symbol
+from gpt.patterns import compiled
 from gpt.ptx.tokens import COMMENT, LINE_COMMENT, NAME
 
 FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE
 MAX_DIRECTIVES = 1 << 18  # that define functions and variables; 2,600 are the most ever seen
 
-_DEFINED = re.compile(rf"\.(?:(entry|func)\s++(?:\([^()]*+\)\s*+)?({NAME})|(?:global|const)\s)".encode())
-_DIRECTIVE = re.compile(rb"\.(?:entry|func|global|const)\s")  # three times as fast: nothing is captured
+_DEFINED = compiled(rf"\.(?:(entry|func)\s++(?:\([^()]*+\)\s*+)?({NAME})|(?:global|const)\s)".encode())
+_DIRECTIVE = compiled(rb"\.(?:entry|func|global|const)\s")  # three times as fast: nothing is captured
 _BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b"*/", b".visible", b".weak", b".common")
-_COMMENT = re.compile(rf"{COMMENT}|/\*".encode())
-_LINE_COMMENT = re.compile(LINE_COMMENT.encode())
+_COMMENT = compiled(rf"{COMMENT}|/\*".encode())
+_LINE_COMMENT = compiled(LINE_COMMENT.encode())
 
 
 def parse_names(text: bytes) -> Contents:

@@ -22,15 +22,16 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from gpt.errors import MalformedError
+from gpt.patterns import compiled
 from gpt.ptx import tokens
 
 MAX_NESTING = 32  # braces; compilers use a handful
 MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are the most ever seen
 
-NAME = re.compile(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
+NAME = compiled(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
 _NAME, _WORD = tokens.NAME, tokens.WORD
 _TORN = {'"': "string", "/*": "comment"}
-_QUOTED = re.compile(rf'{tokens.STRING}|{tokens.COMMENT}|{tokens.LINE}|"|/\*', re.ASCII)
+_QUOTED = compiled(rf'{tokens.STRING}|{tokens.COMMENT}|{tokens.LINE}|"|/\*', re.ASCII)
 
 
 def _block(inner: str) -> str:
@@ -47,7 +48,7 @@ _RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]
 _SPECIFIER = rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{_ARGUMENT}\s*+"
 
 # An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
-_ITEM = re.compile(
+_ITEM = compiled(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
         \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
@@ -64,12 +65,12 @@ _ITEM = re.compile(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
-_VERSION = re.compile(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
-_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})", re.ASCII)
-_LOC = re.compile(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
-_FILE = re.compile(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
+_VERSION = compiled(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
+_TARGET = compiled(r"\.target\s+sm_(\d{1,4})", re.ASCII)
+_LOC = compiled(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
+_FILE = compiled(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
 _TORN_ITEM = [f"torn{number}" for number in range(1, 6)]
-_STATEMENT = re.compile(
+_STATEMENT = compiled(
     rf"""\s*+(?:
       (?P<guard>{tokens.GUARD})?+ (?P<opcode>{tokens.OPCODE}{tokens.MODIFIERS})
         (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
@@ -87,10 +88,10 @@ _STATEMENT = re.compile(
     re.ASCII | re.VERBOSE,
 )
 _GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
-_NEXT_NAME = re.compile(  # in what follows the first name of a declaration
+_NEXT_NAME = compiled(  # in what follows the first name of a declaration
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
-_SHOWN = re.compile(r"\.?[\w$%]++|\S", re.ASCII)  # what a message or an item is named by
+_SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # what a message or an item is named by
 
 
 class Item(NamedTuple):

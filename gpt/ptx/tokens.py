@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from gpt.patterns import compiled
+
 LINE_COMMENT = r"//[^\n]*+"
 COMMENT = rf"{LINE_COMMENT}|/\*(?:[^*]++|\*(?!/))*+\*/"
 LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
@@ -40,5 +42,5 @@ _KINDS = {
     "BAD": r"\S",
 }
 # Over a skeleton, in which comments are blank. The last group is the kind; there is none for blanks at the end.
-TOKEN = re.compile(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
-TEXT = re.compile("|".join(_KINDS.values()), re.ASCII)  # the same without kinds: what findall finds
+TOKEN = compiled(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
+TEXT = compiled("|".join(_KINDS.values()), re.ASCII)  # the same without kinds: what findall finds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_PIECE = re.compile(
+from gpt.patterns import compiled
+
+_PIECE = compiled(
     r"""(?P<text> \"{3}(?:[^"\\]++|\\.|"{1,2}(?!"))*+\"{3,5} | '{3}(?:[^']++|'{1,2}(?!'))*+'{3,5})
     | (?P<string> "(?:[^"\\\n]++|\\.)*+" | '[^'\n]*+')
     | (?P<comment> \#[^\n]*+)
@@ -12,7 +14,7 @@ _PIECE = re.compile(
     | (?P<key> (?<![^\n]) [ \t]*+ (?: [\w.-]++ | "[^"\n]*+" ) [ \t]*+ = [ \t]*+ (?P<open> (?:\"{3}|'{3})\n | ))""",
     re.VERBOSE | re.DOTALL,
 )
-_HEADER = re.compile(r"[\[\]\s\"']")
+_HEADER = compiled(r"[\[\]\s\"']")
 
 
 def lines_of(source: str) -> dict[str, tuple[int, bool]]:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from gpt.errors import GptError
+from gpt.patterns import compiled
 from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
 from gpt.probe.weave.match import Surveyed
 from gpt.probe.weave.state import State
@@ -20,7 +21,7 @@ from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import NAME, Module, Statement, find_name
 
-_CALL = re.compile(  # the name that stands where a function does
+_CALL = compiled(  # the name that stands where a function does
     rf"(?:{tokens.GUARD})?+call{tokens.MODIFIERS}\s*+(?:\([^()]*+\)\s*+,\s*+)?+({tokens.NAME})", re.ASCII
 )
 

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from gpt.patterns import compiled
 from gpt.probe.weave.calls import LeftAlone, in_front
 from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens
@@ -35,14 +36,14 @@ from gpt.ptx.scan import Item, Module, Statement
 
 CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module may take
 _OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
-_WORD = re.compile(r"\.\w+", re.ASCII)
-_TYPE = re.compile(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
-_COUNT = re.compile(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
-_BRACES = re.compile(r"\{[^{}]*\}")
-_OWN = re.compile(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
-_OPCODE = re.compile(rf"(?:{tokens.GUARD})?+{tokens.OPCODE}{tokens.MODIFIERS}", re.ASCII)
-_BEHIND = re.compile(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
-_WIDE = re.compile(r"\.[busf]64\b", re.ASCII)
+_WORD = compiled(r"\.\w+", re.ASCII)
+_TYPE = compiled(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
+_COUNT = compiled(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
+_BRACES = compiled(r"\{[^{}]*\}")
+_OWN = compiled(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
+_OPCODE = compiled(rf"(?:{tokens.GUARD})?+{tokens.OPCODE}{tokens.MODIFIERS}", re.ASCII)
+_BEHIND = compiled(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
+_WIDE = compiled(r"\.[busf]64\b", re.ASCII)
 
 
 class Variable(NamedTuple):
@@ -85,7 +86,7 @@ class Variables:
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         first = "".join(sorted({re.escape(name[0]) for name in shared}))
         word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # what may be one of them
-        self._word = re.compile(word, re.ASCII | re.DOTALL) if shared else None
+        self._word = compiled(word, re.ASCII | re.DOTALL) if shared else None
         self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
         self._shared = {declared.item for name in shared for declared in found[name]}
         self._sizes = {name: next((d.size for d in declared if d.size), None) for name, declared in found.items()}
@@ -181,7 +182,7 @@ class Variables:
 
     def _define(self, item: Item, to: Insertions) -> None:
         """Makes a declaration of what another module defines the definition."""
-        found = re.compile(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
+        found = compiled(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
         if found:
             to.replace(*found.span(), "")
 
