@@ -12,7 +12,7 @@ import re
 from gpt.patterns import compiled
 
 LINE_COMMENT = r"//[^\n]*+"
-COMMENT = rf"{LINE_COMMENT}|/\*(?:[^*]++|\*(?!/))*+\*/"
+COMMENT = rf"{LINE_COMMENT}|/\*(?s:.*?)\*/"
 LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
 NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
 OPCODE = r"[A-Za-z_]\w*+(?!\$)"  # or a name
