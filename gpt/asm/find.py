@@ -54,7 +54,7 @@ class Tools:
     """The ptxas there are, in order. Each is asked for its version once, when it is first needed."""
 
     def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises MissingError where the one that was named does not work."""
+        """Raises MissingError if the one that was named does not work."""
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
         self._seen: set[str] = set()
@@ -63,7 +63,7 @@ class Tools:
         self._only = given is not None
 
     def check(self) -> None:
-        """Raises MissingError where there is none."""
+        """Raises MissingError if there is none."""
         with self._lock:
             if next(self._iter_tools(), None) is None:
                 raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")

@@ -40,7 +40,7 @@ class Ptxas:
     """ptxas as a back end: the one that knows a module's PTX version and its target, of those that are installed."""
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError where there is no ptxas."""
+        """Raises MissingError if there is no ptxas."""
         self._tools = Tools(options.tool)
         self._tools.check()
         self._options = options

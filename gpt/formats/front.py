@@ -9,7 +9,8 @@ came out can be nothing else:
 - it ends where `.debug_frame`, `.nv.info` or NVIDIA's note begins, which no symbol looks like, a whole number of
   symbols on;
 - all symbols have types and sections that there are;
-- `.strtab` begins at the last NUL of several, from which on each name, four at least, is behind a NUL and not empty.
+- `.strtab` begins at the last of several NULs; counted from there, every name follows a NUL and is not empty, and there
+  are at least four names.
 
 In any doubt the cubin is unpacked whole. Headers may still say something else: no compiler writes such a cubin, but
 whoever edits one could. The driver goes by the headers, so before gpt-patch cuts a cubin because its kernels are not
@@ -34,7 +35,7 @@ SHN_LORESERVE = 0xFF00
 NULL = bytes(SYMBOL.size)
 _ZEROS = re.compile(rb"\0*")
 _NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # as offsets of names: some 530,000
-_MARKS = [  # what begins the section behind the symbols, or stands in it so many bytes on
+_MARKS = [  # how the section after the symbols begins, or what it has so many bytes after its beginning
     *((b"\xff\xff\xff\xff%c\0\0\0\0\0\0\0\xff\xff\xff\xff" % size, 0) for size in (0x24, 0x2C)),
     (b"NVIDIA Corp\0", 12),
     *((mark, 0) for mark in _NV_INFO),

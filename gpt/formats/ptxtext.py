@@ -1,7 +1,7 @@
 """PTX text as a file: it is recognised by its head, which says the version and the target.
 
-What stands behind it is read in gpt/ptx. The pattern never goes back over what it has read (possessive repetition):
-hostile text, and innocent C with its many comments, takes time in proportion to its size.
+The rest is read in gpt/ptx. The pattern does not backtrack (its repetitions are possessive), so that hostile text, and
+C source with many comments, takes time in proportion to its size.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class Search:
                 self._stage.error(error, ref=library)
 
     def report_missing(self) -> None:
-        """Names what was used and is in no library that came by. What a trace saw elsewhere is no surprise."""
+        """Reports used kernels that no library of the stream has; those that a trace saw elsewhere are expected."""
         if not self._libraries:
             return  # as was said
         if self._wanted.allow_missing:
