@@ -1,4 +1,4 @@
-"""The picture of README: what the files of a bench run hold, before and after.
+"""The picture of docs/measured.md: what the files of a bench run hold, before and after.
 
 python -m tests.bench.plot [RESULTS.json [PICTURE.png]]
 """
