@@ -10,8 +10,10 @@ Three traps of msgpack are dealt with here: its Unpacker forgets a record that i
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TypeVar
@@ -90,10 +92,11 @@ def header(tool: str, argv: list[str]) -> dict[str, Any]:
 def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     """The records of a msgpack stream, chunks expanded, segments checked.
 
+    Of a regular file it reads what was there at the call: a trace may grow faster than it is read.
     Raises MalformedError where the input is not a GPT stream, and TruncatedError where it ends inside a record;
     `name` stands in their messages, with the offset.
     """
-    found = _expand(_split(iter(lambda: _read(file), b""), name), name)
+    found = _expand(_split(_blocks(file), name), name)
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
 
 
@@ -120,11 +123,22 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
         raise MalformedError("empty: no segment", name)
 
 
-def _read(file: IO[bytes]) -> bytes:
-    """What is there, at most a block; b"" at the end. A pipe's reader must not wait for a full block."""
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """What is there, at most a block at a time. A pipe's reader must not wait for a full block."""
     read1 = getattr(file, "read1", file.read)
-    data: bytes = read1(BLOCK)
-    return data
+    left = _size_ahead(file)
+    while data := read1(min(BLOCK, left)):
+        left -= len(data)
+        yield data
+
+
+def _size_ahead(file: IO[bytes]) -> float:
+    """How many bytes of a regular file lie ahead; infinity for a pipe, a terminal and what is no file."""
+    try:
+        status = os.fstat(file.fileno())
+        return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else math.inf
+    except (AttributeError, OSError):  # io.UnsupportedOperation is an OSError
+        return math.inf
 
 
 def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:

@@ -241,6 +241,18 @@ def test_a_record_is_given_as_soon_as_it_is_there():
             timer.cancel()
 
 
+def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path):
+    path = tmp_path / "growing"
+    path.write_bytes(HEADER + sync(0))
+    with open(path, "rb") as file, open(path, "ab", buffering=0) as writer:
+        found = []
+        for record in stream.read_records(file, "growing"):
+            found.append(record)
+            writer.write(sync(len(found)) * stream.BLOCK)
+            assert len(found) < 3
+    assert [r["kind"] for r in found] == ["header", "sync"]
+
+
 # Chunks
 
 

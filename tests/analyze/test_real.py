@@ -131,11 +131,8 @@ def test_a_program_that_is_killed(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:
-        try:
-            hooked.wait_until(lambda: size(tmp_path / "t.mp"))
-            hooked.wait_until(lambda: launches(tmp_path / "t.mp") > 1000)
-        finally:
-            process.kill()
+        hooked.wait_until(lambda: size(tmp_path / "t.mp"))
+        hooked.kill_once(process, lambda: launches(tmp_path / "t.mp") > 1000)
     trace = hooked.Trace(tmp_path / "t.mp")
     found, functions = summed(tmp_path / "t.mp")
     assert {name: row["calls"] - row["counted"] for name, row in functions.items()} == {

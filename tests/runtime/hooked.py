@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -100,6 +101,21 @@ def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
+
+
+def kill_once(process: subprocess.Popen, holds: Callable[[], Any]) -> None:
+    """Kills a process once something holds. It stands still while that is asked: it writes faster than we read."""
+
+    def holds_now() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        found = holds()
+        process.send_signal(signal.SIGKILL if found else signal.SIGCONT)
+        return bool(found)
+
+    try:
+        wait_until(holds_now)
+    finally:
+        process.kill()
 
 
 def rows(record: dict) -> list[dict]:

@@ -56,10 +56,7 @@ def test_killed_in_the_middle(tmp_path):
     program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=100000000")
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time", "--", program)
     with subprocess.Popen(line) as process:
-        try:
-            hooked.wait_until(lambda: (tmp_path / "t.mp").exists() and (tmp_path / "t.mp").stat().st_size > 4 << 20)
-            hooked.wait_until(lambda: len(times(hooked.Trace(tmp_path / "t.mp"))) > 1000)
-        finally:
-            process.kill()
+        hooked.wait_until(lambda: (tmp_path / "t.mp").exists() and (tmp_path / "t.mp").stat().st_size > 4 << 20)
+        hooked.kill_once(process, lambda: len(times(hooked.Trace(tmp_path / "t.mp"))) > 1000)
     found = times(hooked.Trace(tmp_path / "t.mp"))
     assert len(found) > 1000
