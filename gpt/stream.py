@@ -10,10 +10,10 @@ Three traps of msgpack are dealt with here: its Unpacker forgets a record that i
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TypeVar
@@ -132,13 +132,13 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
-def _size_ahead(file: IO[bytes]) -> float:
-    """How many bytes of a regular file lie ahead; infinity for a pipe, a terminal and what is no file."""
+def _size_ahead(file: IO[bytes]) -> int:
+    """How many bytes of a regular file lie ahead; no limit for a pipe, a terminal and an object without a file."""
     try:
         status = os.fstat(file.fileno())
-        return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else math.inf
+        return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else sys.maxsize
     except (AttributeError, OSError):  # io.UnsupportedOperation is an OSError
-        return math.inf
+        return sys.maxsize
 
 
 def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:
