@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -247,6 +248,15 @@ static void stop(int signal) {
     stopped = 1;
 }
 
+// A program may make its trace shorter while we read it: zeros stand for what is gone.
+static void put_zeros(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
+    if (info->si_code <= 0 || mmap((void *)page, 1, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+}
+
 static pid_t start_reader(const char *command, int *file) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC))
@@ -271,6 +281,7 @@ static _Noreturn void helper(pid_t root, int root_file) {
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);
     signal(SIGPIPE, SIG_IGN); // to tidy up
+    sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
     // What is open belongs to the command: who reads its output must not wait for us.
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(null, STDIN_FILENO);

@@ -3,6 +3,7 @@
 //
 //   follow.c   the helper: which processes there are, whose trace comes next, when all is over
 //   segment.c  one trace, read while it is written
+//   rows.c     the rows of its records, which are filled in later
 
 #ifndef GPT_FOLLOW_H
 #define GPT_FOLLOW_H
@@ -11,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+#include "../unpack.h"
 
 // follow.c
 
@@ -25,8 +28,6 @@ struct follow {
 // Starts the helper, which is not a child of this process. Gives false with errno set.
 bool follow_start(const struct follow *follow);
 
-// segment.c
-
 struct bytes { // that wait to be written
     unsigned char *data;
     size_t size, room;
@@ -40,6 +41,23 @@ struct output {
 
 bool output_put(struct bytes *bytes, const void *data, size_t size);
 bool output_flush(struct output *output); // false with errno set: nobody reads any more, or worse
+
+// rows.c
+
+struct rows;
+
+// The rows of a record, NULL if it has none. `body` is behind the head of its map of `keys` keys; `mapped` is
+// where the record is in the file, which keeps changing.
+struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t keys,
+                       const unsigned char *mapped);
+void rows_add(struct rows **list, struct rows *rows);
+void rows_free(struct rows *list);
+
+// Adds records with those rows that may be passed on now, all of them if these are the `last`; forgets what
+// has no more. Returns how many records.
+uint64_t rows_take(struct rows **list, struct bytes *bytes, bool last, bool *failed);
+
+// segment.c
 
 struct segment;
 

@@ -294,6 +294,21 @@ def test_what_was_read_leaves_the_disk(tmp_path, private):
     assert process.wait() == 7
 
 
+def test_a_trace_that_is_truncated_meanwhile(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"100\n"), process.stdin.flush()
+    assert process.stderr.readline() == b"done\n"
+    records = stream.read_records(process.stdout, "live")
+    while next(records)["kind"] != "sync":
+        pass
+    (path,) = private.glob("*/*")
+    os.truncate(path, 0)
+    process.stdin.write(b"100\n"), process.stdin.close()
+    assert all(record["kind"] != "end" for record in records)  # and the folder goes away: see `private`
+    assert process.wait() == 7 and b"was truncated; nothing more is recorded" in process.stderr.read()
+
+
 def test_a_terminal_is_refused(tmp_path):
     ours, theirs = pty.openpty()
     process = live("-", "true", stdout=theirs, stderr=subprocess.PIPE)

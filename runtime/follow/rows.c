@@ -1,0 +1,201 @@
+// The rows of a record, passed on while the program fills them in.
+//
+// Rows of `calls` and `gpu_times` are passed on when the call has returned, those of counts whenever they
+// have counted on, with what was added since; rows of other kinds at the end. A row that is passed on stands
+// in a record like that which it comes from.
+
+#include <stdlib.h>
+
+#include "../records.h"
+#include "follow.h"
+
+struct place {
+    uint64_t offset; // in a row
+    uint32_t size;   // bytes; 0: there is none
+};
+
+struct rows { // of one record
+    struct rows *next;
+    const unsigned char *at;       // in the file, which the program goes on to write
+    uint64_t count, stride, first; // the first that was not passed on
+    enum { CALLS, COUNTS, OTHER } way;
+    bool at_once; // a row is whole from its start on
+    struct place start, duration, number;
+    uint64_t *passed; // of each row: whether, or what count
+    size_t head_size;
+    unsigned char head[]; // of the record, up to the length of the rows
+};
+
+static uint64_t load(const unsigned char *row, struct place place) {
+    switch (place.size) {
+    case 8:
+        return __atomic_load_n((const uint64_t *)(row + place.offset), __ATOMIC_ACQUIRE);
+    case 4:
+        return __atomic_load_n((const uint32_t *)(row + place.offset), __ATOMIC_ACQUIRE);
+    default:
+        return 0;
+    }
+}
+
+static void read_field(struct cursor *cursor, struct rows *rows) {
+    struct value map = read_value(cursor), name = {0}, type = {0}, offset = {0};
+    for (uint64_t i = 0; map.type == MAP && i < map.number && !cursor->bad; i++) {
+        struct value key = take_value(cursor);
+        *(is(key, "name") ? &name : is(key, "type") ? &type : &offset) = take_value(cursor);
+    }
+    struct place place = {offset.number, is(type, "u64") ? 8 : is(type, "u32") ? 4 : 0};
+    if (is(name, "start"))
+        rows->start = place;
+    else if (is(name, "begin")) {
+        rows->start = place;
+        rows->at_once = true;
+    } else if (is(name, "duration"))
+        rows->duration = place;
+    else if (is(name, "count"))
+        rows->number = place;
+}
+
+static bool lies_in(struct place place, uint64_t stride) {
+    return place.size && place.offset % place.size == 0 && place.size <= stride &&
+           place.offset <= stride - place.size;
+}
+
+struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t keys,
+                       const unsigned char *mapped) {
+    struct rows found = {.stride = 0};
+    struct value rows = {0};
+    const unsigned char *value_at = NULL;
+    for (uint64_t i = 0; i < keys && !body.bad; i++) {
+        struct value key = take_value(&body);
+        struct cursor inside = body;
+        struct value value = take_value(&body);
+        if (is(key, "fields") && value.type == ARRAY) {
+            read_value(&inside);
+            for (uint64_t j = 0; j < value.number && !inside.bad; j++)
+                read_field(&inside, &found);
+        } else if (is(key, "stride")) {
+            found.stride = value.number;
+        } else if (is(key, "rows") && i + 1 == keys) {
+            rows = value;
+            value_at = inside.at;
+        }
+    }
+    if (body.bad || rows.type != BINARY || !found.stride || found.stride % 4)
+        return NULL;
+    found.head_size = (size_t)(value_at - record);
+    found.at = mapped + (rows.data - record);
+    found.count = rows.number / found.stride;
+    bool aligned = (uintptr_t)found.at % 8 == 0 && found.stride % 8 == 0;
+    if (aligned && lies_in(found.start, found.stride) && lies_in(found.duration, found.stride))
+        found.way = CALLS;
+    else
+        found.way = aligned && lies_in(found.number, found.stride) ? COUNTS : OTHER;
+    struct rows *kept = malloc(sizeof(found) + found.head_size);
+    found.passed = calloc(found.count + 1, sizeof(*found.passed));
+    if (!kept || !found.passed) {
+        free(found.passed);
+        free(kept);
+        return NULL;
+    }
+    *kept = found;
+    memcpy(kept->head, record, found.head_size);
+    return kept;
+}
+
+static const unsigned char *row_at(const struct rows *rows, uint64_t row) {
+    return rows->at + (size_t)row * rows->stride;
+}
+
+static void begin_rows(struct bytes *bytes, const struct rows *rows, size_t size, bool *failed) {
+    unsigned char room[8];
+    struct gpt_buffer head = {room, room + sizeof(room), false};
+    gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
+    *failed |=
+        !output_put(bytes, rows->head, rows->head_size) || !output_put(bytes, room, (size_t)(head.at - room));
+}
+
+enum { PICKED = 512 }; // rows of a record at most
+
+// Rows that are passed on together: their numbers, and what each counts now.
+struct picked {
+    uint32_t count;
+    uint64_t row[PICKED], counts[PICKED];
+};
+
+// Whether a call may be passed on: it has ended, or nothing more will be known of it.
+static bool is_call_ready(const struct rows *rows, uint64_t row, bool last) {
+    return !rows->passed[row] && (last || rows->at_once || load(row_at(rows, row), rows->duration));
+}
+
+// Whether a row may be passed on now, which it counts as from then on; of counts that is done once they are
+// written.
+static bool pick(struct rows *rows, uint64_t row, bool last, uint64_t *count) {
+    switch (rows->way) {
+    case CALLS:
+        return is_call_ready(rows, row, last) && (rows->passed[row] = 1);
+    case COUNTS:
+        return (*count = load(row_at(rows, row), rows->number)) != rows->passed[row];
+    default:
+        return last && !rows->passed[row]++;
+    }
+}
+
+// Picks rows from one on; returns where the next search begins.
+static uint64_t pick_rows(struct rows *rows, uint64_t row, bool last, struct picked *picked) {
+    for (picked->count = 0; row < rows->count && picked->count < PICKED; row++) {
+        if (rows->way == CALLS && !load(row_at(rows, row), rows->start))
+            return rows->count; // nor are those after it in use
+        if (pick(rows, row, last, &picked->counts[picked->count]))
+            picked->row[picked->count++] = row;
+    }
+    return row;
+}
+
+static void put_row(struct bytes *bytes, struct rows *rows, uint64_t row, uint64_t count, bool *failed) {
+    *failed |= !output_put(bytes, row_at(rows, row), rows->stride);
+    if (rows->way != COUNTS || *failed)
+        return;
+    uint64_t added = count - rows->passed[row];
+    memcpy(bytes->data + bytes->size - rows->stride + rows->number.offset, &added, rows->number.size);
+    rows->passed[row] = count;
+}
+
+void rows_free(struct rows *list) {
+    while (list) {
+        struct rows *rows = list;
+        list = rows->next;
+        free(rows->passed);
+        free(rows);
+    }
+}
+
+uint64_t rows_take(struct rows **list, struct bytes *bytes, bool last, bool *failed) {
+    uint64_t records = 0;
+    for (struct rows **at = list; *at;) {
+        struct rows *rows = *at;
+        struct picked picked;
+        for (uint64_t row = rows->first; row < rows->count;) {
+            row = pick_rows(rows, row, last, &picked);
+            if (!picked.count)
+                continue;
+            begin_rows(bytes, rows, picked.count * rows->stride, failed);
+            for (uint32_t i = 0; i < picked.count && !*failed; i++)
+                put_row(bytes, rows, picked.row[i], picked.counts[i], failed);
+            records++;
+        }
+        while (rows->way == CALLS && rows->first < rows->count && rows->passed[rows->first])
+            rows->first++;
+        if (last || rows->first == rows->count) {
+            *at = rows->next;
+            rows->next = NULL;
+            rows_free(rows);
+        } else
+            at = &rows->next;
+    }
+    return records;
+}
+
+void rows_add(struct rows **list, struct rows *rows) {
+    rows->next = *list;
+    *list = rows;
+}
