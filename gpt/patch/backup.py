@@ -56,7 +56,7 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
 def restore(path: Path) -> None:
     """Brings the original back, behind links.
 
-    Raises MissingError where there is none, GptError where the library is another one by now, after an upgrade.
+    Raises MissingError if there is none, GptError where the library is another one by now, after an upgrade.
     """
     path = path.resolve()
     backup = backup_of(path)
