@@ -17,7 +17,7 @@ class GptError(Exception):
 
     @classmethod
     def of(cls, error: OSError, where: object = "") -> Self:
-        """What the system refused, as a fault of a kind of ours."""
+        """An error of the system as one of these."""
         return cls(error.strerror or str(error), str(where))
 
 
@@ -38,7 +38,7 @@ class TruncatedError(MalformedError):
 
 
 class EmptyPipeError(MalformedError):
-    """Nothing came through a pipe (exit 3). The program before has failed and said why: one fault gives one error."""
+    """Nothing came through a pipe (exit 3). The program before has failed and said why: one fault is one error."""
 
 
 class MissingError(GptError):

@@ -3,7 +3,7 @@
 JSON has no bytes, no integers that every reader keeps beyond 2^53, no infinity or NaN, no text that is not
 UTF-8 and no map keys but text. Those are written as maps of one key, `{"$int": "n"}`, `{"$b64": ".."}`,
 `{"$float": "nan"}`, `{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`;
-a map that looks like one of them is wrapped in `{"$map": ..}`. Reading a line gives back the record that was
+a map that looks like one of them is wrapped in `{"$map": ..}`. Reading a line returns the record that was
 written, whatever it held.
 
 Packed rows are for programs, so a record of them becomes a line for each row. Those of traces stay that when they are

@@ -71,7 +71,7 @@ def is_same(a: os.stat_result, b: os.stat_result) -> bool:
 
 
 def _open_nameless(folder: int, mode: int) -> int | None:
-    """None where that cannot be, for whatever reason; /proc is needed to give it a name."""
+    """None if that cannot be, for whatever reason; /proc is needed to give it a name."""
     with suppress(OSError):
         file = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
         if os.path.exists(f"/proc/self/fd/{file}"):

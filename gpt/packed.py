@@ -53,7 +53,7 @@ class RowField(NamedTuple):
 def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
     """The fields of the rows of a record, in its order.
 
-    Raises MalformedError where the record is not what its kind declares, a type is unknown, a name is there twice,
+    Raises MalformedError if the record is not what its kind declares, a type is unknown, a name is there twice,
     or a field does not fit its row or overlaps another.
     """
     if fault := records.check(record):
@@ -84,7 +84,7 @@ def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
     base = type_.removesuffix("?") if answer else type_
     code = "I" if base == TEXT and answer else TYPES.get(base)
     if code is None:
-        raise MalformedError(f"field '{name}': there is no type '{type_}'")
+        raise MalformedError(f"field '{name}': unknown type '{type_}'")
     return RowField(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
 
 
@@ -95,7 +95,7 @@ def check_rows(kind: str, rows: bytes, stride: int) -> None:
 
 
 def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
-    """The values of each row, in the order of the fields; padding is not told from others here."""
+    """The values of each row, in the order of the fields; padding is not recognised here."""
     order = sorted(range(len(fields)), key=lambda number: fields[number].offset)
     code, at = "<", 0
     for field in (fields[number] for number in order):
@@ -116,7 +116,7 @@ class Packer:
     """Packs the rows of an answer: columns side by side, in their order."""
 
     def __init__(self, columns: Iterable[Mapping[str, Any]]) -> None:
-        """Raises MalformedError where a type is unknown."""
+        """Raises MalformedError if a type is unknown."""
         self._columns: list[dict[str, Any]] = []
         self._fields: list[RowField] = []
         self._stride = 0
@@ -129,7 +129,7 @@ class Packer:
         self._packed = bytearray()
 
     def add(self, row: Sequence[Any]) -> None:
-        """Adds a row. Raises MalformedError where a value is none of its column, or the rows are too many."""
+        """Adds a row. Raises MalformedError if a value does not fit its column, or the rows are too many."""
         values = [self._number(field, value) for field, value in zip(self._fields, row, strict=True)]
         try:
             self._packed += self._row.pack(*values)

@@ -1,6 +1,6 @@
 """The wire: msgpack maps in segments, as gpt-stream(5) specifies it.
 
-Reading gives `Record`s, dictionaries that also hold the bytes they came from. A stage that passes a record on
+Reading yields `Record`s, dictionaries that also hold the bytes they came from. A stage that passes a record on
 writes those bytes again, so what it does not know leaves exactly as it came; a stage that changes one makes a
 new dictionary. `chunk`s are expanded while reading.
 
@@ -35,7 +35,7 @@ class Record(dict[str, Any]):
 
 
 class Packed:
-    """Several records as they go into a stream: bytes and their number. Iterating gives the records."""
+    """Several records as they go into a stream: bytes and their number. Iterating yields the records."""
 
     def __init__(self, produce: Iterable[dict[str, Any]]) -> None:
         self.data = bytearray()
@@ -93,7 +93,7 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     """The records of a msgpack stream, chunks expanded, segments checked.
 
     Of a regular file it reads what was there at the call: a trace may grow faster than it is read.
-    Raises MalformedError where the input is not a GPT stream, and TruncatedError where it ends inside a record;
+    Raises MalformedError if the input is not a GPT stream, and TruncatedError if it ends inside a record;
     `name` stands in their messages, with the offset.
     """
     found = _expand(_split(_blocks(file), name), name)
@@ -106,7 +106,7 @@ R = TypeVar("R", bound=dict[str, Any])
 def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
     """Passes records on as long as they form segments: a header that this version reads comes first.
 
-    `found` gives each record with its location. Raises MalformedError otherwise, and on an empty input.
+    `found` yields each record with its location. Raises MalformedError otherwise, and on an empty input.
     """
     inside, empty = False, True
     for record, where in found:
@@ -150,7 +150,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         max_array_len=records.MAX_ENTRIES,
         max_map_len=records.MAX_ENTRIES,
     )
-    pending = bytearray()  # the bytes that the unpacker holds and has not given back yet
+    pending = bytearray()  # the bytes that the unpacker holds and has not returned yet
     start = 0  # offset of pending[0]
     edge = 0  # the unpacker's count at the end of the last record
     for block in blocks:

@@ -26,7 +26,7 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[T]:
     """What each task returns, in order; an exception of one is raised in its place. Both are pickled.
 
     Tasks run in `jobs` processes, which begin with the first `next()`; beside those that run, at most WINDOW
-    bytes of results wait. With one job or one task they run here. Raises GptError where a process is killed.
+    bytes of results wait. With one job or one task they run here. Raises GptError if a process is killed.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from (task() for task in tasks)

@@ -36,8 +36,8 @@ def test_rows_have_the_order_of_the_fields():
         ({"fields": [FIELDS[0], FIELDS[0]]}, "have the same name"),
         ({"fields": [*FIELDS, {"name": "d", "type": "u8", "offset": 15}]}, "'b' and 'd' overlap"),
         ({"fields": [*FIELDS, {"name": "d", "type": "u64", "offset": 5}]}, "'a' and 'd' overlap"),
-        ({"fields": [{"name": "d", "type": "text", "offset": 5}]}, "no type 'text'"),
-        ({"fields": [{"name": "d", "type": "u8?", "offset": 5}]}, "no type 'u8"),
+        ({"fields": [{"name": "d", "type": "text", "offset": 5}]}, "unknown type 'text'"),
+        ({"fields": [{"name": "d", "type": "u8?", "offset": 5}]}, "unknown type 'u8"),
         ({"fields": [{"name": "d", "type": "u8", "offset": (1 << 64) - 1}]}, "does not fit its row"),
     ],
 )
@@ -142,7 +142,7 @@ def test_values_that_are_none_of_their_column_are_refused(value):
         ('{"kind": "answer", "name": "a", "columns": 5, "verdict": []}', "in:2: answer.columns is not an array"),
         (
             '{"kind": "answer", "name": "a", "columns": [{"name": "n", "type": "u9", "offset": 0}], "verdict": []}',
-            "in:2: field 'n': there is no type 'u9'",
+            "in:2: field 'n': unknown type 'u9'",
         ),
     ],
 )

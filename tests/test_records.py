@@ -33,7 +33,7 @@ static unsigned char out[128 << 20];
 #define BIN(at, size) {bytes + at, size}
 #define ARRAY(type, count, ...) {(const type[]){__VA_ARGS__}, count}
 
-// Packs a record, and tries it in less room than it needs: then nothing may be written behind the end.
+// Packs a record, and tries it in less room than it needs: then nothing may be written after the end.
 #define SAMPLE(kind, ...) do { \\
     struct gpt_##kind record = {__VA_ARGS__}; \\
     unsigned char *before = buffer.at; \\

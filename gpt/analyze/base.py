@@ -1,8 +1,8 @@
 """What all analyses share: the way through the traces.
 
-To gpt-stream(5) an analysis is a filter. It takes out the kinds that it acts on, for a trace of ten million calls
-should not come out again behind an answer of a page, passes all others on, and puts its answer where the filter's
-rules want one: before a `sync`, and before the last `end`. So it can be asked while a program runs, and what it says
+For gpt-stream(5) an analysis is a filter. It removes the kinds that it acts on, because an answer of a page should not
+be followed by a trace of ten million calls, and passes all others on. Its answer goes where the rules of filters want
+one: before a `sync`, and before the last `end`. So it can be asked while a program runs, and what it says
 last is about everything that was read.
 
 A trace that is torn or malformed is an error at the end; what was read of it counts.
@@ -43,7 +43,7 @@ PASSED_ON = frozenset(("function", "library", "device", "module", "lookup"))  # 
 
 
 class Analysis(Protocol):
-    """What is done with the processes of traces. Methods raise MalformedError where what they hold is nonsense."""
+    """What is done with the processes of traces. Methods raise MalformedError if what they hold is nonsense."""
 
     kinds: frozenset[str]  # of records that a process is to know
     streams: bool  # whether the output is a stream, or lines that are not records
@@ -79,7 +79,7 @@ def make_answer(
     """An `answer` of rows with a value for each column, None for none.
 
     Numbers are rounded where the column has whole ones, and as large as these can be where they are larger.
-    Raises MalformedError where all of it is too large for a record.
+    Raises MalformedError if all of it is too large for a record.
     """
     packer = packed.Packer(column.declare() for column in columns)
     for row in rows:

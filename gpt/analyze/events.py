@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 WINDOW = 1 << 16
-TIMED = ("start", "duration", "result")  # fields that every line tells in a way of its own
+TIMED = ("start", "duration", "result")  # fields that every line has in a form of its own
 
 
 def events(
@@ -153,7 +153,7 @@ class _CallText:
             yield f'{{"ts":{time:.3f},{said},"pid":{pid},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
-        """What else the rows tell, each text with a comma before it. A zero stands for what there is not: no text.
+        """What else the rows say, each text with a comma before it. A zero stands for what there is not: no text.
 
         Addresses and handles are hexadecimal text: as numbers they would not survive every reader of JSON.
         """

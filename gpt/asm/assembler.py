@@ -26,7 +26,7 @@ class Assembler:
     """Assembles modules for some targets, from several threads at once."""
 
     def __init__(self, targets: Iterable[Target], options: Options, cache: Cache) -> None:
-        """Raises MissingError where a back end lacks its tool."""
+        """Raises MissingError if a back end lacks its tool."""
         self._targets = list(targets)
         self._cache = cache
         self._backends = {family: BACKENDS[family](options) for family in {one.family for one in self._targets}}
@@ -34,8 +34,8 @@ class Assembler:
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:
         """Assembles a module, which messages call `name`.
 
-        Raises MalformedError (Faults) where the back end refuses it, MissingError where its tool knows no such
-        version, and GptError where it is for another GPU, or the tool fails.
+        Raises MalformedError (Faults) if the back end refuses it, MissingError if its tool knows no such
+        version, and GptError if it is for another GPU, or the tool fails.
         """
         source = _target_of(text)
         if source and not target.runs(source):

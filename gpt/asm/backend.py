@@ -13,7 +13,7 @@ from gpt.errors import MalformedError
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for beside the targets; a back end passes on what its tool has an option for."""
+    """What the command line asks for besides the targets; a back end passes on what its tool has an option for."""
 
     level: int | None = None
     registers: int | None = None
@@ -27,8 +27,8 @@ class Options:
 class Made:
     """What became of a module: `image` is what is loaded.
 
-    `kernels` gives for each kernel what it needs, under the names that the record `kernel` has for it; what nobody
-    said is not in it. `warnings` are (location, text).
+    `kernels` has for each kernel what it needs, under the names that the record `kernel` has for it; what is not
+    known is absent. `warnings` are (location, text).
     """
 
     image: bytes
@@ -43,7 +43,7 @@ class Made:
 
     @classmethod
     def unpack(cls, data: bytes, name: str) -> Made | None:
-        """What was kept, for a module of this name; None where it is not what `pack` makes."""
+        """What was kept, for a module of this name; None if it is not what `pack` makes."""
         try:
             image, kernels, warnings = msgpack.unpackb(data, unicode_errors="surrogateescape")
             told = [(name + where if own else where, fact) for where, own, fact in warnings]
@@ -53,7 +53,7 @@ class Made:
 
 
 class Faults(MalformedError):
-    """What a back end has against a module: several faults, as (location, text)."""
+    """Why a back end refuses a module: several faults, as (location, text)."""
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         super().__init__(found[0][1], found[0][0])
@@ -64,12 +64,12 @@ class Backend(Protocol):
     """Makes code, from several threads at once."""
 
     def key(self, text: bytes, target: Target) -> list[bytes]:
-        """What decides, beside the text, what `make` makes of it. Raises GptError where it takes no such module."""
+        """What decides, beside the text, what `make` makes of it. Raises GptError if it takes no such module."""
 
     def make(self, text: bytes, name: str, target: Target) -> Made:
         """Makes code of a module, which messages call `name`.
 
-        Raises Faults where the text is refused, GptError where the tool fails.
+        Raises Faults if the text is refused, GptError if the tool fails.
         """
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ class Backlog(Generic[T, R]):
     def add(
         self, jobs: Iterable[Callable[[], T]], finish: Callable[[list[Future[T]]], Iterable[R]], size: int
     ) -> Iterator[R]:
-        """Hands in an entry, whose input is `size` bytes, and gives the results that are due."""
+        """Hands in an entry, whose input is `size` bytes, and returns the results that are due."""
         entry = _Entry[T, R]([], SimpleQueue(), finish, size)
         with signals.held():
             for job in jobs:
@@ -67,7 +67,7 @@ class Backlog(Generic[T, R]):
             yield from self._take()
 
     def drain(self) -> Iterator[R]:
-        """All results that are not given yet."""
+        """All results that are not returned yet."""
         while self._entries:
             yield from self._take()
 

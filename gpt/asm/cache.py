@@ -2,8 +2,8 @@
 
 Any number of processes use it at once, without locks. A file is written beside its place and renamed, so that
 it is there whole or not at all; it begins with the digest of the rest, so that a torn or altered one is noticed and
-made anew. Each process looks at the folder before it has written a sixteenth of the limit, and where there is more
-than the limit deletes what was not used for longest, to 7/8; reading a file marks it as used. A cache that cannot be
+made anew. Each process looks at the folder before it has written a sixteenth of the limit, and if there is more than
+the limit deletes the least recently used files, down to 7/8; reading a file marks it as used. A cache that cannot be
 read or written, or is full, only costs time: no function here raises OSError.
 """
 
@@ -24,7 +24,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def default_folder() -> Path | None:
-    """XDG_CACHE_HOME/gpt/asm, None where there is no home."""
+    """XDG_CACHE_HOME/gpt/asm, None if there is no home."""
     home = os.environ.get("XDG_CACHE_HOME")
     if home and os.path.isabs(home):
         return Path(home, "gpt", "asm")
@@ -53,7 +53,7 @@ class Cache:
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
-        """What was put under a key, None where there is none, or none that is whole."""
+        """What was put under a key, None if there is none, or none that is whole."""
         if self._folder is None:
             return None
         path = self._folder / key
@@ -95,7 +95,7 @@ class Cache:
                 for entry in entries:
                     try:
                         stat = entry.stat(follow_symlinks=False)
-                    except OSError:  # somebody else was faster
+                    except OSError:  # another process was faster
                         continue
                     found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
         except OSError:
@@ -103,7 +103,7 @@ class Cache:
         return found
 
     def _shrink(self) -> int:
-        """Where there is too much, deletes the oldest files and what others left unfinished. Returns the room then."""
+        """If there is too much, deletes the oldest files and unfinished ones of others. Returns the room then."""
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
         if total <= self._limit:

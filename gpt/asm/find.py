@@ -1,8 +1,8 @@
 """Where ptxas is, and which of several is right for a module.
 
 The first of these that answers is taken: the one that `--ptxas` names, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, the
-wheel nvidia-cuda-nvcc, Triton's own. A module of a PTX version, or a target, that it does not know gets the
-newest of the others that does. The one of `--ptxas` is never replaced.
+wheel nvidia-cuda-nvcc, Triton's own. For a module whose PTX version or target it does not know the newest of the
+others that does is taken. The one of `--ptxas` is never replaced.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NAMED = re.compile(r"'(sm_\w+)'")
 
 @dataclass(frozen=True)
 class Tool:
-    """A ptxas. `identity` is all that it says of its version, which tells builds apart."""
+    """A ptxas. `identity` is all that it says of its version, which differs between builds."""
 
     path: str
     release: tuple[int, ...]
     identity: str
-    versions: frozenset[tuple[int, int]]  # of PTX, empty where it does not say
+    versions: frozenset[tuple[int, int]]  # of PTX, empty if it does not say
     targets: frozenset[str]
 
     @property
@@ -140,7 +140,7 @@ def _package(name: str) -> list[Path]:
 
 
 def _ask(path: str) -> Tool:
-    """What a ptxas says of itself. Raises GptError where it does not answer as one."""
+    """What a ptxas says of itself. Raises GptError if it does not answer as one."""
     identity = _output(path, "--version")
     found = _RELEASE.search(identity)
     if not found:

@@ -1,8 +1,8 @@
 """The back end for GPUs: ptxas, which makes cubins.
 
-What ptxas writes is taken only where it is whole: exit status 0 and a cubin that can be read. It may also crash,
-run for ever or print without end: it has `timeout` seconds, of its output MAX_OUTPUT bytes are kept, and it runs in
-a process group of its own, of which nothing is left.
+What ptxas writes is used only if it is complete: exit status 0 and a cubin that can be read. ptxas may also crash,
+run for ever or print without end: it has `timeout` seconds, MAX_OUTPUT bytes of its output are kept, and it runs in
+a process group of its own, which is killed afterwards.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Ptxas:
         self._runner = Runner(options.timeout)
 
     def key(self, text: bytes, target: Target) -> list[bytes]:
-        """The ptxas that it takes, and how it is called. Raises MissingError where none knows the module."""
+        """The ptxas that it takes, and how it is called. Raises MissingError if none knows the module."""
         tool = self._tools.choose(find_version(text), target)
         return [tool.identity.encode(), " ".join([str(target), *_arguments(self._options)]).encode()]
 
     def make(self, text: bytes, name: str, target: Target) -> Made:
-        """Assembles a module. Raises Faults where ptxas refuses it, GptError where it fails."""
+        """Assembles a module. Raises Faults if ptxas refuses it, GptError if it fails."""
         tool = self._tools.choose(find_version(text), target)
         done = self._runner.assemble(tool, text, name, target, self._options)
         return Made(done.cubin, _resources(done), done.warnings)
@@ -74,7 +74,7 @@ class Runner:
     def assemble(self, tool: Tool, text: bytes, name: str, target: Target, options: Options) -> Assembled:
         """Assembles a module, which messages call `name`.
 
-        Raises Faults where ptxas refuses the text, and GptError where it fails itself.
+        Raises Faults if ptxas refuses the text, and GptError if it fails itself.
         """
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, MODULE).write_bytes(text)
@@ -163,7 +163,7 @@ def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it has ended, and nothing that it started is left
+        pass  # it has ended, and so has all that it started
 
 
 def _signal_name(number: int) -> str:

@@ -1,8 +1,8 @@
 """What ptxas says: its report on each kernel, and its messages.
 
 Messages are lines `ptxas FILE, line N; error : TEXT`, where its own name is that of its file. A line that a probe
-brought into the text ends in a comment `//@ FILE:LINE`, the place in the probe's file that it comes from, escaped as
-Python does; a message about it names that place.
+brought into the text ends in a comment `//@ FILE:LINE`, its place in the probe's file, escaped as Python does;
+a message about it names that place.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING = Report(0, 0)
 def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
     """What `-v` says of each entry. What is not understood is left out.
 
-    Each entry has its own copy of the device functions that it calls, which are told of after it: what they spill
+    Each entry has its own copy of the device functions that it calls, which are reported after it: what they spill
     is counted with it. In relocatable code they stand for themselves, and before the entries.
     """
     reports: dict[str, Report] = {}
@@ -73,7 +73,7 @@ def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
 
 
 def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    """What ptxas has against a module, None where it says nothing."""
+    """Why ptxas refused a module, None if it did not."""
     found = find_messages(output, text, name, target, (b"error", b"fatal"))
     return Faults(found) if found else None
 
@@ -81,10 +81,9 @@ def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults
 def find_messages(
     output: bytes, text: bytes, name: str, target: Target, levels: tuple[bytes, ...]
 ) -> list[tuple[str, str]]:
-    """The first messages of these levels, each once, with where they belong: in a probe's file if it is a probe's.
+    """The first messages of these levels, each once, with their places: in a probe's file if the line is a probe's.
 
-    An `info` counts where it is a note on performance; the others are the report. Of no use is that there were
-    errors, after these.
+    An `info` counts if it is a note on performance; the others are the report. That there were errors is left out.
     """
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None

@@ -95,7 +95,7 @@ class Assembly:
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
-        """A `diag` for each fault of a module that was not told yet."""
+        """A `diag` for each fault of a module that was not reported yet."""
         ref = record["module"]
         if isinstance(error, OSError):
             error = GptError.of(error, error.filename or ref)

@@ -29,7 +29,7 @@ class Target(Arch):
 
 
 def find_target(text: str) -> Target | None:
-    """`sm_90a` as a Target, None where it is none."""
+    """`sm_90a` as a Target, None if it is not one."""
     found = find_arch(text)
     return Target(*found) if found else None
 

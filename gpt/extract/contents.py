@@ -102,7 +102,7 @@ class Opener:
 def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
     """Unpacks the cubins that were named by their first bytes, in `jobs` processes.
 
-    Raises MalformedError where the section headers of one name something else.
+    Raises MalformedError if the section headers of one name something else.
     """
     unpacker = Unpacker()
     for _ in run_all([partial(_check, unpacker, source, e) for e in elements if _has_front(e)], jobs):

@@ -97,7 +97,7 @@ def machine_of(head: bytes) -> int | None:
 
 
 def parse_elf(source: Source) -> Elf:
-    """Reads the tables. Raises MalformedError where they do not fit the file or each other."""
+    """Reads the tables. Raises MalformedError if they do not fit the file or each other."""
     head = source.pread(0, min(EHDR_SIZE, source.size))
     machine = machine_of(head)
     if machine not in MACHINES or len(head) < EHDR_SIZE:
@@ -131,7 +131,7 @@ def _structs() -> Any:
 
 
 def _iter_table(source: Source, layout: str, offset: int, count: int, size: int) -> Iterator[Any]:
-    """The entries of a table, as pyelftools gives them."""
+    """The entries of a table, as pyelftools reads them."""
     table = source.pread(offset, count * size) if count else b""
     parse = getattr(_structs(), layout).parse
     for start in range(0, len(table), size):
@@ -139,7 +139,7 @@ def _iter_table(source: Source, layout: str, offset: int, count: int, size: int)
 
 
 def _number(value: str | int) -> int:
-    """A type as a number: pyelftools gives names for those that it knows."""
+    """A type as a number: pyelftools returns names for those that it knows."""
     from elftools.elf.enums import ENUM_P_TYPE_BASE, ENUM_SH_TYPE_BASE
 
     if isinstance(value, int):

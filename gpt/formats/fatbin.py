@@ -122,7 +122,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
 
 
 def iter_elements(source: Source, region: Region) -> Iterator[Element]:
-    """The elements of a region, dead ones included. Raises MalformedError where a header makes no sense."""
+    """The elements of a region, dead ones included. Raises MalformedError if a header makes no sense."""
     offset = region.offset + REGION.size
     while offset < region.end:
         if offset + ELEMENT.size > region.end:
@@ -193,7 +193,7 @@ class _Room:
 class Unpacker:
     """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
 
-    Raises MalformedError where the data is corrupt or its size a lie.
+    Raises MalformedError if the data is corrupt or its size a lie.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,9 @@
 
 What fatbinary does, found out by comparison (CUDA 13.0; a test compares every byte but those that zstd makes): flags
 0x11 on each element, 0x1000000 more on cubins from sm_100 on, and the bits of codec and suffix. A cubin's version is
-1.8, that of PTX its `.version`. PTX has an empty list of options behind its header; a cubin from sm_100 on a zero byte
+1.8, that of PTX its `.version`. PTX has an empty list of options after its header; a cubin from sm_100 on a zero byte
 and all of its section `.nv.compat` but the last: a u32 offset and a u32 length, then the bytes. PTX is stored with one
-NUL behind it, payloads are padded to 8 bytes.
+NUL after it, payloads are padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _ptx_version(text: bytes) -> tuple[int, int]:
 
 
 def _compat(cubin: bytes) -> bytes | None:
-    """The section that tells where a cubin from sm_100 on can run."""
+    """The section that says where a cubin from sm_100 on can run."""
     headers = section_headers(cubin)
     (shstrndx,) = struct.unpack_from("<H", cubin, 62)
     if shstrndx * SHDR_SIZE >= len(headers):

@@ -2,7 +2,7 @@
 
 A frame (RFC 8878) begins with a magic number and a header, which may say the unpacked size, and goes on with blocks:
 u24 `last (1 bit) | type (2 bits) | size`, then that many bytes (one, where the type is RLE). A checksum may follow
-the last. So its end is known from block headers alone, and the first 64 bytes that it unpacks to tell whether it is
+the last. So its end is known from block headers alone, and the first 64 bytes that it unpacks to say whether it is
 a cubin: the size that the ELF header comes to is the one that the frame states. Facts: 387 frames of cuBLASLt
 13.1, each at a multiple of 32 with zeros between, state their size and hold one cubin; nothing around them says
 which device a frame is for, so the library must go by the cubin, or by tables of its own.
@@ -39,12 +39,12 @@ class Frame(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What it takes at most to tell whether a cubin is in it, in bytes read or unpacked."""
+        """What it takes at most to know whether a cubin is in it, in bytes read or unpacked."""
         return START + COST * self.blocks + min(self.size, MAX_BLOCK)
 
 
 def find_frame(source: Source, offset: int) -> Frame | None:
-    """The frame that begins at `offset`; None where there is none that could hold a cubin."""
+    """The frame that begins at `offset`; None if there is none that could hold a cubin."""
     import zstandard
 
     head = source.pread(offset, min(MAX_HEADER, source.size - offset))
@@ -59,7 +59,7 @@ def find_frame(source: Source, offset: int) -> Frame | None:
 
 
 def parse_cubin(source: Source, offset: int, frame: Frame) -> fatbin.Element:
-    """The cubin in a frame. Raises MalformedError where none is in it, or the frame does not end."""
+    """The cubin in a frame. Raises MalformedError if none is in it, or the frame does not end."""
     packed = _end(source, offset, frame) - offset
     head = _unpack_head(source.sub(offset, packed))
     is_cubin = len(head) == elf.EHDR_SIZE and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda"

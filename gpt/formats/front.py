@@ -27,7 +27,7 @@ from gpt.formats.elf import EHDR_SIZE, MACHINES, SHDR_SIZE, machine_of
 from gpt.formats.symbols import Contents
 
 LEAST = 1 << 17  # bytes of a cubin whose front is worth a look
-LEAST_NAMES = 4  # by which a table of names is told from what only looks like it
+LEAST_NAMES = 4  # fewer may be something that only looks like a table of names
 STT_SECTION, STT_CUDA = 3, (10, 13)
 TYPES = {0, STT_OBJECT, STT_FUNC, STT_SECTION, *STT_CUDA}
 SHN_LORESERVE = 0xFF00

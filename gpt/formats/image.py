@@ -93,7 +93,7 @@ def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
 
 
 def find_image(source: Source) -> Image | None:
-    """What the file is, or None where it is nothing that could hold GPU code. Raises MalformedError."""
+    """What the file is, or None if it cannot hold GPU code. Raises MalformedError."""
     head = source.pread(0, min(HEAD, source.size))
     type_ = _type_of(head)
     if type_ is None:

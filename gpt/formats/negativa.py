@@ -26,7 +26,7 @@ def path_of(place: Path, library: str) -> Path:
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
-    """Writes the file of one library, whole or not at all. Raises GptError where it cannot be written."""
+    """Writes the file of one library, whole or not at all. Raises GptError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
     path = folder / f"{Path(library).name}.json"
@@ -39,7 +39,7 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
-    """Writes a trace.json, whole or not at all. Raises GptError where it is not a file."""
+    """Writes a trace.json, whole or not at all. Raises GptError if it is not a file."""
     _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
 
 
@@ -51,7 +51,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def find_so_path(path: Path) -> str | None:
-    """The library that a span file is about; None where the file is something else."""
+    """The library that a span file is about; None if the file is something else."""
     try:
         with open(path, "rb") as file:
             value = json.loads(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
@@ -62,7 +62,7 @@ def find_so_path(path: Path) -> str | None:
 
 
 def read_spans(folder: Path, library: str) -> list[Span]:
-    """The spans of a library. Raises MissingError without a file, MalformedError where it says something else."""
+    """The spans of a library. Raises MissingError without a file, MalformedError if it says something else."""
     path = path_of(folder, library)
     try:
         with open(path, "rb") as file:

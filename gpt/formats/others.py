@@ -1,4 +1,4 @@
-"""Programs and GPU code of other systems, told by name: nobody need look for CUDA code in them."""
+"""Programs and GPU code of other systems, recognised by name: there is no CUDA code in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = {
 
 
 def find_other(source: Source) -> str | None:
-    """What a file is, and what is read instead; None where it is nothing of this kind."""
+    """What a file is, and what is read instead; None if it is nothing of this kind."""
     head = source.pread(0, min(64, source.size))
     for magic, what in HEADS.items():
         if head.startswith(magic):

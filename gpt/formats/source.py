@@ -15,7 +15,7 @@ DIGEST_BLOCK = 1 << 20  # fits a cache
 class Source:
     """`size` bytes called `name`, read with `pread` so that several share one descriptor.
 
-    A part (`sub`) keeps the name and base of the whole, so that messages give offsets in the file.
+    A part (`sub`) keeps the name and base of the whole, so that messages state offsets in the file.
     """
 
     def __init__(self, name: str, data: bytes | int, base: int = 0, size: int | None = None) -> None:
@@ -28,7 +28,7 @@ class Source:
         self.size = size
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes at `offset`. Raises TruncatedError where the source is shorter."""
+        """Exactly `size` bytes at `offset`. Raises TruncatedError if the source is shorter."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TruncatedError(f"{size} bytes expected, but the file ends", self.at(offset))
         start = self.base + offset
@@ -43,7 +43,7 @@ class Source:
         return data
 
     def pread_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` on. Raises TruncatedError where the source is shorter."""
+        """Fills `buffer` from `offset` on. Raises TruncatedError if the source is shorter."""
         if not isinstance(self._data, int):
             buffer[:] = self.pread(offset, len(buffer))
             return

@@ -98,13 +98,13 @@ class Zip:
             return packed.read()
 
     def unpack(self, info: ZipInfo, file: IO[bytes]) -> None:
-        """Writes a member to a file. Raises OSError where it cannot."""
+        """Writes a member to a file. Raises OSError if it cannot."""
         with self.open(info) as packed:
             self._pour(info, packed, file)
 
     @contextmanager
     def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:
-        """How a member begins, and all of it in a temporary file, or None where it can hold no GPU code."""
+        """How a member begins, and all of it in a temporary file, or None if it can hold no GPU code."""
         with self.open(info) as packed:
             with self.faults(info):
                 head = packed.read(HEAD)

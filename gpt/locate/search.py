@@ -64,7 +64,7 @@ class Library:
 
 
 def find_devices(archs: Iterable[Arch], used: Used) -> list[Device]:
-    """The devices of --arch, otherwise those of the traces. Raises UsageError where there are none, MalformedError."""
+    """The devices of --arch, otherwise those of the traces. Raises UsageError if there are none, MalformedError."""
     devices = [Device(arch) for arch in archs]
     if not devices:
         devices = [Device(_arch_of(name), runs == "ptx") for name, runs in sorted(used.devices)]

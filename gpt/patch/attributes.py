@@ -56,7 +56,7 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
 
 
 def find_signature(fd: int) -> str | None:
-    """What vouches for the bytes of a file and refuses others in their place; None where nothing does."""
+    """What vouches for the bytes of a file and refuses others in their place; None if nothing does."""
     if names := [name for name in SIGNATURES if name in _names(fd)]:
         return names[0]
     with suppress(OSError):

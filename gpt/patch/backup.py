@@ -35,7 +35,7 @@ def check_unreplaced(path: Path, fd: int) -> None:
 def keep_backup(path: Path, fd: int, image: Image) -> None:
     """Gives the original, open as `fd`, a second name, once: one that is patched again keeps its first original.
 
-    Raises GptError where the name is taken by another version of the library, of before an upgrade perhaps.
+    Raises GptError if the name is taken by another version of the library, of before an upgrade perhaps.
     """
     backup = backup_of(path)
     try:
@@ -54,9 +54,9 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
 
 
 def restore(path: Path) -> None:
-    """Brings the original back, behind links.
+    """Brings the original back, in place of the file that links lead to.
 
-    Raises MissingError if there is none, GptError where the library is another one by now, after an upgrade.
+    Raises MissingError if there is none, GptError if the library is another one by now, after an upgrade.
     """
     path = path.resolve()
     backup = backup_of(path)

@@ -213,7 +213,7 @@ class _Cubin:
         return reached
 
     def _spans(self, going: list[int]) -> list[tuple[int, Span]]:
-        """The ranges of sections that hold anything but zeros. Raises KeptWhole where others share their bytes."""
+        """The ranges of sections that hold anything but zeros. Raises KeptWhole if others share their bytes."""
         starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
         in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS)) & (self.sections["size"] > 0)
         taken = [(0, elf.EHDR_SIZE), *self._header_tables()]

@@ -13,19 +13,19 @@ so that offsets and addresses stay congruent; the pages in between are mapped by
     file after    | rodata | kept |eh_frame | data |
     memory after  | rodata | kept |  (nothing)                   | eh_frame | data |
 
-A split needs one more program header, and there is rarely room behind the table. The table moves into the
-space that became free, behind the kept fatbins: that part of the file keeps its offset, so the rule by which
-kernels before 5.18 tell a program where its table is (load address plus offset) holds there.
+A split needs one more program header, and there is rarely room after the table. The table moves into the
+space that became free, after the kept fatbins: that part of the file keeps its offset, so the rule by which
+Linux before 5.18 computes where the table of a program is (load address plus offset) holds there.
 
 What points to a region is moved with it (pointers.py); a library in which something is not understood, and
 one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
 Every region stays, if only as a header, because its wrapper is registered when the library is loaded. One that lost
-something ends with an element of kind 0 and no payload: so gpt-hook knows that a kernel that is not found may have
-been there, and gpt-patch that the library is not as it was made.
+something ends with an element of kind 0 and no payload. By this gpt-hook knows that a missing kernel may have been
+there, and gpt-patch that the library is not the original.
 
 GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
 pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
-is in several places of the file: its header describes the first part, and further headers of that name, behind all
+is in several places of the file: its header describes the first part, and further headers of that name, after all
 others, the rest.
 
 Alignment: segments that move keep `p_align` where their new offset allows it, else it becomes the page size;

@@ -103,7 +103,7 @@ def _cut(block: Block, start: int, page: int) -> Cut | None:
 def section_headers(source: Source, tables: Elf, sizes: Mapping[int, int], cuts: Cuts) -> bytes:
     """The section headers of the output. `sizes` are those of the sections that are packed, by number.
 
-    What follows a cut in another section has a header of its own, behind all others. Raises CannotCompact.
+    What follows a cut in another section has a header of its own, after all others. Raises CannotCompact.
     """
     first, rest = bytearray(), bytearray()
     zeros = [cut for cut in cuts if cut.zeros]

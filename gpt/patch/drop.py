@@ -2,7 +2,7 @@
 
 Zeroed code (trim.py) still takes room when a cubin is loaded. Here the sections of a function that goes, its
 `.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name, become empty headers of
-type 0, and the bytes behind them move up. Sections and symbols keep their numbers, so that nothing that names
+type 0, and the bytes after them move up. Sections and symbols keep their numbers, so that nothing that names
 them by number changes: a symbol that goes becomes one like symbol 0. What lists functions loses its entries:
 
 - `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
@@ -57,7 +57,7 @@ MAX_SEGMENTS = 64  # 6 are usual
 def without(data: Data, code: Iterable[int]) -> bytes:
     """The cubin without the functions whose code is in these sections. Raises KeptWhole.
 
-    The sections are those that find_cut gave for this cubin, which has checked that tables lie inside of it.
+    The sections are those that find_cut returned for this cubin, which has checked that tables lie inside of it.
     """
     return _Dropping(data, set(code)).build()
 
@@ -252,7 +252,7 @@ class _Dropping:
             self.content[number] = _only(self.content[number], starts)
 
     def _lay_out(self) -> bytes:
-        """The file: what lies behind the header in the order that it had, each at its alignment."""
+        """The file: what lies after the header in the order that it had, each at its alignment."""
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
         if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
@@ -296,7 +296,7 @@ class _Dropping:
             self.sections["offset"][number] = part.start
 
     def _place_empty(self, old: np.ndarray, parts: list[_Part]) -> None:
-        """Gives sections without bytes in the file the place behind what was before them."""
+        """Gives sections without bytes in the file the place after what was before them."""
         offsets = np.array([part.offset for part in parts])
         empty = (old["type"] != SHT_NULL) & ((old["type"] == SHT_NOBITS) | (old["size"] == 0))
         for number in np.flatnonzero(empty).tolist():

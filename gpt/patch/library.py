@@ -57,7 +57,7 @@ class Request:
 
 @dataclass
 class Outcome:
-    """The records that tell what was done, and what the user has to know of the library besides."""
+    """The records that say what was done, and warnings about the library."""
 
     records: list[dict[str, Any]]
     notes: list[str]
@@ -111,7 +111,7 @@ def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
 
 
 def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
-    """The library, which has to be the one that was extracted. Raises GptError where it is another."""
+    """The library, which has to be the one that was extracted. Raises GptError if it is another."""
     source = Source(str(place.path), file.fileno())
     if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
         raise GptError("has changed since it was extracted: extract it again", str(place.path))
@@ -142,7 +142,7 @@ def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
 
 
 def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[int, list[str]]:
-    """Writes the new file, whole or not at all; gives the bytes of disk that it takes, and what it could not be given.
+    """Writes the new file, whole or not at all; returns its bytes on disk, and the attributes that were not copied.
 
     Raises GptError.
     """

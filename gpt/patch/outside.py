@@ -2,7 +2,7 @@
 
 Such code lies among the host's data, and what leads to it is not known: tables with sizes, addresses in code, offsets
 from some start. So none of it moves in memory. But where all of a region is dead, or a bare cubin is, its bytes can
-be zeros, which no file need hold: a loadable segment ends before them in the file and behind them in memory, as it
+be zeros, which no file need hold: a loadable segment ends before them in the file and after them in memory, as it
 does where zero-initialised data begins, and the loader maps zeros. Ranges with only zeros between them are one.
 
 A region that a relocation or an exported symbol leads to keeps its header, which says that the region is empty:

@@ -37,7 +37,7 @@ class Places:
         self._taken: dict[Path, str] = {}  # output -> library
 
     def find(self, library: str) -> Place:
-        """The place of a library. Raises MissingError where it is absent, GptError where its output is impossible."""
+        """The place of a library. Raises MissingError if it is absent, GptError if its output is impossible."""
         path = Path(library)
         if path.exists():
             target = self.take(path)
@@ -55,7 +55,7 @@ class Places:
     def take(self, path: Path) -> Path:
         """Where the output for a file goes: a name in the folder, or the file itself, through all links.
 
-        Raises GptError where it has that name already, or another file of this run has.
+        Raises GptError if it has that name already, or another file of this run has.
         """
         target = self._destination(path)
         if self.output and target.resolve() == path.resolve():

@@ -50,7 +50,7 @@ class Pointer:
 def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: set[int]) -> list[Pointer]:
     """All words that hold the start of a region. `regions` are their addresses.
 
-    Raises NotUnderstood where a word points elsewhere into `fatbins`, or where code may refer to a region.
+    Raises NotUnderstood if a word points elsewhere into `fatbins`, or where code may refer to a region.
     """
     ranges = [(s.addr, s.addr + s.size) for s in fatbins]
     pointers = _wrappers(source, tables, ranges)
@@ -112,7 +112,7 @@ def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
 
 
 def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
-    """Where in the file the bytes at a virtual address lie; None where they lie in no loaded part of it."""
+    """Where in the file the bytes at a virtual address lie; None if they lie in no loaded part of it."""
     for segment in tables.segments:
         inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
         if segment.type == elf.PT_LOAD and inside:
@@ -121,7 +121,7 @@ def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
 
 
 def address_of(tables: Elf, offset: int) -> int | None:
-    """The virtual address of the byte at a file offset; None where it is not loaded."""
+    """The virtual address of the byte at a file offset; None if it is not loaded."""
     for segment in tables.segments:
         if segment.type == elf.PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
             return segment.vaddr + offset - segment.offset
@@ -196,7 +196,7 @@ def _iter_relr(source: Source, section: Section) -> Iterator[int]:
 
 
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
-    """Raises NotUnderstood where code may hold one of the addresses, relative to itself or absolute."""
+    """Raises NotUnderstood if code may hold one of the addresses, relative to itself or absolute."""
     wanted = np.array(sorted(addresses), np.int64)
     for section in tables.sections:
         if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
@@ -214,7 +214,7 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
     """A displacement from the end of its instruction (its ModRM byte, 00xxx101, stands before it, an immediate
-    may stand behind it), or in a program at a fixed address any four bytes with the address itself."""
+    may stand after it), or in a program at a fixed address any four bytes with the address itself."""
     words = np.lib.stride_tricks.sliding_window_view(code, 5)
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
     values = np.ascontiguousarray(words[relative, 1:]).view("<i4")[:, 0].astype(np.int64) + place + relative + 5

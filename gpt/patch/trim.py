@@ -72,7 +72,7 @@ def trim_all(
     """What becomes of the elements at the offsets `wanted`, each with its unused kernels, in file order.
 
     `elements` are those of the file; one that is dead already is passed over. The work is shared by `jobs`
-    processes. Raises MalformedError where no cubin is there, or it is corrupt.
+    processes. Raises MalformedError if no cubin is there, or it is corrupt.
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
@@ -163,7 +163,7 @@ def _zeroed(data: memoryview, spans: list[Span]) -> bytearray:
 
 
 def _pack(data: bytes, codec: str) -> tuple[bytes, int]:
-    """The payload, padded to 8 bytes, and its size without padding, 0 where there is no codec."""
+    """The payload, padded to 8 bytes, and its size without padding, 0 if there is no codec."""
     if codec == "none":
         return data.ljust(len(data) + -len(data) % 8, b"\0"), 0
     if codec == "lz4":

@@ -41,7 +41,7 @@ ZIP64 = 1  # the extra field with sizes of 64 bits, which zipfile writes by itse
 
 
 def split(path: str) -> tuple[Path, str] | None:
-    """The wheel and the member that a path of gpt-extract means, `X.whl/MEMBER`; None where no wheel is in it.
+    """The wheel and the member that a path of gpt-extract means, `X.whl/MEMBER`; None if no wheel is in it.
 
     The member's name is whatever the wheel says, `/x` and `./x` among others.
     """
@@ -64,9 +64,9 @@ class Wheels:
         self._status: dict[Path, tuple[int, ...]] = {}  # of the wheels, when their first member was unpacked
 
     def add(self, wheel: Path, member: str, near: Path) -> tuple[Path, Path]:
-        """Unpacks a member; gives where it is and where the patched one goes. `near` is on a large disk.
+        """Unpacks a member; returns where it is and where the patched one goes. `near` is on a large disk.
 
-        Raises GptError where the wheel changes meanwhile, or a member comes twice.
+        Raises GptError if the wheel changes meanwhile, or a member comes twice.
         """
         members = self._replaced.setdefault(wheel, {})
         if member in members:
@@ -112,7 +112,7 @@ class Wheels:
 
 
 def unpack(wheel: Source, member: str, out: Path) -> None:
-    """Writes a member to a file. Raises MalformedError, and GptError where the file cannot be written."""
+    """Writes a member to a file. Raises MalformedError, and GptError if the file cannot be written."""
     found = Zip(wheel)
     if member not in found.by_name:
         raise MalformedError(f"zip: no member '{member}'", wheel.name)

@@ -22,7 +22,7 @@ from gpt.patch.trim import check_trimmed
 
 @contextmanager
 def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
-    """Writes a plan to a file that only its owner may read; gives it, open, to be checked.
+    """Writes a plan to a file that only its owner may read; returns it, open, to be checked.
 
     It takes the name `path` when the block ends without an exception, and is gone otherwise. Raises GptError.
     """
@@ -98,7 +98,7 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
-    """Reads the output back and compares what must have stayed. Raises GptError where it has not.
+    """Reads the output back and compares what must have stayed. Raises GptError if it has not.
 
     Every kept element has the same kind and payload; every section of the host has the same name and address
     and, but for what the plan changes, the same bytes; what has an address is mapped there.

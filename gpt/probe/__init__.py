@@ -14,7 +14,7 @@ line in the file. The weaver (gpt/probe/weave) goes from there:
     parse.parse_statements(module.source(statement)) -> [Instruction]
                                                the instruction at a site
     operands.bind(instruction) -> Bound        its operands as helpers: out, ins, type, bits, address, space, bytes,
-                                               flops; None where it has no such thing
+                                               flops; None if it has no such thing
     verify.find_misfit(probe, bound) -> str    why the probe cannot run there (the site is left alone), or None
 
 A helper stands in a snippet as tree.Name("ADDR"), an operand like any other; model.HELPERS has its type. A register

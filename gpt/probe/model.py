@@ -16,7 +16,7 @@ MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total")
 LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
-HELPERS = {  # name: type, None where it is the operand's own
+HELPERS = {  # name: type, None if it is the operand's own
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
     "BYTES": "u32",  # what one lane moves
@@ -206,7 +206,7 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
 
 
 def layout(fields: list[tuple[str, str]]) -> tuple[tuple[Field, ...], int]:
-    """Places named types one behind the other, each aligned to its size: the fields, and their bytes in all."""
+    """Places named types one after the other, each aligned to its size: the fields, and their bytes in all."""
     placed, at = [], 0
     for name, type_ in fields:
         size = SIZES[type_]

@@ -50,7 +50,7 @@ _BITS = {
     "b1": 1,
 }
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
-_TYPED = {  # whose operands have the types that types_of gives them
+_TYPED = {  # whose operands have the types that types_of returns
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
@@ -110,13 +110,13 @@ class Low(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An instruction's operands as helpers. None where the instruction has no such thing.
+    """An instruction's operands as helpers. None if the instruction has no such thing.
 
-    `widths` are the bits of `ins`, where the opcode tells, and `types` the types of each or of its elements; the bits
+    `widths` are the bits of `ins`, if the opcode says so, and `types` the types of each or of its elements; the bits
     of `out` are `bits` for each of its elements. With `wider` a register may have more, of which the low ones count.
     `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
     have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that holds
-    it, or what a copy may read of more; `flops` a number, or the descriptor that tells. The result of an asynchronous
+    it, or what a copy may read of more; `flops` a number, or the descriptor that has it. The result of an asynchronous
     operation is not an `out`: it is there when what `pending` names has waited for it.
     """
 
@@ -145,7 +145,7 @@ class Bound:
         return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 
     def width(self, helper: str, part: str = "") -> int | None:
-        """The bits of that, of a whole vector all that it holds; None where the opcode does not say."""
+        """The bits of that, of a whole vector all that it holds; None if the opcode does not say."""
         whole = self.operand(helper)
         count = len(whole.items) if isinstance(whole, tree.Vector) else 1
         if helper == "OUT":
@@ -228,7 +228,7 @@ def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None,
 
 
 def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
-    """The types of the last `count` operands, None where the opcode does not say."""
+    """The types of the last `count` operands, None if the opcode does not say."""
     if instruction.opcode not in _TYPED:
         return (None,) * count
     types = types_of(instruction)

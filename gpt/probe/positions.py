@@ -34,10 +34,10 @@ LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one with
 class Site(NamedTuple):
     """A place in a function that a position means.
 
-    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (behind the last statement, which falls
+    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, which falls
     off the end), instruction, label or line. `first` to `last` are the statements it spans, by their number in
     Module.statements; an entry has first 0, an end the number of statements. A probe's `before` goes in front of
-    first, its `after` behind last; at an entry and at an exit all goes in front, at a label behind.
+    first, its `after` goes after last; at an entry and at an exit all goes in front, at a label after it.
     """
 
     position: Position
@@ -144,7 +144,7 @@ def _ends(body: Body, position: Position) -> Iterable[Site]:
 
 
 def falls_through(statement: Statement) -> bool:
-    """Whether control can come to what stands behind an instruction."""
+    """Whether control can come to what stands after an instruction."""
     return bool(statement.guard) or statement.head.partition(".")[0] not in LEAVES
 
 

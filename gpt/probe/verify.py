@@ -188,7 +188,7 @@ class _Check:
             case _:
                 is_fit = node.opcode != "lop3" or place != 4
         if not is_fit:
-            raise self.refuse(f"'{operand}' has no place in '{node}'")
+            raise self.refuse(f"'{node}' does not take '{operand}'")
 
     def written(self, operand: tree.Operand) -> None:
         if not isinstance(operand, tree.Name) or operand.parts or operand.name == "_":
@@ -225,7 +225,7 @@ class _Check:
             case tree.Address() | tree.Index():
                 raise self.refuse(f"accesses memory, '{operand}'")
             case _:
-                raise self.refuse(f"'{operand}' has no place in a probe")
+                raise self.refuse(f"a probe may not use '{operand}'")
 
     def helper(self, name: str) -> None:
         kinds = {position.kind for position in self.probe.positions}

@@ -47,7 +47,7 @@ def parse_names(text: bytes) -> Contents:
 def _iter_directives(text: bytes) -> Iterator[int]:
     """Where `.entry`, `.func`, `.global` and `.const` stand outside of comments, and a blank after them.
 
-    Compilers write few block comments but a line comment for each inline `asm`: where there are no block comments,
+    Compilers write few block comments but a line comment for each inline `asm`: if there are no block comments,
     it is seen to only whether a line that has a directive has a comment before it.
     """
     if b"*" in text and b"/*" in text:  # the first is the quicker search
@@ -86,7 +86,7 @@ def _iter_outside(text: bytes, comments: Iterator[tuple[int, int]]) -> Iterator[
 def _iter_comments(text: bytes) -> Iterator[tuple[int, int]]:
     """Where each comment begins and ends. One that is never closed is none."""
     for found in _COMMENT.finditer(text):
-        if found[0] == b"/*":  # nor is any behind it closed
+        if found[0] == b"/*":  # nor is a later one closed
             yield from (line.span() for line in _LINE_COMMENT.finditer(text, found.end()))
             return
         yield found.span()

@@ -1,8 +1,8 @@
-"""The parameters of a kernel: where they are, and room for more behind them.
+"""The parameters of a kernel: where they are, and room for more after them.
 
-They are in a constant bank, behind what the driver keeps there, and an alignment is that of the address: with 528 bytes
-in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas tells it in EIATTR_KPARAM_INFO; to its limit
-such room does not count.
+They are in a constant bank, after what the driver keeps there, and an alignment is that of the address: with 528 bytes
+in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas reports it in EIATTR_KPARAM_INFO; its limit
+does not count such gaps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def reserved(target: int) -> int:
 
 
 def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
-    """Where a kernel's parameters are behind so many bytes, each aligned as its type or `.align` says.
+    """Where a kernel's parameters are after so many bytes, each aligned as its type or `.align` says.
 
     Raises MalformedError, at `where`, for numbers that are none.
     """
@@ -58,8 +58,8 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
     return found
 
 
-def behind(params: list[Param], count: int) -> list[Param]:
-    """`count` addresses behind these parameters."""
+def addresses_after(params: list[Param], count: int) -> list[Param]:
+    """`count` more parameters after these: addresses."""
     end = params[-1].offset + params[-1].size if params else 0
     first = -(-end // 8) * 8
     return [Param(first + 8 * number, 8) for number in range(count)]
@@ -71,14 +71,14 @@ def limit(version: tuple[int, int]) -> int:
 
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:
-    """Where more parameters of a function go: the offset, and what stands before and behind them."""
+    """Where more parameters of a function go: the offset, and what to write before and after them."""
     params = parse_params(module, function)
     end = function.body or function.end
-    behind = find_name(module.skeleton, function.name, function.start, end) + len(function.name)
+    after = find_name(module.skeleton, function.name, function.start, end) + len(function.name)
     if params is None:
-        return behind, "(", ")"
+        return after, "(", ")"
     depth = 0
-    for bracket in re.compile(r"[()]").finditer(module.skeleton, behind):
+    for bracket in re.compile(r"[()]").finditer(module.skeleton, after):
         depth += 1 if bracket[0] == "(" else -1
         if not depth:
             break

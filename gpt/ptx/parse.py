@@ -85,7 +85,7 @@ def parser() -> Lark:
 
 
 def _tables() -> str | bool:
-    """Where lark keeps its tables, keyed by the grammar and its own version; False where there is no place."""
+    """Where lark keeps its tables, keyed by the grammar and its own version; False if there is no place."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt"
     try:
         folder.mkdir(parents=True, exist_ok=True)

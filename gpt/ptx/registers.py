@@ -45,7 +45,7 @@ class Registers(dict[str, str | None]):
 
 
 def _common(types: set[str]) -> str:
-    """What registers of these types have in common: a type, or their size; empty where that is nothing."""
+    """What registers of these types have in common: a type, or their size; empty if that is nothing."""
     known = {_OTHER.get(type_, type_) for type_ in types}
     if len(known) > 1:
         known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}

@@ -8,7 +8,7 @@ The language, as ptxas takes it (tried, for no page says it): a string has no es
 `.target`, `.address_size`, `.file`, `.loc` end without a semicolon; an instruction may stand on several lines and
 several on one; a function's attributes, between `)` and `{`, may hold a `.pragma` with its semicolon; `# 3 "name"` and
 `#line 3 "name"`, as a preprocessor leaves them, are blanks in any place. No blank needs to stand before a dot, and none
-may behind it.
+may after it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first name, empty where there is none."""
+        """The first name, empty if there is none."""
         return self.names[0] if self.names else ""
 
 
@@ -131,7 +131,7 @@ class Statement(NamedTuple):
 class Module:
     """A module that was cut. `name` stands in messages; `skeleton` is the text without comments and strings.
 
-    One that is a part of another is made of `pieces` of it, each with its offset here and there; messages give places
+    One that is a part of another is made of `pieces` of it, each with its offset here and there; messages state places
     in the whole.
     """
 
@@ -318,7 +318,7 @@ _GROUPS = ("variable", "function", "line", "section", "pragma", "named", "other"
 
 
 def _more_names(rest: str) -> Iterator[str]:
-    """The names behind the first one in a declaration."""
+    """The names after the first one in a declaration."""
     if "," in rest:
         at = 0
         while found := _NEXT_NAME.match(rest, at):

@@ -22,7 +22,7 @@ def _list(items: Iterable[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register, variable, label or function; `parts` are what stands behind it: `.x` of `%tid.x`."""
+    """A register, variable, label or function; `parts` are what stands after it: `.x` of `%tid.x`."""
 
     name: str
     parts: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Prefixed:
-    """An operand behind `-`, `+`, `!`, `~` or casts, `(.s64)`, outermost first."""
+    """An operand after `-`, `+`, `!`, `~` or casts, `(.s64)`, outermost first."""
 
     prefixes: tuple[str, ...]
     operand: Operand
@@ -157,7 +157,7 @@ class Specifier:
 
 @dataclass(frozen=True, slots=True)
 class Declarator:
-    """A declared name: `%r<9>` has a count, `x[4][]` dimensions (None where empty), `x = 4` a value."""
+    """A declared name: `%r<9>` has a count, `x[4][]` dimensions (None if empty), `x = 4` a value."""
 
     name: str
     count: str | None = None
@@ -198,7 +198,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What stands behind a function's parameters: `.maxntid 256, 1, 1`."""
+    """What stands after a function's parameters: `.maxntid 256, 1, 1`."""
 
     word: str
     values: tuple[str, ...] = ()
@@ -292,7 +292,7 @@ class Scope:
 class FunctionNode:
     """An entry or device function: `kind` is `.entry` or `.func`; without `body` it is declared only.
 
-    `specifiers` stand before the kind (`.visible`), `more` behind it (`.attribute(...)`).
+    `specifiers` stand before the kind (`.visible`), `more` after it (`.attribute(...)`).
     """
 
     specifiers: tuple[Specifier, ...]

@@ -14,7 +14,7 @@ SIZES = {  # bytes of the types of registers; a predicate has none
     "pred": 0,
 }
 
-# Special registers that a probe may read: they tell where and when it runs, and change nothing.
+# Special registers that a probe may read: they say where and when it runs, and change nothing.
 SPECIAL = {
     **dict.fromkeys(("%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid"), "u32"),
     **dict.fromkeys(("%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank"), "u32"),
@@ -39,7 +39,7 @@ PACKED = {  # types of registers of plain bits only, and of no constants
 
 
 def types_of(instruction: tree.Instruction) -> list[str | None]:
-    """The type of each operand, None where the opcode does not say."""
+    """The type of each operand, None if the opcode does not say."""
     named = [PACKED.get(word, word) for word in (m[1:] for m in instruction.modifiers)]
     found = [word for word in named if word in SIZES]
     last = found[-1] if found else None
@@ -99,7 +99,7 @@ def takes_no_constant(instruction: tree.Instruction, place: int) -> bool:
 
 
 def integer(text: str) -> int | None:
-    """The value of an integer constant of PTX, None of what is none or takes more than 64 bits."""
+    """The value of an integer constant of PTX, None if it is not one or takes more than 64 bits."""
     found = _INTEGER.fullmatch(text)
     if not found:
         return None

@@ -49,7 +49,7 @@ class AnswerTable:
     """
 
     def __init__(self, answer: Record, most: int = MOST) -> None:
-        """Raises MalformedError where the rows make no sense."""
+        """Raises MalformedError if the rows make no sense."""
         fields, rows = packed.unpack_rows(answer)
         first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
         columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))
@@ -167,7 +167,7 @@ class AnswerReport:
         return None
 
     def text(self) -> str:
-        """All of them. Raises MalformedError where a row makes no sense."""
+        """All of them. Raises MalformedError if a row makes no sense."""
         return self._write(list(self._answers.values()))
 
 

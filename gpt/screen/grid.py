@@ -23,7 +23,7 @@ GAP = 2  # columns between columns
 
 
 def screen_width() -> int:
-    """Columns that a line may have: COLUMNS, or the terminal's, at most 160; 80 where there is none."""
+    """Columns that a line may have: COLUMNS, or the terminal's, at most 160; 80 if there is none."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdecimal() and int(columns[:6]):
         return int(columns[:6])

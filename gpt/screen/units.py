@@ -21,7 +21,7 @@ def human_count(number: float, sign: str = "-") -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share, `-` where there is no whole."""
+    """A share, `-` if there is no whole."""
     if not whole:
         return "-"
     return human_share(100 * part / whole)

@@ -23,7 +23,7 @@ class Clock:
     """The clock of one segment. `ns_per_tick` may change with each `add`."""
 
     def __init__(self, header: dict[str, Any]) -> None:
-        """Raises MalformedError where the header pairs ticks with no rate."""
+        """Raises MalformedError if the header pairs ticks with no rate."""
         self.monotonic: int = header["monotonic"]
         if self.monotonic >= LIMIT:
             raise MalformedError("header: monotonic is over 73 years")

@@ -45,7 +45,7 @@ class Durations:
         self._bins += other._bins
 
     def percentile(self, part: float) -> float:
-        """The duration that `part` of all, 0 to 1, are not longer than; 0 where there are none."""
+        """The duration that `part` of all, 0 to 1, are not longer than; 0 if there are none."""
         if not self.count:
             return 0.0
         rank = max(1, int(np.ceil(part * self.count)))

@@ -51,7 +51,7 @@ class Trace:
         self._open = False
 
     def __iter__(self) -> Iterator[Record]:
-        """Its records. Raises MalformedError where they are none; what was read before counts."""
+        """Its records. Raises MalformedError if they are none; what was read before counts."""
         for record in self._read(self.path):
             match record["kind"]:
                 case "header":
@@ -90,7 +90,7 @@ class Trace:
 class Follow:
     """The traces at `paths` and those of their children, each once; None is standard input, which has no folder.
 
-    `read` gives the records of one. `absent` are, as far as they are known by now, traces of children that are no
+    `read` returns the records of one. `absent` are, as far as they are known by now, traces of children that are no
     regular files: the name of the trace that names it, and its path.
     """
 

@@ -1,6 +1,6 @@
 """Kernels that were launched by launching a graph: 16 bytes are kept of each such launch.
 
-A call tells the graph's handle. The driver gives a handle again when its graph is gone, so a launch means the graph
+A call has the graph's handle. The driver uses a handle again when its graph is gone, so a launch means the graph
 that had the handle when it began; the `graph` record says from when on.
 """
 

@@ -59,7 +59,7 @@ class Process:
     """
 
     def __init__(self, header: Record, kinds: frozenset[str]) -> None:
-        """Raises MalformedError where the header makes no sense."""
+        """Raises MalformedError if the header makes no sense."""
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
@@ -93,7 +93,7 @@ class Process:
         return self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
 
     def add(self, record: Record) -> None:
-        """Takes a record in. Raises MalformedError where it is nonsense."""
+        """Takes a record in. Raises MalformedError if it is nonsense."""
         kind = record["kind"]
         if kind not in self._kinds:
             return

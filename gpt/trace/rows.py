@@ -39,7 +39,7 @@ GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}
 def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:
     """The fields of its rows whose names are `known`, as a dtype.
 
-    Raises MalformedError where the record makes no sense, or a field that is known has another type.
+    Raises MalformedError if the record makes no sense, or a field that is known has another type.
     """
     found = [field for field in packed.parse_fields(record) if field.name in known]
     if odd := next((field.name for field in found if field.type != known[field.name]), None):
@@ -61,7 +61,7 @@ class Layout:
         self.dtype = dtype
 
     def require(self, kind: str, names: Iterable[str]) -> None:
-        """Raises MalformedError where a field is missing."""
+        """Raises MalformedError if a field is missing."""
         if missing := [name for name in names if name not in (self.dtype.names or ())]:
             raise MalformedError(f"{kind}: no field '{missing[0]}'")
 
@@ -84,7 +84,7 @@ def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
 
 
 class Collector:
-    """Takes in records of a kind, or those that its rows have in JSON, and gives back arrays of rows.
+    """Takes in records of a kind, or those that its rows have in JSON, and returns arrays of rows.
 
     `needed` are fields that must be there, of those `known`; where the first of them is 0 a row is not used.
     """
@@ -102,7 +102,7 @@ class Collector:
         return self._size >= BATCH
 
     def add(self, record: dict[str, Any]) -> None:
-        """Takes a record in. Raises MalformedError where it is nonsense."""
+        """Takes a record in. Raises MalformedError if it is nonsense."""
         layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:

@@ -44,7 +44,7 @@ class Used:
     `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
     may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
     of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory, each with the
-    libraries whose code did it, None where that is not known. `loaded` are the files that were loaded, by path.
+    libraries whose code did it, None if that is not known. `loaded` are the files that were loaded, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Used:
 
 
 def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
-    """Reads and unites the files. Raises GptError where one is incomplete, MalformedError where it is nonsense."""
+    """Reads and unites the files. Raises GptError if one is incomplete, MalformedError if it is nonsense."""
     used = Used()
     for path in paths:
         with open(path, "rb") as file:

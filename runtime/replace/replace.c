@@ -328,7 +328,7 @@ static bool origin_of(const struct link_map *map, char origin[PATH_MAX]) {
     return size > 0 && folder_of(program, origin);
 }
 
-// Writes out $ORIGIN. False where it is not in the text, or the result is too long.
+// Writes out $ORIGIN. False if it is not in the text, or the result is too long.
 static bool expand_origin(const char *text, const char *origin, char *into, size_t room) {
     bool found = false;
     size_t at = 0, size = strlen(origin);

@@ -95,7 +95,7 @@ def write_trace(path: Path, calls: int) -> None:
 
 
 def check(trace: Path, calls: int) -> None:
-    """Raises SystemExit where the summary does not count what was written."""
+    """Raises SystemExit if the summary does not count what was written."""
     done = subprocess.run(["gpt-analyze", "summary", "--json", trace], capture_output=True, check=True, text=True)
     found = [record for record in map(json.loads, done.stdout.splitlines()) if record["kind"] == "row"]
     counts = [row["calls"] for row in found if row["answer"] == "processes"]

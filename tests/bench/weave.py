@@ -85,7 +85,7 @@ def modules(library: str, wheel: str) -> Iterator[scan.Module]:
 
 
 def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
-    """CPU seconds of ptxas, the registers and spilled bytes that it tells; None where it refuses."""
+    """CPU seconds of ptxas, the registers and spilled bytes that it tells; None if it refuses."""
     path = folder / "k.ptx"
     path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -162,7 +162,7 @@ def large_module(folder: Path) -> tuple[Path, str]:
 
 
 def of_probe(rows: list[dict[str, Any]], probe: str) -> list[tuple[float, dict[str, float]]]:
-    """What came of a probe in the kernels that have something for it, each behind the seconds of ptxas."""
+    """What came of a probe in the kernels that have something for it, each after the seconds of ptxas."""
     return [(row["seconds"], row["probes"][probe]) for row in rows if probe in row["probes"]]
 
 

@@ -14,7 +14,7 @@ sign <located.mp | gpt-patch -o signed --json >signed.jsonl
 cmp direct/libdemo.so signed/libdemo.so
 head -n 1 signed.jsonl | grep -F '"via": ["gpt-locate", "sign", "gpt-patch"]'
 
-# All behind the header is what it was, byte for byte.
+# All after the header is what it was, byte for byte.
 sign <located.mp >signed.mp
 test $(($(wc -c <signed.mp) - $(wc -c <located.mp))) -eq 5
 tail -c 20000 located.mp >end

@@ -58,7 +58,7 @@ expect() { # STATUS WORDS COMMAND...
     grep -q -e "$words" err || { cat err; exit 1; }
     test "$(grep -c error: err)" -eq 1
 }
-expect 2 "is none of" gpt-negativa frobnicate
+expect 2 "is not one of" gpt-negativa frobnicate
 expect 2 "not a compute capability" gpt-negativa debloat --arch foo -- touch ran
 test ! -e ran
 expect 2 "locate requires" gpt-negativa locate

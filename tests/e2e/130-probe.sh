@@ -20,7 +20,7 @@ gpt-asm --arch sm_90,sm_100 --compare --json <probed.mp >assembled.json
 test "$(jq -s 'map(select(.kind == "cubin")) | length' assembled.json)" -eq 2
 jq -es 'map(select(.registers_before)) | length == 2 and all(.registers >= .registers_before)' assembled.json >/dev/null
 
-# Every map has its parameter, behind those of the kernel.
+# Every map has its parameter, after those of the kernel.
 jq -es 'map(select(.maps))[0] | [.params[].offset, .added[].offset] == [0, 8, 16, 24, 32, 40]' assembled.json >/dev/null
 
 # Each inserted line ends in its origin, and stands between two line ends of its own.

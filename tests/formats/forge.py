@@ -31,7 +31,7 @@ def cubin(symbols: int, names: bytes = b"\0a\0", *, name: int = 1) -> bytes:
 
 
 def compiled(kernels: list[bytes], code: bytes, *, real: list[bytes] | None = None, gap: int = 0) -> bytes:
-    """A cubin as nvcc lays it out, `gap` zeros behind each table of names.
+    """A cubin as nvcc lays it out, `gap` zeros after each table of names.
 
     `real` are the kernels that its headers name, if others than its first bytes do.
     """

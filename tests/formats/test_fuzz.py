@@ -21,7 +21,7 @@ fuzz = settings(deadline=None, max_examples=300, suppress_health_check=list(Heal
 
 
 def read(data, scan=True):
-    """All that gpt-extract does with a file; the number of its elements, or None where it is refused."""
+    """All that gpt-extract does with a file; the number of its elements, or None if it is refused."""
     try:
         found = find_image(Source("file", data))
         if found is None:

@@ -26,7 +26,7 @@ ABSENT(hook_set_image)
 ABSENT(hook_share_image)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static uint8_t *room; // with a page behind it that cannot be read
+    static uint8_t *room; // with a page after it that cannot be read
     if (!room) {
         room = mmap(NULL, ROOM + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (room == MAP_FAILED || mprotect(room + ROOM, 4096, PROT_NONE))

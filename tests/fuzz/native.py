@@ -36,7 +36,7 @@ class Harness:
 
 
 def build(harness: Harness, folder: Path, guided: bool) -> Path:
-    """The executable; `guided` by libFuzzer. Raises CalledProcessError where it cannot be built."""
+    """The executable; `guided` by libFuzzer. Raises CalledProcessError if it cannot be built."""
     out = folder / f"{harness.name}{'.guided' if guided else ''}"
     compiler = ["clang", "-fsanitize=fuzzer"] if guided else [os.environ.get("CC", "cc"), HERE / "driver.c"]
     command = [*compiler, *FLAGS, HERE / f"fuzz_{harness.name[2:]}.c", "-o", out]
@@ -45,7 +45,7 @@ def build(harness: Harness, folder: Path, guided: bool) -> Path:
 
 
 def why_not(folder: Path, guided: bool = False) -> str | None:
-    """Why no harness can be built here; None where one can."""
+    """Why no harness can be built here; None if one can."""
     compiler = "clang" if guided else os.environ.get("CC", "cc")
     if not shutil.which(compiler):
         return f"no {compiler}" + (" (Debian: apt-get install clang libclang-rt-14-dev)" if guided else "")

@@ -89,7 +89,7 @@ class Bench:
         print(f"{time.monotonic() - self._start:6.1f} s  {fact}", flush=True)
 
     def run(self, line: list[str], env: dict[str, str] | None = None, what: str = "") -> tuple[str, str]:
-        """Standard output and error. Raises OutOfTime, and RuntimeError where a command fails."""
+        """Standard output and error. Raises OutOfTime, and RuntimeError if a command fails."""
         left = self._seconds - (time.monotonic() - self._start)
         try:
             if left <= 0:

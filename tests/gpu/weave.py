@@ -31,7 +31,7 @@ from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 
-STRIP = 4096  # bytes behind a buffer that nobody may write
+STRIP = 4096  # bytes after a buffer that nobody may write
 FILL = 0xA5
 
 # Maps that are too small: what does not fit is dropped and counted.
@@ -224,7 +224,7 @@ class Gpu:
         return value.value
 
     def put(self, data: bytes) -> ctypes.c_uint64:
-        """A new buffer with these bytes, and a strip behind them."""
+        """A new buffer with these bytes, and a strip after them."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data) + STRIP))
         self.call("cuMemcpyHtoD_v2", address, data + bytes([FILL]) * STRIP, ctypes.c_size_t(len(data) + STRIP))
@@ -321,7 +321,7 @@ def check_block_sched(counts: Any, slots: Any, case: Case, sms: int) -> str:
 
 
 def check_slots(counts: Any, slots: Any, case: Case, level: str, capacity: int) -> str:
-    """Every load was counted once a thread, or once a group; the first ones are there, what lies behind is empty."""
+    """Every load was counted once a thread, or once a group; the first ones are there, what lies after is empty."""
     i, t = case.numbers()
     loads = case.read(i, t, case) // 4
     if level == "thread":

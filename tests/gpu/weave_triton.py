@@ -159,7 +159,7 @@ def sums(record: Record, data: bytes, units: int) -> dict[str, int]:
 
 
 def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
-    """Runs a kernel without and with probes. Raises AssertionError where anything is not as it must be."""
+    """Runs a kernel without and with probes. Raises AssertionError if anything is not as it must be."""
     cubin = next(record["data"] for record in records if record["kind"] == "cubin")
     woven = next(record for record in records if record["kind"] == "kernel" and "maps" in record)
     grid = (*launch.grid, 1, 1)[:3]

@@ -100,7 +100,7 @@ def test_x86_code():
     assert not x86(lea, after + 0x1235 + 8)
     back = b"\x48\x8b\x0d" + struct.pack("<i", -0x300)
     assert x86(back, after - 0x300)
-    compare = b"\x48\x81\x3d" + struct.pack("<ii", 0x500, 77)  # an immediate stands behind the displacement
+    compare = b"\x48\x81\x3d" + struct.pack("<ii", 0x500, 77)  # an immediate stands after the displacement
     assert x86(compare, after + 4 + 0x500)
     move = b"\xbf" + struct.pack("<I", 0x40_5000)
     assert x86(move, 0x40_5000, fixed=True)

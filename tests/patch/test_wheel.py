@@ -141,7 +141,7 @@ def raw_of(path):
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe: zipfile puts sizes behind the members then."""
+    """A pipe: zipfile puts sizes after the members then."""
 
     def __init__(self, file):
         self._file = file
@@ -154,7 +154,7 @@ class Unseekable(io.RawIOBase):
 
 
 def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
-    """Folders, modes, dates, comments, extra fields, names, methods, sizes behind members, RECORDs of others."""
+    """Folders, modes, dates, comments, extra fields, names, methods, sizes after members, RECORDs of others."""
     path, nested = tmp_path / "pkg-1-py3-none-any.whl", "pkg/_vendor/other-1.dist-info/RECORD"
     record = (
         b'pkg/a.so,sha256=x,1\r\n"pkg/q,""1.txt",sha256=y,2\r\n,,\r\n./pkg/b.so,md5=z,3\r\n\r\npkg-1.dist-info/RECORD,,'

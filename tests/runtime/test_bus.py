@@ -42,7 +42,7 @@ OWN = r"""
 #include <sys/mman.h>
 static sigjmp_buf back;
 static volatile int hits;
-static char *beyond(void) { // memory behind the end of a file
+static char *beyond(void) { // memory after the end of a file
     int file = open("FILE", O_RDWR | O_CREAT | O_TRUNC, 0666);
     char *memory = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     assert(memory != MAP_FAILED);

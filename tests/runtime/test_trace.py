@@ -198,7 +198,7 @@ def test_other_processes_are_children_of_the_first(tmp_path):
     children = trace.of("child")
     assert trace.functions == ["foo"] and len(children) == 3
     assert {child["how"] for child in children} == {"spawn"}
-    # The first had ended: each of them wrote a segment behind its own.
+    # The first had ended: each of them wrote a segment after its own.
     assert trace.kinds["header"] == trace.kinds["end"] == 4
     assert set(read_used([tmp_path / "t.mp"], allow_incomplete=False).names) == {"foo", "bar"}
     next(tmp_path.glob("t.mp.*")).unlink()

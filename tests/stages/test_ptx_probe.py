@@ -50,7 +50,7 @@ def weave(*options, data, status=0):
 
 def test_each_kernel_alone_with_its_maps(text, probe_file):
     done = weave("-p", probe_file, data=segment(text))
-    assert done.err.splitlines() == ["gpt-ptx-probe: warning: fill, none: left alone, no probe has a place in it"]
+    assert done.err.splitlines() == ["gpt-ptx-probe: warning: fill, none: left alone, no probe applies to it"]
     woven, left = done.kind("ptx")
     assert (woven["id"], woven["kernels"], left["id"], left["kernels"]) == (0, ["copy"], 1, ["fill", "none"])
     module = scan_module(text)
@@ -65,7 +65,7 @@ def test_each_kernel_alone_with_its_maps(text, probe_file):
     assert copy["added"] == [{"offset": 16, "size": 8, "map": map_["id"]}]
     assert copy["maps"] == [map_["id"]] and copy["verified"] == 1
     assert copy["sites"] == [{"probe": "loads.loads", "position": "ld.global", "matched": 1, "woven": 1}]
-    assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe has a place in it"
+    assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe applies to it"
     assert "maps" not in fill
 
 
@@ -106,7 +106,7 @@ def test_on_a_terminal_there_is_a_table(probe_file, tmp_path):
     assert rows[0] == ["kernel", "places", "woven", "maps", "variables"]
     assert rows[1][0] == "sum" and rows[1][3:] == ["1", "4"]
     assert rows[2] == ["alone", "1", "1", "1", "0"]
-    assert rows[3] == ["none:", "no", "probe", "has", "a", "place", "in", "it"]
+    assert rows[3] == ["none:", "no", "probe", "applies", "to", "it"]
 
 
 def test_built_in_probes_and_names(text):

@@ -37,7 +37,7 @@ TIMEOUT = 600  # seconds of ptxas, as gpt-asm has it
 WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
 OLDEST = Target(7, 5, "")  # that ptxas knows
 BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # whose added registers are to be few
-NOWHERE = "no probe has a place in it"
+NOWHERE = "no probe applies to it"
 Result = dict[str, Any]
 
 

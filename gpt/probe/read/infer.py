@@ -1,4 +1,4 @@
-"""The shared registers of the second generation, `%NR0`, `%PD0`: nobody declares them, their use tells their type."""
+"""The shared registers of the second generation, `%NR0`, `%PD0`: not declared; their use decides their type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler names registers so
 
 
 def infer_types(probes: list[Probe], declared: list[Register], path: str) -> list[Register]:
-    """The declared registers and those that need no declaration. Raises GptError where uses disagree.
+    """The declared registers and those that need no declaration. Raises GptError if uses disagree.
 
     What an instruction says counts, and only where none does, the field that a register is saved in.
     """

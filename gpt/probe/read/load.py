@@ -46,7 +46,7 @@ def load_probes(path: Path) -> ProbeFile:
 
 
 def load_all(probes: list[str]) -> list[ProbeFile]:
-    """The probe files that are meant, each once. Raises UsageError where records would give two of them one name."""
+    """The probe files that are meant, each once. Raises UsageError if records would give two of them one name."""
     paths: dict[str, Path] = {}
     for path in map(find_probe, probes):
         if not path.samefile(paths.setdefault(path.stem, path)):

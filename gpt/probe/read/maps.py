@@ -57,7 +57,7 @@ def make_map(
     """A map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
     placed, taken = layout(fields)
     if level not in LEVELS:
-        raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)
+        raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)
     if size < taken:
         raise GptError(f"{what}: {taken} bytes of fields in a record of {size}", where)
     if size > MAX_SIZE:
@@ -65,7 +65,7 @@ def make_map(
     if capacity is not None and not 0 < capacity <= MAX_CAPACITY:
         raise GptError(f"{what}: capacity {capacity} is not from 1 to {MAX_CAPACITY}", where)
     if leader not in LEADERS:
-        raise GptError(f"{what}: leader '{leader}' is none of {', '.join(LEADERS)}", where)
+        raise GptError(f"{what}: leader '{leader}' is not one of {', '.join(LEADERS)}", where)
     if leader != "active" and (level == "thread" or type == "total"):
         raise GptError(f"{what}: a leader where every thread saves", where)
     if budget is not None and not parse_number(budget):

@@ -93,7 +93,7 @@ class _File:
                 case ast.Assign([ast.Name(name)], value) if (found := number(value, self.constants)) is not None:
                     self.constants[name] = found
                 case _:
-                    raise self.fault(node, f"'{_first_line(node)}' has no place in a probe file")
+                    raise self.fault(node, f"a probe file may not contain '{_first_line(node)}'")
         for function in functions:  # after all that they may name
             self.probe(function)
         if not self.probes:
@@ -104,7 +104,7 @@ class _File:
         )
 
     def check_names(self, module: ast.Module) -> None:
-        """Refuses `x.clock()` where x is nothing that was imported."""
+        """Refuses `x.clock()` if x was not imported."""
         nodes = list(ast.walk(module))
         imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
@@ -166,7 +166,7 @@ class _File:
         if node.name in self.maps or len({name for name, _ in fields}) < len(fields):
             raise GptError(f"{what}: two of one name", where)
         if options.get("type", "array") not in MAP_TYPES:
-            raise GptError(f"{what}: type is none of {', '.join(MAP_TYPES)}", where)
+            raise GptError(f"{what}: type is not one of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
         capacity = parse_capacity(options.pop("cap", 1), what, where)
         number_of = parse_number(size)
@@ -187,7 +187,7 @@ class _File:
             raise GptError(f"{what}: two of one name", where)
         level = options.get("level", "thread")
         if level not in LEVELS:
-            raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)
+            raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)
         text = options.get("pos", options.get("position"))
         if not isinstance(text, str):
             raise self.fault(node, f'{what}: needs pos="..."')

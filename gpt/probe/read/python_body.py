@@ -42,7 +42,7 @@ class Compiler(Values):
                     self._save(name, values, guard)
                 case _:
                     first = ast.unparse(statement).partition("\n")[0]
-                    raise self.fault(statement, f"'{first}' has no place in a probe")
+                    raise self.fault(statement, f"a probe may not contain '{first}'")
 
     def _assign(self, name: str, value: Value, guard: tree.Guard | None) -> None:
         if name in self.constants or name in self.maps:
@@ -102,7 +102,7 @@ class Compiler(Values):
         if len(turns[: MAX_TURNS + 1]) > MAX_TURNS:
             raise self.fault(node, f"loops more than {MAX_TURNS} times")
         if name in self.constants or name in self.shared or name in self.own:
-            raise self.fault(node, f"'{name}' counts a loop and is something else, too")
+            raise self.fault(node, f"'{name}' counts a loop and is also used for something else")
         for turn in turns:
             self.turns += 1
             if self.turns > MAX_ALL_TURNS:

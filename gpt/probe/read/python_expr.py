@@ -21,7 +21,7 @@ class Type:
     bits: int
 
     def constant(self, value: int | float) -> str:
-        """A constant of this type in PTX. Raises ValueError where it does not fit."""
+        """A constant of this type in PTX. Raises ValueError if it does not fit."""
         if self.kind == "f":
             try:
                 data = struct.pack(">f" if self.bits == 32 else ">d", float(value))
@@ -38,7 +38,7 @@ TYPES = {
     for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
 } | {"i32": Type("s32", "s", 32), "i64": Type("s64", "s", 64)}
 PRED = Type("pred", "p", 1)
-# What nl.NAME and nl.NAME() are; an operand has no type until something gives it one.
+# What nl.NAME and nl.NAME() are; an operand has no type until its use decides.
 SOURCES: dict[str, tuple[str, str | None]] = {
     **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
     "addr": ("ADDR", "u64"),
@@ -215,7 +215,7 @@ class Values:
                 return self._compute(f"selp.b{type_of.bits}", type_of, a, b, held)
             case ast.Name(name):
                 raise self.fault(node, f"'{name}' is not set")
-        raise self.fault(node, f"'{ast.unparse(node)}' is nothing that a probe can compute")
+        raise self.fault(node, f"a probe cannot compute '{ast.unparse(node)}'")
 
     def _type(self, node: ast.expr) -> Type:
         match node:
@@ -242,7 +242,7 @@ class Values:
             raise self.fault(self.node, "'/' of integers; '//' divides them")
         opcode = _BINARY.get(type(op), ("", ""))[type_.kind == "f"]
         if not opcode:
-            raise self.fault(self.node, f"this operation is none of {type_.name}")
+            raise self.fault(self.node, f"no such operation on {type_.name}")
         return self._compute(opcode.format(t=_arithmetic(type_), n=type_.bits), type_, a, b)
 
     def _unary(self, op: ast.unaryop, value: Value) -> Value:
@@ -257,7 +257,7 @@ class Values:
         if isinstance(op, ast.USub) and value.type.kind in "usbf":
             name = value.type.name if value.type.kind == "f" else f"s{value.type.bits}"
             return self._compute(f"neg.{name}", value.type, self._operand(value))
-        raise self.fault(self.node, f"this operation is none of {value.type.name}")
+        raise self.fault(self.node, f"no such operation on {value.type.name}")
 
     def _compare(self, op: ast.cmpop, left: Value, right: Value) -> Value:
         if type(op) not in _COMPARE:

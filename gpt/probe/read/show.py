@@ -85,7 +85,7 @@ def _probe(probe: Probe) -> dict[str, Any]:
 
 
 def _position(position: Position) -> str:
-    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only behind a point
+    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only after a point
     return f".{position}" if is_word else str(position)
 
 

@@ -54,7 +54,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             elif isinstance(node, tree.Instruction | tree.Label):
                 lines.append(Line(node, line))
             else:
-                raise GptError(f"probe '{probe}': '{statement.head}' has no place in a probe", f"{path}:{line}")
+                raise GptError(f"probe '{probe}': a probe may not contain '{statement.head}'", f"{path}:{line}")
     except MalformedError as error:
         if module is not None or not error.where.startswith(":"):
             raise
@@ -65,7 +65,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
 
 def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[tree.Statement]:
     if text in ("{", "}"):
-        raise GptError(f"probe '{probe}': scopes have no place in a probe", f"{path}:{line}")
+        raise GptError(f"probe '{probe}': a probe may not contain scopes", f"{path}:{line}")
     try:
         return parse_statements(text, "")
     except MalformedError as error:

@@ -204,7 +204,7 @@ class _TomlReader:
                 raise MalformedError(f"{what}: unknown key '{key}'", self.where("map", name, key))
         if table.get("type", "array") not in model.MAP_TYPES:
             known = ", ".join(model.MAP_TYPES)
-            raise GptError(f"{what}: type '{table['type']}' is none of {known}", self.where("map", name, "type"))
+            raise GptError(f"{what}: type '{table['type']}' is not one of {known}", self.where("map", name, "type"))
         given = [key for key in ("data", "regs", "fields") if key in table]
         if len(given) != 1:
             raise MalformedError(f"{what}: needs its fields, once, as 'data' or 'regs'", where)
@@ -229,12 +229,12 @@ class _TomlReader:
             else:
                 name, type_ = (key if isinstance(given, dict) else f"field{key}"), value
             if not isinstance(name, str | int) or not isinstance(type_, str) or not SIZES.get(type_):
-                raise MalformedError(f"{what}: field '{name}' has no type of a field, as 'u64'", where)
+                raise MalformedError(f"{what}: field '{name}' has no valid type, such as 'u64'", where)
             found.append((str(name), type_))
         if not found:
             raise MalformedError(f"{what}: no fields", where)
         if len({name for name, _ in found}) < len(found):
-            raise GptError(f"{what}: two fields of one name", where)
+            raise GptError(f"{what}: two fields have the same name", where)
         return found
 
     def counted(self, name: str, given: Any) -> None:
@@ -264,7 +264,7 @@ class _TomlReader:
             raise MalformedError(f"{what}: needs one position", self.where(*names))
         if level not in LEVELS:
             where = self.where(*names, "level" if "level" in table else "datamodel")
-            raise GptError(f"{what}: level '{level}' is none of {', '.join(LEVELS)}", where)
+            raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)
         for key in ("before", "after"):
             if not isinstance(table.get(key, ""), str):
                 raise MalformedError(f"{what}: '{key}' is not a string", self.where(*names, key))

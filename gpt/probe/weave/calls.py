@@ -77,8 +77,8 @@ def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, s
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
         if item.kind == "func" and item.name in stateful:
-            at, before, behind = room(module, item)
-            to.add(at, DECLARE, [f"{before}.param .b64 {state.prefix}in{behind}"])
+            at, before, after = room(module, item)
+            to.add(at, DECLARE, [f"{before}.param .b64 {state.prefix}in{after}"])
     for function in functions:
         if function.stateful:
             _pass_on(module, function, function is entry, stateful, state, to)
@@ -90,8 +90,8 @@ def _pass_on(
     used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
     for number, name in _calls(module, function).items():
         if name in stateful:
-            at, before, behind = _find_argument(module, statements[number], name)
-            to.add(at, CALL_IN, [f"{before}%{state.prefix}state{behind}"])
+            at, before, after = _find_argument(module, statements[number], name)
+            to.add(at, CALL_IN, [f"{before}%{state.prefix}state{after}"])
             to.add(in_front(statements, number), STATE_OUT, state.store(used, code))
             to.add(statements[number].end, CALL_OUT, state.load(used, code))
     for number in function.body.numbers("ret") if not is_entry else ():
@@ -104,12 +104,12 @@ def _pass_on(
 
 
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Where one more argument of a call goes, and what stands before and behind it. Raises MalformedError."""
+    """Where one more argument of a call goes, and what to write before and after it. Raises MalformedError."""
     text = module.skeleton
-    behind = find_name(text, name, statement.start, statement.end) + len(name)
-    at = text.find("(", behind, statement.end)
+    after = find_name(text, name, statement.start, statement.end) + len(name)
+    at = text.find("(", after, statement.end)
     if at < 0:
-        return behind, ", (", ")"
+        return after, ", (", ")"
     end = text.find(")", at, statement.end)
     if end < 0:
         raise module.malformed(at, "no end to")

@@ -1,4 +1,4 @@
-"""Lines that are inserted into a module's text, each with a mark behind it by which they are found again.
+"""Lines that are inserted into a module's text, each with a mark after it by which they are found again.
 
 A piece of the text may also be replaced by a line, in whose mark it is kept.
 """
@@ -18,9 +18,9 @@ ADDRESS, _REPLACE = 12, 13  # then what an instruction cannot do without, and wh
 
 
 class _Insertion(NamedTuple):
-    """Lines that go in front of the character at `offset`; `order` and then `number` tell which come first.
+    """Lines that go in front of the character at `offset`; `order` and then `number` decide which come first.
 
-    If `end` is behind `offset`, the text up to there is left out, and kept at the end of the lines.
+    If `end` is after `offset`, the text up to there is left out, and kept at the end of the lines.
     """
 
     offset: int

@@ -1,6 +1,6 @@
 """Pieces of PTX for one place: new registers, and instructions that share them.
 
-A temporary is written once and read behind that; ptxas places it. What several snippets at the place ask for is made
+A temporary is written once and read after that; ptxas places it. What several snippets at the place ask for is made
 once. A Condition is a predicate, maybe negated; None always holds.
 """
 

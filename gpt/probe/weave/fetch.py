@@ -1,6 +1,6 @@
 """What a snippet reads of the program at a site: helpers and operands as registers of the types that it wants.
 
-What an instruction overwrites is copied before it, where the snippet asks behind it for what was there.
+What an instruction overwrites is copied before it, if the snippet asks for the old value after it.
 """
 
 from __future__ import annotations

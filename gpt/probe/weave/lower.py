@@ -23,9 +23,9 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Lowering:
-    """One snippet at one site. `run` gives the lines to put before the instruction, and those of the snippet.
+    """One snippet at one site. `run` returns the lines to put before the instruction, and those of the snippet.
 
-    `base` gives the register with the address of a map's buffer; `used` collects the registers of the file, `shared`
+    `base` returns the register with the address of a map's buffer; `used` collects the registers of the file, `shared`
     those of them that outlive the snippet. A line is a text and its line in the probe file.
     """
 

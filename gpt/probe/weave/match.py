@@ -81,7 +81,7 @@ class Surveyed:
 
 
 class Survey:
-    """The functions of a kernel with their probes, and what is told of them."""
+    """The functions of a kernel with their probes, and what is reported of them."""
 
     def __init__(
         self, module: Module, entry: Item, files: Sequence[ProbeFile], shapes: Shapes, code: Callable[[], Code]
@@ -221,8 +221,8 @@ class Survey:
         return True
 
     def _drop_idle(self) -> bool:
-        """Drops probes of which nothing would come, and tells whether there were any: of those that share registers,
-        only `kernel` ones matched, which could only tell that nothing happened, or none that saves has a place.
+        """Drops probes that would have no result, and returns whether there were any: of those that share registers,
+        only `kernel` ones matched, which could only say that nothing happened, or none that saves applies.
         """
         placed = {(use.file, use.probe.name) for use in self.uses}
         matched = {(use.file, use.probe.name) for use in self.uses if use.site.position.kind != "kernel"}

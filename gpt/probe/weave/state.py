@@ -14,7 +14,7 @@ from gpt.ptx.types import SIZES
 
 
 class State:
-    """The layout of that memory: the addresses of `maps`, and behind them registers of the probe files `names`."""
+    """The layout of that memory: the addresses of `maps`, and after them registers of the probe files `names`."""
 
     def __init__(self, prefix: str, names: list[Names], maps: list[PlacedMap]) -> None:
         self.prefix, self.names = prefix, names

@@ -24,7 +24,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """A record with other values, its keys in canonical order and those that nobody knows behind."""
+    """A record with other values, its keys in canonical order, then those that are not known."""
     declared = records.KINDS[record["kind"]]
     made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
     return made | {key: value for key, value in record.items() if key not in declared}
@@ -56,7 +56,7 @@ class Weaving:
         self._refused = False  # whether one was left alone in which something may have matched
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[str] = set()  # why kernels are left alone that an error was told of
+        self._faults: set[str] = set()  # why kernels are left alone, of those that had an error
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, or what takes the place of a module."""

@@ -15,7 +15,7 @@ the address of a variable, in whose place 0 stands.
 What goes to `.shared` and `.local` is new for each launch. What stays impossible leaves the kernel alone: textures,
 samplers and surfaces, which are no memory; a variable of a function's own, which nobody finds by name; a call
 through a pointer. That would run a function of the program's module, and may need more registers and stack than
-ptxas, which does not see it, gives the kernel.
+ptxas, which does not see it, assigns to the kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Variable(NamedTuple):
     """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
 
     One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
-    bytes, None where the module does not say.
+    bytes, None if the module does not say.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Variables:
                         raise LeftAlone(f"function '{function.name}' has variables of its own", self.kernel)
         for name, declared in self._constants.items():
             if self._sizes[name] is None and all(one.extern for one in declared):
-                raise LeftAlone(f"nobody says how large '{name}' is, which is defined elsewhere", self.kernel)
+                raise LeftAlone(f"the size of '{name}', which is defined elsewhere, is not known", self.kernel)
         if (count := len(self._offsets)) and 8 * count + sum(self._sizes[n] or 0 for n in self._constants) > CONSTANT:
             raise LeftAlone(f"no room for {count} addresses in constant memory", self.kernel)
 
@@ -207,7 +207,7 @@ class Variables:
         """Replaces the references of a function's body."""
         module = self.module
         if next(self._references(function.start, function.body), None):
-            raise LeftAlone(f"function '{function.name}' gives the name of a variable to something else", self.kernel)
+            raise LeftAlone(f"function '{function.name}' uses the name of a variable for something else", self.kernel)
         references = list(self._references(function.body, function.end))
         if not references:
             return
@@ -231,25 +231,23 @@ class Variables:
     def _reference(
         self, function: Item, statement: Statement, reference: tuple[str, int, int]
     ) -> tuple[int, int, str] | None:
-        """What a register with an address, offset included, replaces in a statement, and that offset; None where the
+        """What a register with an address, offset included, replaces in a statement, and that offset; None if the
         name is not an operand.
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":
-            raise LeftAlone(f"function '{function.name}' gives the name of a variable to something else", self.kernel)
+            raise LeftAlone(f"function '{function.name}' uses the name of a variable for something else", self.kernel)
         opcode = _OPCODE.match(text, statement.start, statement.end)
         assert opcode
         if start < opcode.end():
             return None
-        before, behind = text[opcode.end() : start], _BEHIND.match(text, end, statement.end)
+        before, after = text[opcode.end() : start], _BEHIND.match(text, end, statement.end)
         in_brackets = before.count("[") > before.count("]")
         whole = in_brackets or _WIDE.search(statement.head)
-        if before.rstrip()[-1:] not in ("[", ",") or not behind or not whole:
+        if before.rstrip()[-1:] not in ("[", ",") or not after or not whole:
             where = f"line {self.module.line(start)}"
             raise LeftAlone(f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel)
-        return (
-            (start, end, "") if in_brackets else (start, max(end, behind.end(1)), " ".join((behind[1] or "").split()))
-        )
+        return (start, end, "") if in_brackets else (start, max(end, after.end(1)), " ".join((after[1] or "").split()))
 
     def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:
         """Where the variables in global memory are named between two offsets, in order."""
@@ -259,7 +257,7 @@ class Variables:
 
 
 def _size(specifiers: list[str], dimensions: list[str]) -> int | None:
-    """Bytes of a variable, None where its declaration does not say."""
+    """Bytes of a variable, None if its declaration does not say."""
     types = [found for word in specifiers if (found := _TYPE.match(word))]
     if not types or not all(map(_COUNT.fullmatch, dimensions)):
         return None

@@ -1,10 +1,10 @@
 """Weaves probes into one kernel of a PTX module.
 
 Nothing that the program does is changed: weaving inserts lines (insert.py), lets the kernel find the variables of its
-module (variables.py), and `unweave` gives the program back. A probe's code uses registers of its own, stores to
+module (variables.py), and `unweave` restores the program. A probe's code uses registers of its own, stores to
 buffers of its own, and does not branch out of itself (lower.py, saves.py).
 
-Each map is a parameter more behind the kernel's own, whose offsets stay: the address of its buffer. Code in device
+Each map adds a parameter after the kernel's own, whose offsets stay: the address of its buffer. Code in device
 functions cannot read the kernel's parameters, so a kernel with probes in such functions keeps the addresses, and
 the registers that the probes share, in a piece of local memory (state.py), and hands its address down (calls.py).
 """
@@ -45,14 +45,14 @@ from gpt.probe.weave.state import State
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.probe.weave.variables import Variable, Variables
 from gpt.ptx import tree
-from gpt.ptx.params import Param, behind, layout, limit, reserved, room
+from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 from gpt.records import MAX_RECORD
 
 __all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
-NO_PLACE = "no probe has a place in it"
-NO_SAVE = "no probe that saves has a place in it"
+NO_PLACE = "no probe applies to it"
+NO_SAVE = "no probe that saves applies to it"
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links to any module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
@@ -164,9 +164,9 @@ class _Weaver:
         module = self.module
         own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
         params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
-        if count and behind(plain, count)[-1].offset + 8 > limit(module.version):
+        if count and addresses_after(plain, count)[-1].offset + 8 > limit(module.version):
             raise LeftAlone(f"no room for {count} more parameters", self.kernel)
-        return params, behind(params, count)
+        return params, addresses_after(params, count)
 
     def check(self) -> None:
         """Raises LeftAlone for modules that no probe can go into."""

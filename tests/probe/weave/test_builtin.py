@@ -49,11 +49,11 @@ def assemble(data, arch, folder):
 
 
 def woven(data, kernel, file):
-    """The kernel with probes, or None where there is nothing for them."""
+    """The kernel with probes, or None if there is nothing for them."""
     try:
         found = weave(data, kernel, [file])
     except LeftAlone as error:
-        assert error.fact.startswith("no probe has a place in it")
+        assert error.fact.startswith("no probe applies to it")
         return None
     assert unweave(found.data) == data
     return found

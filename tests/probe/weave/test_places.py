@@ -1,4 +1,4 @@
-"""Where a probe has no place: behind what never comes back, for results that come later, where nothing would be saved;
+"""Where no probe applies: after what never comes back, for results that come later, where nothing would be saved;
 and kernels that need functions of other modules.
 """
 
@@ -98,7 +98,7 @@ def test_a_result_that_is_not_there_yet(position, instruction, waits):
 @pytest.mark.parametrize("body", ["L: bra L;", "trap;", "L: bar.sync 0; ld.global.u32 %r1, [%rd1]; bra L;"])
 @pytest.mark.parametrize("name", ["block_sched", "warp_sched", "gmem_bytes", "sync_wait"])
 def test_a_kernel_that_never_comes_to_its_end(body, name):
-    with pytest.raises(LeftAlone, match=r"no probe (that saves )?has a place in it"):
+    with pytest.raises(LeftAlone, match=r"no probe (that saves )?applies to it"):
         weave(kernel(body), "k", [load_probes(find_probe(name))])
 
 
@@ -106,17 +106,17 @@ def test_what_matches_nothing_is_told_as_that():
     for name in ("warp_progress", "program_progress"):  # one that begins, and one that saves elsewhere
         with pytest.raises(LeftAlone) as caught:
             weave(kernel("ret;"), "k", [load_probes(find_probe(name))])
-        assert caught.value.fact == "no probe has a place in it"
+        assert caught.value.fact == "no probe applies to it"
 
 
 def test_what_only_sets_registers_is_nothing():
-    with pytest.raises(LeftAlone, match="no probe that saves has a place in it"):
+    with pytest.raises(LeftAlone, match="no probe that saves applies to it"):
         weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k",
               [probe('[x]\nposition = "ld.global"\nbefore = ".reg .u32 %a; mov.u32 %a, 1;"\n')])  # fmt: skip
     halves = (
         '[x]\nposition = "bra"\ndatamodel = "thread:16"\nbefore = "SAVE.u64 {CLOCK};"\nafter = "SAVE.u64 {TIME};"\n'
     )
-    with pytest.raises(LeftAlone, match=r"no probe that saves has a place in it: .* an unguarded 'bra' never runs"):
+    with pytest.raises(LeftAlone, match=r"no probe that saves applies to it: .* an unguarded 'bra' never runs"):
         weave(kernel("bra L; L: ret;"), "k", [probe(halves)])
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_fit_leaves_no_halves(name, tmp_path):
     """Registers that are one size here and another there are known when the code is made."""
     body = "{ .reg .f32 r; add.f32 r, %f1, %f2; ld.global.f32 r, [%rd1]; } { .reg .b64 r; }"
     file = load_probes(find_probe(name))
-    with pytest.raises(LeftAlone, match=r"no probe has a place in it: probe '.*' at '.*': an instruction has 'r'"):
+    with pytest.raises(LeftAlone, match=r"no probe applies to it: probe '.*' at '.*': an instruction has 'r'"):
         weave(kernel(f"{body} ret;"), "k", [file])
     both = f"{body} add.f32 %f1, %f1, %f2; ld.global.u32 %r1, [%rd1]; ret;"
     woven = check(kernel(both), file, tmp_path=tmp_path)

@@ -321,7 +321,7 @@ def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
     file = load_probes(find_probe("gmem_bytes"))
     data = kernel(body.replace("W", ", ".join(f"%r{n}" for n in range(8))) + "\nret;", HEAD.replace("8.0", "8.3"))
     if counted is None:
-        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+        with pytest.raises(LeftAlone, match="no probe applies to it"):
             weave(data, "k", [file])
     else:
         found = lines(check(data, file, tmp_path=tmp_path))
@@ -495,7 +495,7 @@ def test_function_that_another_kernel_calls():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (kernel("ret;"), "no probe has a place in it"),
+        (kernel("ret;"), "no probe applies to it"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("8.0", "6.1")), "PTX 6.1 is older than 6.2"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("64\n", "32\n")), "its addresses have 32 bits"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already, or '//@' in a comment looks so"),
@@ -540,7 +540,7 @@ def test_probes_that_share_nothing_do_not_wait_for_each_other():
 def test_what_nobody_verified_costs_a_site_at_most():
     for saved in ("SAVE [other] {%a};", "SAVE [m] {%a, %a};"):
         file = simple("ld.global", f"mov.u32 %a, 1;\n{saved}")
-        with pytest.raises(LeftAlone, match="no probe has a place in it"):
+        with pytest.raises(LeftAlone, match="no probe applies to it"):
             weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [file])
 
 
@@ -549,7 +549,7 @@ def test_what_nobody_verified_is_woven_as_it_is(tmp_path):
     woven = check(data, simple("ld.global", "mov.u32 %a, %r2; membar.gl; exit;"), tmp_path=tmp_path)
     assert {"membar.gl;", "exit;"} <= {*lines(woven)}
     for snippet in ("cvt.u32.u64 %a, ADDR.x;", "mov.u32 %a, IN1.q;", "mov.u32 %a, IN1.x.y;"):
-        with pytest.raises(LeftAlone, match=r"no probe has a place in it: .* has no "):
+        with pytest.raises(LeftAlone, match=r"no probe applies to it: .* has no "):
             weave(data, "k", [simple("ld.global", snippet)])
 
 
@@ -599,7 +599,7 @@ def test_weaving_and_back(body, function, files, blank, variables):
     try:
         woven = weave(data, "k", files)
     except LeftAlone as error:
-        assert re.match("no probe has a place|'v[abc]' is declared twice", error.fact)
+        assert re.match("no probe applies|'v[abc]' is declared twice", error.fact)
         return
     assert unweave(woven.data) == data
     assert woven.data.count(MARK.encode()) >= len(woven.maps)
@@ -732,7 +732,7 @@ def test_a_constant_of_the_program_where_ptxas_takes_none(snippet, tmp_path):
 
 
 def test_a_function_whose_arguments_vary_in_number(tmp_path):
-    """What it gets more would go behind an array that must be its last parameter."""
+    """What it gets more would go after an array that must be its last parameter."""
     text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
 {{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
 .visible .entry k() {{ .reg .b64 %rd; .reg .b32 %r;
