@@ -1,42 +1,23 @@
-"""What every executable's command line shares: options, messages, exit status, input and output.
+"""What all command lines share: options, and how a run ends.
 
-A stage is a function with typer options, handed to `run`. Inside it a `Stage` reads records, does for headers,
-ends and syncs what gpt-stream(5) asks of a filter, and writes to standard output: a table on a terminal,
-msgpack otherwise, JSON lines with --json; a sink, which is there to be read, writes text unless asked for a stream.
+A stage is a function with typer options, handed to `run`; what it reads and writes goes through a `Stage` (stage.py).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from io import BufferedReader, FileIO, RawIOBase
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 import gpt
-from gpt import mistaken, records, signals, stream
-from gpt.errors import EmptyPipeError, GptError, MalformedError, MissingError, UsageError
-from gpt.printable import printable, shorten
-
-STDIN, STDOUT = "<stdin>", "<stdout>"
-FLUSH_BYTES = 1 << 18
-PROGRESS_WIDTH = 60  # columns of a name: a line that is folded could not be removed
-
-# What filters are for, and what they say of a stream that has none of it.
-LIBRARY = "library", "no library in the stream: gpt-extract reads one"
-MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
-PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
-
-Output = dict[str, Any] | stream.Packed
-Handler = Callable[[dict[str, Any]], Iterable[Output]]
+from gpt import messages, signals
+from gpt.errors import EmptyPipeError, GptError, MissingError, UsageError
+from gpt.printable import printable
 
 
 def _show_version(context: typer.Context, value: bool) -> None:
@@ -117,318 +98,29 @@ def _report(tool: str, error: Exception, commands: list[str]) -> int:
     """
     if verbose:
         lines = "".join(traceback.format_exception(error)).splitlines()
-        _tell("".join(printable(line) + "\n" for line in lines))
+        messages.write("".join(printable(line) + "\n" for line in lines))
     if isinstance(error, EmptyPipeError):
         return error.status
     if isinstance(error, GptError):
-        say(tool, "error", error.where, error.fact)
+        messages.say(tool, "error", error.where, error.fact)
         return error.status
     if hasattr(error, "format_message"):  # typer's own: a bad option or argument
         fact = error.format_message().rstrip(".")
         word = fact.startswith(("No such command", "Missing command"))
         hint = f"there are {', '.join(commands)}" if word else f"see {tool} --help"
-        say(tool, "error", "", f"{fact} ({hint})")
+        messages.say(tool, "error", "", f"{fact} ({hint})")
         return UsageError.status
     if isinstance(error, OSError):
-        say(tool, "error", str(error.filename or ""), error.strerror or str(error))
+        messages.say(tool, "error", str(error.filename or ""), error.strerror or str(error))
         missing = isinstance(error, FileNotFoundError | PermissionError)
         return MissingError.status if missing else GptError.status
     if isinstance(error, MemoryError):
-        say(tool, "error", "", "out of memory")
+        messages.say(tool, "error", "", "out of memory")
         return GptError.status
-    say(
+    messages.say(
         tool,
         "error",
         "",
         f"internal error: {type(error).__name__}: {error} (-v shows where; please report it)",
     )
     return GptError.status
-
-
-def say(tool: str, level: str, where: str, fact: str) -> None:
-    """`tool: level: where: fact` on standard error, on one line whatever the fact holds."""
-    text = ": ".join(part for part in (tool, level, where, fact) if part)
-    _tell(printable(text) + "\n")
-
-
-def _tell(text: str) -> None:
-    try:
-        os.write(2, text.encode(errors="backslashreplace"))
-    except OSError:
-        pass  # nobody listens
-
-
-class _AsItIs(RawIOBase):
-    """A file up to the size that it has now: after one that a program goes on writing a reader might run for ever."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        found = os.fstat(file.fileno())
-        self._left = found.st_size if stat.S_ISREG(found.st_mode) else sys.maxsize
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        size = self._file.readinto(memoryview(buffer)[: self._left])
-        self._left -= size or 0
-        return size
-
-
-def _new_table() -> Any:
-    from gpt.screen.tables import LibraryTables
-
-    return LibraryTables()
-
-
-class Stage:
-    """One run of an executable: its input, its output, and the worst that happened.
-
-    `status` is the exit status so far; `error` raises it, `warn` does not.
-    """
-
-    def __init__(
-        self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False, stream: bool = False
-    ) -> None:
-        if table and json:
-            raise UsageError("--table cannot be combined with --json")
-        self.tool = tool
-        self.status = 0
-        self.faults = 0  # errors so far
-        self.from_json = from_json
-        self.json = json
-        self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
-        self._buffer = bytearray()
-        self._count = 0  # records since the header
-        self.told = False  # whether a stage before has reported an error
-        self._said: set[tuple[str, ...]] = set()
-        self._facts: set[str] = set()  # of errors
-
-    # Messages
-
-    def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
-        """Says it on standard error, each line once, and returns the `diag` to write."""
-        self._say("warning", where, fact)
-        return records.make("diag", level="warning", where=where, text=fact, ref=ref)
-
-    def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
-        """The same for a fault that the stage survives: it goes on, and ends with the fault's status.
-
-        `once` is for a fact that is not of one place alone, as a tool that is missing: the first place stands for all.
-        """
-        if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
-            self._say("error", error.where, error.fact)
-        self._facts.add(error.fact)
-        self.faults += 1
-        self.status = max(self.status, error.status)
-        return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
-
-    def _say(self, *line: str) -> None:
-        if line not in self._said:  # a module has many kernels, and each the same to complain of
-            self._said.add(line)
-            say(self.tool, *line)
-
-    # Input
-
-    def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
-        """The records of the files one after the other, or of standard input."""
-        for path in files:
-            with open(path, "rb", buffering=0) as file:
-                yield from self._records(BufferedReader(_AsItIs(file)), str(path))
-        if not files:
-            if os.isatty(0):
-                raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
-            self.peek()
-            yield from self._records(self.stdin, STDIN)
-
-    def peek(self) -> bytes:
-        """What standard input begins with. Raises EmptyPipeError if it is a pipe with nothing in it."""
-        head = self.stdin.peek(1)
-        if not head and stat.S_ISFIFO(os.fstat(0).st_mode):
-            raise EmptyPipeError("empty", STDIN)
-        return head
-
-    @cached_property
-    def stdin(self) -> BufferedReader:
-        """Standard input. All read it through this one object, for what one peeks at is in its buffer."""
-        try:
-            os.read(0, 0)  # fails where it is closed, or a directory
-            return open(0, "rb", closefd=False)
-        except OSError as error:
-            error.filename = STDIN
-            raise
-
-    def _records(self, file: BufferedReader, name: str) -> Iterator[dict[str, Any]]:
-        head = file.peek(1)
-        fits = head.lstrip().startswith(b"{") if self.from_json else mistaken.is_stream(head)
-        if head and not fits and (form := mistaken.find_form(head)):
-            raise MalformedError(f"not {'JSON lines' if self.from_json else 'a stream in msgpack'} but {form}", name)
-        if self.from_json:
-            from gpt import jsonl
-
-            return jsonl.read_lines(file, name)
-        return stream.read_records(file, name)
-
-    # Output
-
-    def write(self, record: Output) -> None:
-        """Writes a record, or several that are packed; `end` is recounted here, a `sync` flushed."""
-        if isinstance(record, stream.Packed):
-            if self.table or self.json:
-                for one in record:
-                    self.write(one)
-            else:
-                self._count += record.count
-                self._append(record.data)
-            return
-        match record["kind"]:
-            case "header":
-                self._count = 0
-            case "end":
-                record = {**record, "records": self._count}
-            case _:
-                self._count += 1
-        if self.table:
-            if fault := self.table.add(record):
-                self.warn("", f"{fault}: not in the tables")
-            return
-        if self.json:
-            from gpt import jsonl
-
-            several = record["kind"] in records.ROWS  # of a record each row becomes one
-            self._count -= several
-            for line in jsonl.lines(record):
-                self._count += several
-                self._append(f"{line}\n".encode())
-        else:
-            self._append(stream.pack(record))
-        if record["kind"] == "sync":
-            self.flush()
-
-    def write_text(self, lines: str) -> None:
-        """Writes lines of a form that is not the stream's."""
-        self._append(lines.encode(errors="replace"))
-
-    def _append(self, data: bytes | bytearray) -> None:
-        self._buffer += data
-        if len(self._buffer) >= FLUSH_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hands everything written so far to the reader."""
-        data, self._buffer = memoryview(self._buffer), bytearray()
-        try:
-            while data:
-                data = data[os.write(1, data) :]
-        except BrokenPipeError:
-            raise signals.Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
-        except OSError as error:
-            error.filename = STDOUT
-            raise
-
-    def source(self, produce: Iterable[Output], argv: Sequence[str]) -> int:
-        """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""
-        self.write(stream.header(self.tool, list(argv)))
-        try:
-            for record in produce:
-                self.write(record)
-        except GptError as error:
-            self.write(self.error(error))
-        self.write(records.make("end", records=0, status=self.status))
-        return self.close()
-
-    def filter(
-        self,
-        handle: Handler,
-        files: Sequence[Path] = (),
-        settle: Callable[[], Iterable[Output]] = tuple,
-        wants: tuple[str, str] | None = None,
-    ) -> int:
-        """Passes a stream through `handle`, which gives the records that take a record's place.
-
-        Headers get this stage's name in `via`, a `sync` is flushed. `handle` also sees `end`, and what it gives
-        then stands before it. A `handle` that does not give everything at once has a `settle`, which gives the
-        rest: it is called before a header, a sync, an end, and when there is no more, be it that the stream is cut.
-        `wants` is the kind of record that the stage is for, and what to say of an input that has others only.
-        Returns the exit status.
-        """
-        kinds: set[str] = set()
-        end: list[dict[str, Any]] = []  # held back: what is said of all segments stands in the last
-        inside = False
-        try:
-            for record in self.read(files):
-                kinds.add(record["kind"])
-                inside = record["kind"] != "end"
-                if record["kind"] == "diag" and record.get("level") == "error":
-                    self.told = True
-                for one in [*end, *([record] if inside else [])]:
-                    self._pass(one, handle, settle)
-                end = [] if inside else [record]
-            self._write_all(settle())
-            if wants and not kinds & {wants[0], "sync"}:  # with a sync it is a conversation, where nothing was asked
-                self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
-            for one in end:
-                self._pass(one, handle, settle)
-        except GptError as error:
-            self._write_all(settle())
-            if inside:  # so that the stages after this one know why their stream is cut
-                self.write(records.make("diag", level="error", where=error.where, text=error.fact))
-            self.close()
-            raise
-        return self.close()
-
-    def _pass(self, record: dict[str, Any], handle: Handler, settle: Callable[[], Iterable[Output]]) -> None:
-        if record["kind"] in ("header", "sync", "end"):
-            self._write_all(settle())
-        match record["kind"]:
-            case "header":
-                self.write({**record, "via": [*record["via"], self.tool]})
-            case "sync":
-                self.write(record)
-            case _:
-                self._write_all(handle(record))
-
-    def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
-        """There was nothing to do: an error, said here unless a stage before has said what failed.
-
-        Segments without any record are the answer of a source that found nothing, and no fault.
-        """
-        if self.told:
-            self.status = max(self.status, GptError.status)
-        elif kinds - {"header", "end", "diag"}:
-            self.flush()  # it ends quietly if nobody reads
-            diag = self.error(GptError(fact))
-            if inside:
-                yield diag
-
-    def _write_all(self, found: Iterable[Output]) -> None:
-        for record in found:
-            self.write(record)
-
-    def close(self) -> int:
-        """Writes the tables if there are any, flushes, and returns the exit status."""
-        if self.table:
-            self.write_text(self.table.text())
-        self.flush()
-        return self.status
-
-
-class Progress:
-    """`done/total` on standard error, from the first second on, when it is a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = shorten(printable(what), PROGRESS_WIDTH)
-        self._next = time.monotonic() + 1 if os.isatty(2) else float("inf")
-        self._shown = False
-
-    def show(self, done: int, total: int) -> None:
-        """Redraws the line, at most ten times a second."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 0.1
-            self._shown = True
-            _tell(f"\r\x1b[K{self._what}: {100 * done // max(total, 1)} %")
-
-    def clear(self) -> None:
-        """Removes the line."""
-        if self._shown:
-            _tell("\r\x1b[K")

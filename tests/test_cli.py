@@ -12,7 +12,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from gpt import cli, records, stream
+from gpt import records, stream
+from gpt.stage import FLUSH_BYTES
 from tests.stages import tools
 
 TOP = Path(__file__).parents[1]
@@ -26,13 +27,14 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from gpt import cli, errors, records
+from gpt.stage import Stage
 
 def command(
     files: Annotated[list[Path] | None, typer.Argument()] = None,
     json: cli.Json = False, from_json: cli.FromJson = False, verbose: cli.Verbose = False, version: cli.Version = False,
 ) -> int:
     "Do as the test says."
-    stage = cli.Stage("gpt-test", json=json, from_json=from_json)
+    stage = Stage("gpt-test", json=json, from_json=from_json)
     files = files or []
     {body}
     return stage.status
@@ -282,7 +284,7 @@ return stage.source(produce(), [])
     assert (done.returncode, done.stderr) == (3, b"gpt-test: error: x: no ELF\n")
 
 
-@pytest.mark.parametrize("size", [10, cli.FLUSH_BYTES])
+@pytest.mark.parametrize("size", [10, FLUSH_BYTES])
 @pytest.mark.parametrize(
     "body", ["return stage.source([{record}] * 5, [])", "return stage.filter(lambda r: [{record}] * 5)"]
 )

@@ -71,8 +71,8 @@ def on_terminal(code, *args):
 def test_progress_shows_a_name_without_what_is_in_it():
     code = """
 import sys
-from gpt import cli
-progress = cli.Progress(sys.argv[1])
+from gpt import messages
+progress = messages.Progress(sys.argv[1])
 progress._next = 0
 progress.show(1, 2)
 progress.clear()

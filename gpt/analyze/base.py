@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
-from gpt import cli, packed, records
+from gpt import packed, records
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.stage import STDOUT, Stage
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -94,11 +95,11 @@ def _fit(type_: str, value: Any) -> Any:
     return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))
 
 
-def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> cli.Stage:
+def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
     """The stage of an analysis that answers: tables unless another form is asked for."""
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
-    stage = cli.Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
+    stage = Stage("gpt-analyze", json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
     if form:
         from gpt.screen.answers import AnswerReport
 
@@ -106,7 +107,7 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
     return stage
 
 
-def run(stage: cli.Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
+def run(stage: Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
     """Reads the traces, or standard input, writes what the analysis says, and returns the exit status."""
     from gpt.trace.follow import Follow
 
@@ -123,7 +124,7 @@ def run(stage: cli.Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
 
 
 @contextmanager
-def _survived(stage: cli.Stage, passage: _Passage, name: str) -> Iterator[None]:
+def _survived(stage: Stage, passage: _Passage, name: str) -> Iterator[None]:
     """Says what is wrong with a trace, and lets the run go on."""
     try:
         yield
@@ -132,7 +133,7 @@ def _survived(stage: cli.Stage, passage: _Passage, name: str) -> Iterator[None]:
     except GptError as error:
         passage.say(stage.error(error, ref=name))
     except OSError as error:
-        if error.filename == cli.STDOUT:
+        if error.filename == STDOUT:
             raise
         missing = isinstance(error, FileNotFoundError | PermissionError)
         fact, where = error.strerror or str(error), str(error.filename or name)
@@ -142,7 +143,7 @@ def _survived(stage: cli.Stage, passage: _Passage, name: str) -> Iterator[None]:
 class _Passage:
     """One run: what was read and is not written yet."""
 
-    def __init__(self, stage: cli.Stage, analysis: Analysis) -> None:
+    def __init__(self, stage: Stage, analysis: Analysis) -> None:
         self._stage = stage
         self._analysis = analysis
         self._taken = analysis.kinds - PASSED_ON

@@ -18,6 +18,7 @@ from gpt.analyze import base
 from gpt.analyze.base import Answers
 from gpt.errors import GptError
 from gpt.printable import printable_json
+from gpt.stage import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,7 @@ def events(
     version: cli.Version = False,
 ) -> int:
     """List every call, oldest first."""
-    stage = cli.Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
+    stage = Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
     return base.run(stage, Events(stage, json), traces or ())
 
 
@@ -47,7 +48,7 @@ class Events:
 
     streams = False
 
-    def __init__(self, stage: cli.Stage, json: bool) -> None:
+    def __init__(self, stage: Stage, json: bool) -> None:
         from gpt.trace.process import CALLS
 
         self.kinds = CALLS

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, records
+from gpt import records
 from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
 from gpt.errors import GptError, MalformedError, MissingError
+from gpt.stage import Stage
 
 MAX_WARNINGS = 3  # of one module that are reported
 
@@ -25,7 +26,7 @@ class Assembly:
 
     def __init__(
         self,
-        stage: cli.Stage,
+        stage: Stage,
         assembler: Assembler,
         backlog: Backlog[TargetCode, dict[str, Any]],
         compare: bool,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, mistaken, records
+from gpt import messages, mistaken, records
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
@@ -21,18 +21,19 @@ from gpt.formats.others import find_other, find_other_in
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.printable import printable
+from gpt.stage import STDIN, Output, Stage
 from gpt.stream import Packed
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
 BATCH = 4096  # names that are made readable at a time, which takes 2 s at most
 
-Records = Iterator[cli.Output]
+Records = Iterator[Output]
 
 
 class Extraction:
     """One run: the inputs, each a source of records for the stage."""
 
-    def __init__(self, stage: cli.Stage, listing: Listing) -> None:
+    def __init__(self, stage: Stage, listing: Listing) -> None:
         self._stage = stage
         self._listing = listing
         self._found = False  # whether there was GPU code below a name of the command line
@@ -151,7 +152,7 @@ class Extraction:
     def read_pipe(self) -> Records:
         """The records of one raw file on standard input."""
         with ExitStack() as stack:
-            yield from self._read(spool(stack, self._stage.stdin, cli.STDIN), named=True)
+            yield from self._read(spool(stack, self._stage.stdin, STDIN), named=True)
 
     def read_module(self, record: dict[str, Any]) -> Records:
         """A record of a stream, and after a `module` what its image holds."""
@@ -181,7 +182,7 @@ class Extraction:
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
         """The records of one file; a fault where it was named itself and holds no GPU code, or has another build id."""
-        progress = cli.Progress(Path(source.name).name)
+        progress = messages.Progress(Path(source.name).name)
         found = False
         try:
             image = parse_image(source) if named else find_image(source)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from gpt import cli, stream
+from gpt import stream
 from gpt.errors import GptError
+from gpt.stage import Output, Stage
 
 SPOOL = 32 << 20  # bytes
 FRAME = struct.Struct("<?Q")
@@ -23,7 +24,7 @@ class Added(dict[str, Any]):
     """A record that is left out if the verdict is bad."""
 
 
-class Holding(cli.Stage):
+class Holding(Stage):
     """A stage that can hold back what it writes. `judge` says what is wrong with what was added so far."""
 
     judge: Callable[[], Sequence[GptError]] = tuple
@@ -48,8 +49,8 @@ class Holding(cli.Stage):
                 self.write(stream.unpack(data))
         held.close()
 
-    def write(self, record: cli.Output) -> None:
-        """See cli.Stage. A sync asks for an answer now: what is not known by then is taken for wrong."""
+    def write(self, record: Output) -> None:
+        """See Stage. A sync asks for an answer now: what is not known by then is taken for wrong."""
         if self._held is None:
             super().write(record)
         elif isinstance(record, stream.Packed):
@@ -63,7 +64,7 @@ class Holding(cli.Stage):
             self._held.write(FRAME.pack(isinstance(record, Added), len(data)) + data)
 
     def close(self) -> int:
-        """See cli.Stage. Of a stream that ends too early nobody knows what else would have come."""
+        """See Stage. Of a stream that ends too early nobody knows what else would have come."""
         cut = sys.exception() is not None
         if self._held is not None:
             self.release(() if cut else self.judge(), added=not cut)

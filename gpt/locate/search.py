@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, records
+from gpt import records
 from gpt.arch import Arch, describe, find_arch
 from gpt.errors import GptError, MalformedError, UsageError
 from gpt.formats.negativa import read_spans, write_spans
@@ -18,6 +18,7 @@ from gpt.formats.paths import real_path
 from gpt.locate.holding import Added, Holding
 from gpt.locate.listed import Listed, quoted
 from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, Device, candidate_of, fits, iter_reasons, may_link
+from gpt.stage import Stage
 from gpt.trace.used import Used
 
 Records = Iterator[dict[str, Any]]
@@ -82,7 +83,7 @@ def _arch_of(name: str) -> Arch:
 class Given:
     """Spans that somebody else decided on take the place of a search."""
 
-    def __init__(self, stage: cli.Stage, folder: Path) -> None:
+    def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
         self._folder = folder
 

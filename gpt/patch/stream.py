@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gpt import cli, records
+from gpt import records
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.patch.library import Request, Way, rewrite
 from gpt.patch.places import Places
 from gpt.patch.wheel import Wheels
 from gpt.patch.write import append
+from gpt.stage import Stage
 
 Records = Iterator[dict[str, Any]]
 
@@ -19,7 +20,7 @@ Records = Iterator[dict[str, Any]]
 class Patcher:
     """Collects what the stream says of a library, and rewrites it when all is said."""
 
-    def __init__(self, stage: cli.Stage, places: Places, way: Way) -> None:
+    def __init__(self, stage: Stage, places: Places, way: Way) -> None:
         self._stage = stage
         self._places = places
         self._way = way

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpt import cli
+from gpt.stage import PTX, Stage
 
 TOOL = "gpt-asm"
 JOBS = len(os.sched_getaffinity(0))
@@ -74,7 +75,7 @@ def asm(
     assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))
     if save:
         save.mkdir(parents=True, exist_ok=True)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
         work = Assembly(stage, assembler, backlog, compare, compress.value if fatbin else None, save)
-        return stage.filter(work.handle, files or (), backlog.drain, cli.PTX)
+        return stage.filter(work.handle, files or (), backlog.drain, PTX)

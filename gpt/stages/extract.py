@@ -13,6 +13,7 @@ import typer
 from gpt import cli, mistaken
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.stage import MODULE, STDIN, Stage
 
 TOOL = "gpt-extract"
 TYPES = {"cubin", "ptx", "ltoir"}
@@ -73,17 +74,17 @@ def extract(
         raise UsageError("--names cannot be combined with --json, --table, --ptx or --payload")
     if save:
         save.mkdir(parents=True, exist_ok=True)
-    stage = cli.Stage(TOOL, json=json or names, from_json=from_json, table=table)
+    stage = Stage(TOOL, json=json or names, from_json=from_json, table=table)
     archs = {str(one) for one in parse_archs(arch)}
     listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
     work = Extraction(stage, listing)
     if loaded and (recursive or not files):
         raise UsageError("--loaded requires traces, and cannot be combined with -r")
     if not files and os.isatty(0):
-        raise UsageError("name a file, or pipe one in", cli.STDIN)
+        raise UsageError("name a file, or pipe one in", STDIN)
     if not loaded and (from_json or (is_stream(files[0]) if files else mistaken.is_stream(stage.peek()[:1]))):
         if names:
             return work.write_names(chain.from_iterable(map(work.read_module, stage.read(files or ()))), demangle)
-        return stage.filter(work.read_module, files or (), wants=cli.MODULE)
+        return stage.filter(work.read_module, files or (), wants=MODULE)
     produce = work.read_source(files or [], recursive, loaded)
     return work.write_names(produce, demangle) if names else stage.source(produce, sys.argv)

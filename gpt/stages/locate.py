@@ -11,6 +11,7 @@ import typer
 from gpt import cli
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.stage import LIBRARY
 
 TOOL = "gpt-locate"
 
@@ -74,7 +75,7 @@ def locate(
     if not used:
         if spans_json is None:
             raise UsageError("--used FILE is required (or --spans-json DIR, to read spans)")
-        return stage.filter(Given(stage, spans_json).handle, files or (), wants=cli.LIBRARY)
+        return stage.filter(Given(stage, spans_json).handle, files or (), wants=LIBRARY)
     by_kernel = granularity == Granularity.kernel
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
@@ -91,6 +92,6 @@ def locate(
     devices = find_devices(archs, found)
     wanted = Wanted(devices, bool(archs), keep or (), keep_ptx, by_kernel, allow_missing, spans_json)
     search = Search(stage, found, wanted)
-    stage.filter(search.handle, files or (), wants=cli.LIBRARY)
+    stage.filter(search.handle, files or (), wants=LIBRARY)
     search.report_missing()
     return stage.status

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gpt import cli
+from gpt import cli, messages
 from gpt.errors import GptError, UsageError
+from gpt.stage import LIBRARY, Stage
 
 TOOL = "gpt-patch"
 JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
@@ -83,10 +84,10 @@ def patch(
     dropping = kernels == Kernels.drop
     way = Way(mode.value, fill, dropping, in_place, dry_run, once, not no_backup, written, JOBS)
     places = Places(output, parents, dry_run)
-    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     patcher = Patcher(stage, places, way)
     try:
-        stage.filter(patcher.handle, files or (), wants=cli.LIBRARY)
+        stage.filter(patcher.handle, files or (), wants=LIBRARY)
         patcher.report_unfinished()
     finally:
         places.close()
@@ -105,6 +106,6 @@ def _restore(files: list[Path]) -> int:
         except (GptError, OSError) as error:
             if isinstance(error, OSError):
                 error = GptError.of(error, error.filename or path)
-            cli.say(TOOL, "error", error.where, error.fact)
+            messages.say(TOOL, "error", error.where, error.fact)
             status = max(status, error.status)
     return status

@@ -9,6 +9,7 @@ import typer
 
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.stage import PTX, Stage
 
 if TYPE_CHECKING:
     from gpt.probe.model import ProbeFile
@@ -62,9 +63,9 @@ def ptx_probe(
             verify(file)
     if show:
         return _show(loaded, files or [])
-    stage = cli.Stage(TOOL, json=json, from_json=from_json, table=table)
+    stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count, relocatable)
-    return stage.filter(weaving.handle, files or (), wants=cli.PTX)
+    return stage.filter(weaving.handle, files or (), wants=PTX)
 
 
 def _show(loaded: list[ProbeFile], files: list[Path]) -> int:
@@ -74,7 +75,7 @@ def _show(loaded: list[ProbeFile], files: list[Path]) -> int:
         raise UsageError("--show reads no stream", str(files[0]))
     if len(loaded) > 1:
         raise UsageError("--show prints one probe file: give -p once")
-    stage = cli.Stage(TOOL, stream=True)
+    stage = Stage(TOOL, stream=True)
     stage.write_text(to_toml(loaded[0]))
     return stage.close()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt import cli, packed, records, stream
+from gpt import messages, packed, records, stream
 from gpt.printable import shorten
 from gpt.screen.grid import Grid, screen_width
 from gpt.screen.tables import LibraryTables
@@ -237,4 +237,4 @@ def test_the_grid_is_as_wide_as_it_may_be(monkeypatch):
 
 
 def test_a_progress_line_is_short():
-    assert len(cli.Progress("漢" * 500)._what) <= cli.PROGRESS_WIDTH
+    assert len(messages.Progress("漢" * 500)._what) <= messages.PROGRESS_WIDTH

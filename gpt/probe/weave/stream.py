@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, records
+from gpt import records
 from gpt.errors import GptError, MalformedError
 from gpt.probe.model import ProbeFile
 from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
+from gpt.stage import Stage
 
 NAMED = 3  # kernels that a message lists
 
@@ -35,7 +36,7 @@ class Weaving:
 
     def __init__(
         self,
-        stage: cli.Stage,
+        stage: Stage,
         files: list[ProbeFile],
         keep: list[str],
         drop: list[str],
