@@ -62,11 +62,10 @@ class Tools:
         self._lock = threading.Lock()
         self._only = given is not None
 
-    def check(self) -> None:
-        """Raises MissingError if there is none."""
+    def first(self) -> Tool:
+        """The one that is used for whatever it knows. Raises MissingError if there is none."""
         with self._lock:
-            if next(self._iter_tools(), None) is None:
-                raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
+            return self._first(self._iter_tools())
 
     def choose(self, version: tuple[int, int] | None, target: Target) -> Tool:
         """The first one, or the newest that knows a PTX version and a target which the first does not.
@@ -75,9 +74,7 @@ class Tools:
         """
         with self._lock:
             tools = self._iter_tools()
-            first = next(tools, None)
-            if first is None:
-                raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
+            first = self._first(tools)
             lack = first.lacks(version, target)
             if lack is None:
                 return first
@@ -88,6 +85,11 @@ class Tools:
         plain = sorted(arch for arch in map(find_arch, first.targets) if arch and not arch.suffix)
         known = f" (it knows {', '.join(map(str, plain))})" if lack == str(target) and plain else ""
         raise MissingError(f"{first.name} ({first.path}) does not know {lack}{known}{others}: install one that does")
+
+    def _first(self, tools: Iterator[Tool]) -> Tool:
+        if first := next(tools, None):
+            return first
+        raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
 
     def _iter_tools(self) -> Iterator[Tool]:
         yield from self._found

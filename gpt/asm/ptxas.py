@@ -42,7 +42,7 @@ class Ptxas:
     def __init__(self, options: Options) -> None:
         """Raises MissingError if there is no ptxas."""
         self._tools = Tools(options.tool)
-        self._tools.check()
+        self._tools.first()
         self._options = options
         self._runner = Runner(options.timeout)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpt import cli
+from gpt.printable import printable
 from gpt.stage import PTX, Stage
 
 TOOL = "gpt-asm"
@@ -49,6 +50,7 @@ def asm(
     line_info: Annotated[bool, typer.Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
     ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
+    which: Annotated[bool, typer.Option("--which", help="Print which ptxas is found first, and exit.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
     ] = 600,
@@ -67,9 +69,14 @@ def asm(
     from gpt.asm.backend import Options
     from gpt.asm.backlog import Backlog
     from gpt.asm.cache import Cache, default_folder
+    from gpt.asm.find import Tools
     from gpt.asm.stream import Assembly
     from gpt.asm.targets import parse_targets
 
+    if which:
+        tool = Tools(ptxas).first()
+        typer.echo(printable(f"{tool.path} ({tool.name})"))
+        return 0
     targets = parse_targets(arch)
     options = Options(level, registers, relocatable, line_info, ptxas, timeout)
     assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))

@@ -58,32 +58,45 @@ static bool check_driver(void) {
     return count;
 }
 
-// Runs this program once more, so that the dynamic linker may ask libgptreplace.so for it.
-static void check_replace(void) {
-    char library[PATH_MAX], answer[256] = "";
-    int ends[2];
-    if (!find_runtime("libgptreplace.so", library)) {
-        row("replace", "%s: not found", library);
-        return;
-    }
+// Runs a command to its end, and gives its status as waitpid does. `answer` is the first line of what it
+// writes, or with `errors` of what it writes to standard error.
+static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
+    int ends[2], status = -1;
+    *answer = '\0';
     fflush(stdout);
     pid_t child = pipe2(ends, O_CLOEXEC) ? -1 : fork();
     if (!child) {
+        dup2(open("/dev/null", O_RDWR | O_CLOEXEC), STDIN_FILENO);
+        dup2(errors ? STDIN_FILENO : ends[1], STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
-        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDOUT_FILENO);
-        setenv("LD_AUDIT", library, 1);
-        setenv("GPT_HOOK_REPLACE", "", 1); // it says that it was asked, and does no more
-        execl("/proc/self/exe", "gpt-hook", "--version", NULL);
+        execvp(*command, command);
         _exit(NOT_FOUND);
     }
     if (child > 0) {
         close(ends[1]);
-        if (read(ends[0], answer, sizeof(answer) - 1) < 0)
-            *answer = '\0';
+        for (ssize_t size = 0, more; size < PATH_MAX - 1; size += more) {
+            if ((more = read(ends[0], answer + size, (size_t)(PATH_MAX - 1 - size))) <= 0)
+                break;
+            answer[size + more] = '\0';
+        }
         close(ends[0]);
-        waitpid(child, NULL, 0);
+        waitpid(child, &status, 0);
     }
     answer[strcspn(answer, "\n")] = '\0';
+    return status;
+}
+
+// The dynamic linker is to ask libgptreplace.so, for this program.
+static void check_replace(void) {
+    char library[PATH_MAX], answer[PATH_MAX];
+    if (!find_runtime("libgptreplace.so", library)) {
+        row("replace", "%s: not found", library);
+        return;
+    }
+    setenv("LD_AUDIT", library, 1);
+    setenv("GPT_HOOK_REPLACE", "", 1); // it says that it was asked, and does no more
+    ask((char *[]){"/proc/self/exe", "--version", NULL}, true, answer);
+    unsetenv("LD_AUDIT");
     const char *(*version)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
     int major = 0, minor = 0;
     if (version)
@@ -95,6 +108,19 @@ static void check_replace(void) {
             version());
     else
         row("replace", "works");
+}
+
+// gpt-asm knows all the places where ptxas may be.
+static void check_ptxas(void) {
+    char tool[PATH_MAX], answer[PATH_MAX];
+    if (!find_neighbour("gpt-asm", tool))
+        strcpy(tool, "gpt-asm");
+    int status = ask((char *[]){tool, "--which", NULL}, false, answer);
+    const char *error = strstr(answer, "error: ");
+    if (status && *answer)
+        row("ptxas", "none: %s", error ? error + 7 : answer);
+    else
+        row("ptxas", "%s", status ? "unknown: no gpt-asm, which finds it" : answer);
 }
 
 // Exit status 0: a program on the real device can be watched.
@@ -118,16 +144,6 @@ int check(void) {
     void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     bool wipes = page != MAP_FAILED && !madvise(page, 4096, MADV_WIPEONFORK);
     row("fork", "%s", wipes ? "every way is noticed" : "only fork() of libc is noticed: no MADV_WIPEONFORK");
-    char command[PATH_MAX] = "";
-    const char *at = getenv("PATH");
-    for (bool found = false; at && !found;) {
-        size_t size = strcspn(at, ":");
-        snprintf(command, sizeof(command), "%.*s/ptxas", (int)size, at);
-        found = !access(command, X_OK);
-        if (!found)
-            *command = '\0';
-        at = at[size] ? at + size + 1 : NULL;
-    }
-    row("ptxas", "%s", *command ? command : "none in PATH");
+    check_ptxas();
     return good ? 0 : BAD;
 }

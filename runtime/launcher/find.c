@@ -34,6 +34,18 @@ static bool find_packaged(const char *folder, const char *name, char path[PATH_M
     return any;
 }
 
+// Finds a file in one of some places, which are relative to this program's folder: `self`.
+static bool find_near(const char *name, const char *const *places, char self[PATH_MAX], char path[PATH_MAX]) {
+    ssize_t size = readlink("/proc/self/exe", self, PATH_MAX - 1);
+    self[size > 0 ? size : 0] = '\0';
+    if (size > 0)
+        *strrchr(self, '/') = '\0';
+    for (; size > 0 && *places; places++)
+        if (snprintf(path, PATH_MAX, "%s/%s%s", self, *places, name) < PATH_MAX && readable(path))
+            return true;
+    return false;
+}
+
 // Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
 // package that it was installed with.
 bool find_runtime(const char *name, char path[PATH_MAX]) {
@@ -43,17 +55,14 @@ bool find_runtime(const char *name, char path[PATH_MAX]) {
         return readable(path);
     }
     char self[PATH_MAX];
-    ssize_t size = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (size <= 0)
-        return false;
-    self[size] = '\0';
-    *strrchr(self, '/') = '\0';
-    static const char *const places[] = {"", "../lib/gpt/"};
-    for (int i = 0; i < 2; i++) {
-        if (snprintf(path, PATH_MAX, "%s/%s%s", self, places[i], name) < PATH_MAX && readable(path))
-            return true;
-    }
-    return find_packaged(self, name, path);
+    return find_near(name, (const char *[]){"", "../lib/gpt/", NULL}, self, path) ||
+           (*self && find_packaged(self, name, path));
+}
+
+// Finds another tool: beside this program, or in its checkout.
+bool find_neighbour(const char *name, char path[PATH_MAX]) {
+    char self[PATH_MAX];
+    return find_near(name, (const char *[]){"", "../../bin/", NULL}, self, path);
 }
 
 // The file that execvp would run.

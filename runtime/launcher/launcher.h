@@ -20,6 +20,7 @@ __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char
 
 // find.c
 bool find_runtime(const char *name, char path[PATH_MAX]);
+bool find_neighbour(const char *name, char path[PATH_MAX]);
 void find_command(const char *name, char path[PATH_MAX]); // fails if there is none
 const char *absolute(const char *path);                   // valid until the next call
 

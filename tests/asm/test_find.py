@@ -54,14 +54,14 @@ def test_the_wheels_of_cuda_12_and_11(places, tmp_path):
 
 def test_none_says_what_to_install(places):
     with pytest.raises(MissingError, match="no ptxas: pip install nvidia-cuda-nvcc"):
-        find.Tools(None, places()).check()
+        find.Tools(None, places()).first()
 
 
 def test_one_that_was_named_must_be_there(places, tmp_path):
     with pytest.raises(MissingError, match=r"absent: --ptxas: no such executable"):
         find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
-        find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).check()
+        find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).first()
 
 
 def test_a_name_is_one_on_path_and_a_path_is_one(places, tmp_path, monkeypatch):
@@ -109,14 +109,14 @@ def test_what_is_no_ptxas_is_passed_over(places, tmp_path, text):
     (tmp_path / "path" / "ptxas").write_text(text)
     assert find.Tools(None, environment).choose(None, SM_90).path == str(places.found["nvidia"])
     with pytest.raises(MissingError, match=f"{tmp_path}/path/ptxas: .*: pip install"):
-        find.Tools(None, places("PATH")).check()
+        find.Tools(None, places("PATH")).first()
 
 
 def test_one_that_says_nothing_is_given_up(places, tmp_path, monkeypatch):
     monkeypatch.setattr(find, "PATIENCE", 0.1)
     (tmp_path / "path" / "ptxas").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(MissingError, match="does not answer --version"):
-        find.Tools(None, places("PATH")).check()
+        find.Tools(None, places("PATH")).first()
 
 
 def test_one_too_old_to_list_what_it_knows_is_tried(places, tmp_path):

@@ -1,6 +1,7 @@
 """The command line of gpt-hook."""
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt import __version__
+from tests.asm import fake
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
@@ -63,6 +65,17 @@ def test_check_says_what_is_here():
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
     done = gpt_hook("check", env=env)
     assert done.returncode == 0 and "CUDA 13.0" in done.stdout and "0: GPT simulated device, sm_90" in done.stdout
+
+
+def test_check_finds_the_ptxas_of_gpt_asm(tmp_path):
+    def found(**environment):
+        return re.findall(r"^ptxas +(.*)$", gpt_hook("check", env=os.environ | environment).stdout, re.M)
+
+    tool = fake.ptxas(tmp_path / "given", "exit 1", release="12.3.4")
+    assert found(GPT_PTXAS=str(tool)) == [f"{tool} (ptxas 12.3.4)"]
+    assert found(GPT_PTXAS="/absent") == ["none: /absent: GPT_PTXAS: no such executable"]
+    which = subprocess.run([hooked.ROOT / "bin" / "gpt-asm", "--which"], capture_output=True, text=True, check=True)
+    assert found() == which.stdout.splitlines()
 
 
 def test_an_existing_file_is_refused(tmp_path):
