@@ -176,35 +176,50 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
     }
 }
 
-static void read_launch(struct row_launch *row, const struct frame *frame, const struct slot *slot) {
+// The one place that knows the arguments of functions that launch.
+static struct launch decode_launch(const struct frame *frame, const struct slot *slot) {
     if (slot->special == SPECIAL_LAUNCH_EX) {
         const CUlaunchConfig *config = (const void *)frame->args[0];
+        struct launch launch = {
+            .function = frame->args[1], .params = (void **)frame->args[2], .extra = (void **)frame->args[3]};
         if (!config)
-            return;
-        row->stream = (uint64_t)config->hStream;
-        row->shared = config->sharedMemBytes;
-        memcpy(row->grid, &config->gridDimX, sizeof(row->grid));
-        row->block[0] = (uint16_t)config->blockDimX;
-        row->block[1] = (uint16_t)config->blockDimY;
-        row->block[2] = (uint16_t)config->blockDimZ;
+            return launch;
+        launch.stream = (uint64_t)config->hStream;
+        launch.shared = config->sharedMemBytes;
+        memcpy(launch.grid, &config->gridDimX, sizeof(launch.grid));
+        memcpy(launch.block, &config->blockDimX, sizeof(launch.block));
         for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++) {
             const CUlaunchAttribute *attribute = &config->attrs[i];
-            if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
-                row->cluster[0] = (uint8_t)attribute->value.clusterDim.x;
-                row->cluster[1] = (uint8_t)attribute->value.clusterDim.y;
-                row->cluster[2] = (uint8_t)attribute->value.clusterDim.z;
-            } else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-                row->cooperative = attribute->value.cooperative != 0;
+            if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+                memcpy(launch.cluster, &attribute->value.clusterDim, sizeof(launch.cluster));
+            else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+                launch.cooperative = attribute->value.cooperative != 0;
         }
-        return;
+        return launch;
     }
+    struct launch launch = {
+        .function = frame->args[0],
+        .stream = frame->stack[2],
+        .grid = {(uint32_t)frame->args[1], (uint32_t)frame->args[2], (uint32_t)frame->args[3]},
+        .block = {(uint32_t)frame->args[4], (uint32_t)frame->args[5], (uint32_t)frame->stack[0]},
+        .shared = (uint32_t)frame->stack[1],
+        .params = (void **)frame->stack[3],
+        .cooperative = slot->special == SPECIAL_LAUNCH_COOPERATIVE,
+    };
+    if (!launch.cooperative)
+        launch.extra = (void **)frame->stack[4];
+    return launch;
+}
+
+static inline void read_launch(struct row_launch *row, const struct launch *launch) {
+    row->stream = launch->stream;
+    row->shared = launch->shared;
     for (int i = 0; i < 3; i++) {
-        row->grid[i] = (uint32_t)frame->args[1 + i];
-        row->block[i] = (uint16_t)frame_arg(frame, 4 + i);
+        row->grid[i] = launch->grid[i];
+        row->block[i] = (uint16_t)launch->block[i];
+        row->cluster[i] = (uint8_t)launch->cluster[i];
     }
-    row->shared = (uint32_t)frame_arg(frame, 7);
-    row->stream = frame_arg(frame, 8);
-    row->cooperative = slot->special == SPECIAL_LAUNCH_COOPERATIVE;
+    row->cooperative = launch->cooperative;
 }
 
 // How many words of stack arguments to copy, an even number. All that a function unknown here may have; but
@@ -222,10 +237,6 @@ static uint64_t stack_words(const struct frame *frame) {
     bool readable = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
     errno = error;
     return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
-}
-
-static uint64_t counted_key(const struct frame *frame) {
-    return frame->args[!!(frame->slot->flags & SLOT_SECOND)];
 }
 
 // A row with what the arguments tell.
@@ -246,29 +257,40 @@ static struct row *new_row(const struct frame *frame, const struct slot *slot) {
         break;
     case LAYOUT_LAUNCH:
         ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
-        read_launch((struct row_launch *)row, frame, slot);
+        read_launch((struct row_launch *)row, &frame->launch);
         break;
     }
     return row;
 }
 
+static void run(handler *handler, struct frame *frame) {
+    HOOK_CALM;
+    int error = errno;
+    handler(frame);
+    errno = error;
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     struct thread *thread = hook_this_thread();
+    frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;
     frame->timed = NULL;
-    if (UNLIKELY(!thread))
-        return stack_words(frame);
-    if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
-        hook_announce(slot);
-
-    if (slot->flags & SLOT_COUNTED && !(slot->flags & SLOT_QUERY))
-        frame->counter = hook_counter(thread, counted_key(frame));
-    if (slot->flags & SLOT_RECORDED)
-        frame->row = new_row(frame, slot);
-    if (UNLIKELY(slot->flags & SLOT_TIMED))
+    if (slot->layout == LAYOUT_LAUNCH)
+        frame->launch = decode_launch(frame, slot);
+    if (LIKELY(thread)) {
+        if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
+            hook_announce(slot);
+        if (slot->layout == LAYOUT_LAUNCH)
+            frame->counter = hook_counter(thread, frame->launch.function);
+        if (slot->flags & SLOT_RECORDED)
+            frame->row = new_row(frame, slot);
+    }
+    if (UNLIKELY(slot->flags & SLOT_BEFORE))
+        run(slot->known->before, frame);
+    if (UNLIKELY(slot->flags & SLOT_TIMED) && thread && !frame_is_answered(frame))
         hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
     frame->start = hook_now();
     if (frame->row)
@@ -299,7 +321,7 @@ static void read_results(struct row *row, const struct frame *frame, const struc
 
 // A function that nobody looked up by name has one all the same.
 static void count(struct frame *frame, struct thread *thread) {
-    uint64_t key = counted_key(frame);
+    uint64_t key = frame->launch.function;
     if (UNLIKELY(!frame->counter) && hook_ask_function(key))
         frame->counter = hook_counter(thread, key);
     if (frame->counter)
@@ -336,7 +358,7 @@ void hook_leave(struct frame *frame) {
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     if (slot->flags & SLOT_QUERY && thread)
         hook_count_query(slot);
-    else if (slot->flags & SLOT_COUNTED && thread && done)
+    else if (slot->layout == LAYOUT_LAUNCH && thread && done)
         count(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
@@ -352,16 +374,10 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
     if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
-                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION)) {
-        HOOK_UNCANCELLED;
-        int error = errno;
-        hook_on_failure(frame);
-        errno = error;
-    }
-    if (done && slot->on_return) {
-        HOOK_UNCANCELLED;
-        int error = errno;
-        slot->on_return(frame);
-        errno = error;
-    }
+                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION))
+        run(hook_on_failure, frame);
+    if (done && slot->on_return)
+        run(slot->on_return, frame);
+    if (UNLIKELY(slot->flags & SLOT_AFTER))
+        run(slot->known->after, frame);
 }

@@ -21,8 +21,6 @@ static struct slot *query_of(uint64_t key) {
     return key - (uint64_t)hook_slots < sizeof(hook_slots) ? (struct slot *)key : NULL;
 }
 
-static uint32_t id_of(uint64_t key) { return query_of(key) ? query_of(key)->id : hook_function_of(key); }
-
 // A row that nobody has.
 static struct count *new_row(uint64_t key, uint32_t id) {
     bool query = query_of(key);
@@ -56,7 +54,8 @@ static struct count *new_row(uint64_t key, uint32_t id) {
 
 // The table
 
-static uint32_t place_of(const struct thread *thread, uint64_t key) {
+__attribute__((target("general-regs-only"))) static inline uint32_t place_of(const struct thread *thread,
+                                                                             uint64_t key) {
     return (uint32_t)(key * 0x9e3779b97f4a7c15u >> 40) & (thread->counters_size - 1);
 }
 
@@ -68,47 +67,45 @@ static struct counter *find(const struct thread *thread, uint64_t key) {
     return &thread->counters[at];
 }
 
+// Makes room: without the counters of functions that are gone, and larger if most are not.
 static bool grow(struct thread *thread) {
-    uint32_t old_size = thread->counters_size, size = old_size ? 4 * old_size : 256;
-    struct counter *old = thread->counters, *made = mmap(NULL, size * sizeof(*made), PROT_READ | PROT_WRITE,
-                                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint32_t old_size = thread->counters_size, size = old_size ? old_size : 256, alive = 0;
+    struct counter *old = thread->counters;
+    for (uint32_t i = 0; i < old_size; i++)
+        alive += old[i].key && hook_is_alive(old[i].reference);
+    if (2 * alive >= size)
+        size *= 4;
+    struct counter *made =
+        mmap(NULL, size * sizeof(*made), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED)
         return false;
     thread->counters = made;
     thread->counters_size = size;
+    thread->counters_used = alive;
     for (uint32_t i = 0; i < old_size; i++)
-        if (old[i].key)
+        if (old[i].key && hook_is_alive(old[i].reference))
             *find(thread, old[i].key) = old[i];
     if (old)
         munmap(old, old_size * sizeof(*old));
     return true;
 }
 
-// Forgets the counters of handles that stand for other functions now.
-static void review(struct thread *thread) {
-    thread->renamed = atomic_load(&hook_live->renamed);
-    for (uint32_t i = 0; i < thread->counters_size; i++) {
-        struct counter *counter = &thread->counters[i];
-        if (counter->row && counter->row->id != id_of(counter->key))
-            counter->row = NULL;
-    }
-}
-
 struct count *hook_counter(struct thread *thread, uint64_t key) {
-    if (UNLIKELY(thread->renamed != atomic_load_explicit(&hook_live->renamed, memory_order_acquire)))
-        review(thread);
     struct counter *counter = thread->counters ? find(thread, key) : NULL;
-    if (LIKELY(counter && counter->row))
+    if (LIKELY(counter && counter->key && hook_is_alive(counter->reference)))
         return counter->row;
 
+    HOOK_CALM; // a handler that launches must find a table that is whole
+    static const _Atomic uint64_t for_ever = 1;
+    struct object_view view = {.reference = {&for_ever, 1}};
     int error = errno;
-    uint32_t id = id_of(key);
+    uint32_t id = query_of(key) ? query_of(key)->id : hook_object_look(key, &view) ? view.id : 0;
     struct count *row = NULL;
     if (id && (4 * thread->counters_used < 3 * thread->counters_size || grow(thread)) &&
         (row = new_row(key, id))) {
         counter = find(thread, key);
         thread->counters_used += !counter->key;
-        *counter = (struct counter){key, row};
+        *counter = (struct counter){key, row, view.reference};
     }
     errno = error;
     return row;
@@ -147,11 +144,10 @@ KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);
 __attribute__((always_inline, target("general-regs-only"))) static inline bool count(uint64_t key) {
     struct thread *thread = hook_thread;
     if (!thread || thread->pid != atomic_load_explicit(&hook_live->pid, memory_order_relaxed) ||
-        !thread->counters ||
-        thread->renamed != atomic_load_explicit(&hook_live->renamed, memory_order_relaxed))
+        !thread->counters)
         return false;
     const struct counter *counter = &thread->counters[place_of(thread, key)];
-    if (counter->key != key || !counter->row)
+    if (counter->key != key || !hook_is_alive(counter->reference))
         return false;
     uint64_t counted = atomic_load_explicit(&counter->row->count, memory_order_relaxed);
     if (!counted)

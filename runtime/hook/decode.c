@@ -13,6 +13,7 @@
 #define MEMORY .layout = LAYOUT_MEMORY, .values = VALUES // to, from, bytes, stream
 #define OBJECT .layout = LAYOUT_OBJECT, .values = VALUES // object, stream
 #define V2 .v2 = true
+#define GONE .before = hook_before_gone, .on_return = hook_on_gone
 
 static const struct known table[] = {
     {"cuMemAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2},
@@ -101,27 +102,37 @@ static const struct known table[] = {
     {"cuModuleLoadFatBinary", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
     {"cuLibraryLoadData", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
     {"cuLibraryLoadFromFile", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file},
-    {"cuModuleUnload", "module", "unload", OBJECT(IN(0))},
-    {"cuLibraryUnload", "module", "unload", OBJECT(IN(0))},
+    {"cuModuleUnload", "module", "unload", OBJECT(IN(0)), GONE},
+    {"cuLibraryUnload", "module", "unload", OBJECT(IN(0)), GONE},
     {"cuLibraryGetModule", "module", "get", OBJECT(OUT(0)), .on_return = hook_on_library_module},
     {"cuModuleGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_function},
-    {"cuLibraryGetKernel", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_function},
+    {"cuLibraryGetKernel", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel},
     {"cuKernelGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel_function},
-    {"cuModuleEnumerateFunctions", "module", "enumerate", OBJECT(IN(2)), .on_return = hook_on_enumerate},
-    {"cuLibraryEnumerateKernels", "module", "enumerate", OBJECT(IN(2)), .on_return = hook_on_enumerate},
+    {"cuModuleEnumerateFunctions", "module", "enumerate", OBJECT(IN(2)),
+     .on_return = hook_on_enumerate_functions},
+    {"cuLibraryEnumerateKernels", "module", "enumerate", OBJECT(IN(2)),
+     .on_return = hook_on_enumerate_kernels},
     {"cuModuleGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
     {"cuLibraryGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
     {"cuLibraryGetManaged", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
     {"cuLibraryGetUnifiedFunction", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
     {"cuModuleGetTexRef", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
     {"cuModuleGetSurfRef", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
+    {"cuFuncSetAttribute", "module", "setattribute", .on_return = hook_on_function_attribute},
+    {"cuKernelSetAttribute", "module", "setattribute", .on_return = hook_on_kernel_attribute},
+    {"cuFuncSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_function_cache},
+    {"cuKernelSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_kernel_cache},
+    {"cuFuncSetSharedMemConfig", "module", "setsharedmemconfig", .on_return = hook_on_function_shared},
 
-    {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_primary_context},
-    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context},
+    {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_context_retained},
+    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context_made},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
-    {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .on_return = hook_on_context_gone},
-    {"cuDevicePrimaryCtxRelease", "context", "release", .on_return = hook_on_context_gone},
-    {"cuDevicePrimaryCtxReset", "context", "reset", .on_return = hook_on_context_gone},
+    {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .before = hook_before_gone,
+     .on_return = hook_on_context_destroyed},
+    {"cuDevicePrimaryCtxRelease", "context", "release", .before = hook_before_gone,
+     .on_return = hook_on_context_released},
+    {"cuDevicePrimaryCtxReset", "context", "reset", .before = hook_before_gone,
+     .on_return = hook_on_context_reset},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
 };
@@ -278,6 +289,8 @@ void hook_describe(struct slot *slot, const char *symbol) {
         slot->on_return = known->on_return;
     slot->id = (uint32_t)(slot - hook_slots) + 1;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
+    flags |= known && known->before ? SLOT_BEFORE | SLOT_WATCHED : 0;
+    flags |= known && known->after ? SLOT_AFTER | SLOT_WATCHED : 0;
     if (slot->on_return)
         flags |= SLOT_WATCHED;
     else if (is_query(name) && !flags && strcmp(calls, "none"))

@@ -38,7 +38,7 @@ struct timeline {
     void *context;
     void *stream;
     atomic_bool busy;
-    uint32_t contexts_gone; // live->contexts_gone when it was made: later the context may be another one
+    struct reference reference; // to the context
     struct base bases[BASES], *base;
     unsigned first, count, spares;
     struct operation pending[PENDING];
@@ -82,7 +82,8 @@ static struct timeline *new_timeline(struct thread *thread, void *context) {
         return NULL;
     made->thread = thread;
     made->context = context;
-    made->contexts_gone = atomic_load(&hook_live->contexts_gone);
+    made->reference =
+        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});
     if (cu.create_stream(&made->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
         munmap(made, sizeof(*made));
         return NULL;
@@ -106,7 +107,7 @@ static struct timeline *current_timeline(struct thread *thread, bool make) {
     if (cu.get_context(&context) != CUDA_SUCCESS || !context)
         return NULL;
     for (struct timeline *timeline = thread->timelines; timeline; timeline = timeline->next)
-        if (timeline->context == context && timeline->contexts_gone == atomic_load(&hook_live->contexts_gone))
+        if (timeline->context == context && hook_is_alive(timeline->reference))
             return timeline;
     return make ? new_timeline(thread, context) : NULL;
 }
@@ -217,8 +218,7 @@ static void end_at_exit(void) {
     struct thread *thread = hook_this_thread();
     for (struct timeline *timeline = thread ? atomic_load(&hook_live->timelines) : NULL; timeline;
          timeline = timeline->next_of_all) {
-        if (timeline->contexts_gone != atomic_load(&hook_live->contexts_gone) ||
-            atomic_exchange(&timeline->busy, true))
+        if (!hook_is_alive(timeline->reference) || atomic_exchange(&timeline->busy, true))
             continue;
         void *unused;
         if (cu.push_context(timeline->context) == CUDA_SUCCESS) {
@@ -236,11 +236,7 @@ static void *stream_of(const struct frame *frame) {
     uint64_t stream = 0;
     switch (slot->layout) {
     case LAYOUT_LAUNCH:
-        if (slot->special == SPECIAL_LAUNCH_EX) {
-            const CUlaunchConfig *config = (const void *)frame->args[0];
-            stream = config ? (uint64_t)config->hStream : 0;
-        } else
-            stream = frame_arg(frame, 8);
+        stream = frame->launch.stream;
         break;
     case LAYOUT_MEMORY:
     case LAYOUT_OBJECT: {
@@ -317,11 +313,4 @@ void hook_gpu_read(struct thread *thread) {
         atomic_store(&timeline->busy, false);
     }
     errno = error;
-}
-
-// cuCtxDestroy and the like: their events are gone with them.
-void hook_on_context_gone(struct frame *frame) {
-    (void)frame;
-    if (hook_this_thread())
-        atomic_fetch_add(&hook_live->contexts_gone, 1);
 }

@@ -6,6 +6,8 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   modules.c      handlers: what was loaded and looked up, what was launched
+//   objects.c      what that is: which handle stands for what, until it is gone
+//   contexts.c     handlers: contexts
 //   missing.c      what they say of GPU code that is not there
 //   save.c         images of modules, kept in files
 //   graphs.c       the kernels of a graph
@@ -35,10 +37,12 @@
     4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
 #define SLOT_SECOND 8 // a launch whose function is the second argument
 #define SLOT_QUERY 16
-#define SLOT_SCALAR 32 // no argument and no result is in a vector register
-#define SLOT_TIMED 64  // what it puts into a stream is timed on the GPU
-#define SLOT_SYNC 128  // when it returns, what was timed has probably ended
-#define SLOT_LEAN 256  // a call is a row of time and result, and nothing else
+#define SLOT_SCALAR 32  // no argument and no result is in a vector register
+#define SLOT_TIMED 64   // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128   // when it returns, what was timed has probably ended
+#define SLOT_LEAN 256   // a call is a row of time and result, and nothing else
+#define SLOT_BEFORE 512 // it has a handler before the call
+#define SLOT_AFTER 1024 // and one after any call
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0
@@ -53,13 +57,15 @@
 #define THREAD_NEXT 32 // of the batch of plain rows
 #define THREAD_END 40
 
-#define FRAME_SIZE 256
+#define FRAME_SIZE 352
 #define FRAME_ARGS 0
 #define FRAME_RAX 48
 #define FRAME_RDX 56
 #define FRAME_XMM 64
 #define FRAME_SLOT 192
 #define FRAME_STACK 216
+#define FRAME_REAL 256
+#define FRAME_ANSWER 264
 #define STACK_WORDS 32 // copied for a function whose number of arguments is not known
 
 #include "chunk.h"
@@ -73,6 +79,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "calm.h"
+#include "objects.h"
 #include "records.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
@@ -162,6 +170,15 @@ _Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(stru
                    offsetof(struct slot, announced) == SLOT_ANNOUNCED,
                "as the stub has it");
 
+// What a call launches, whichever function it calls.
+struct launch {
+    uint64_t function, stream;
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t shared; // bytes
+    void **params, **extra;
+    bool cooperative;
+};
+
 // What a stub has on its stack while the real function runs.
 struct frame {
     uint64_t args[6];
@@ -174,16 +191,39 @@ struct frame {
     struct count *counter;   // of the function that is launched, or of the query
     struct thread *thread;   // that recorded the call
     struct operation *timed; // what the call puts into a stream
-    uint64_t pad;
+    uint64_t note;           // of the handler before the call, for the one after it
+    void *real;              // what is called: the real function
+    uint64_t answer;
+    struct launch launch;
 };
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
                "as the stub has it");
 _Static_assert(offsetof(struct frame, xmm) == FRAME_XMM && offsetof(struct frame, stack) == FRAME_STACK,
                "as the stub has it");
+_Static_assert(offsetof(struct frame, real) == FRAME_REAL && offsetof(struct frame, answer) == FRAME_ANSWER,
+               "as the stub has it");
 
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
     return index < 6 ? frame->args[index] : frame->stack[index - 6];
+}
+
+// For a handler before the call, which may also exchange frame->real. The words of a caller that holds
+// arguments belong to the function that is called.
+static inline void frame_set_arg(struct frame *frame, unsigned index, uint64_t value) {
+    *(index < 6 ? &frame->args[index] : &frame->stack[index - 6]) = value;
+}
+
+void hook_give_answer(void); // in the stub: stands for the real function
+
+// The same: the driver is not called, this is what the program gets.
+static inline void frame_answer(struct frame *frame, uint64_t result) {
+    frame->real = (void *)hook_give_answer;
+    frame->answer = result;
+}
+
+static inline bool frame_is_answered(const struct frame *frame) {
+    return frame->real == (void *)hook_give_answer;
 }
 
 static inline uint64_t frame_caller(const struct frame *frame) { return frame->stack[-1]; }
@@ -203,6 +243,7 @@ void hook_leave(struct frame *frame);
 #define MAX_SEGMENTS 4
 #define MAX_MAPPINGS 16384
 #define MAX_COUNT_CHUNKS 64
+#define MAX_DEVICES 64
 #define PATH_BYTES (512u << 10)
 
 struct map { // open addressing; keys are never 0 and never removed
@@ -227,25 +268,23 @@ struct live {
     struct tail *tail;
     uint64_t device, inode; // of the file
     struct timeline *_Atomic timelines;
-    _Atomic uint32_t contexts_gone;
     char path[4096];
     struct thread *pool;                                // of threads that are gone
     unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
     _Atomic uint32_t count_rows[2];                     // that are given out
-    _Atomic uint32_t renamed; // how often a handle came to stand for another function
-    _Atomic uint64_t devices; // bits of those that have a record
+    _Atomic uint64_t devices;                           // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
     _Atomic uint32_t scanning;
     uint32_t paths_used;
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];
-    struct map module_ids, function_ids; // by the driver's handles
+    struct objects objects;
+    _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
     } mappings[MAX_MAPPINGS]; // of the file
-    struct map images;        // where the code of a module or function was handed over
     struct map missing;       // what was told of, see missing.c
     _Atomic uint32_t said;
 };
@@ -278,9 +317,10 @@ struct count {
     uint32_t id, pad; // of the function, of the api
 };
 
-struct counter {       // of a thread's table: open addressing
-    uint64_t key;      // the function's handle, the address of the query's slot
-    struct count *row; // NULL: the handle stands for another function now
+struct counter {                // of a thread's table: open addressing
+    uint64_t key;               // the function's handle, the address of the query's slot
+    struct count *row;          // of the function that had the handle when this was made
+    struct reference reference; // to that
 };
 
 struct thread {
@@ -291,7 +331,6 @@ struct thread {
     struct batch batches[LAYOUTS];
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
-    uint32_t renamed;                      // live->renamed when they were right
     struct timeline *timelines;
     struct thread *next; // in the pool
 };
@@ -302,17 +341,6 @@ _Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread,
                    offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
                    offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
                "as the stub has it");
-
-// For the rest of its scope a thread is not cancelled: functions of the driver are not cancellation points,
-// and what is opened and written here must not make them such.
-static inline int hook_forbid_cancel(void) {
-    int before;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    return before;
-}
-static inline void hook_allow_cancel(const int *before) { pthread_setcancelstate(*before, NULL); }
-#define HOOK_UNCANCELLED                                                                                     \
-    __attribute__((cleanup(hook_allow_cancel), unused)) const int cancel_state_ = hook_forbid_cancel()
 
 extern TLS struct thread *hook_thread;
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
@@ -386,7 +414,6 @@ extern bool hook_gpu_time;
 void hook_gpu_begin(struct frame *frame);
 void hook_gpu_end(struct frame *frame, bool done);
 void hook_gpu_read(struct thread *thread);
-extern handler hook_on_context_gone;
 
 // calls.c
 struct row_gpu *hook_new_gpu_row(struct thread *thread);
@@ -397,8 +424,11 @@ struct known {
     const char *name; // without version and stream suffix
     const char *type, *op;
     uint8_t layout, special, values[4];
-    handler *on_return;
-    bool v2; // the function of this name without suffix is an older one with other arguments
+    // They run whether or not the call is recorded, or anything is.
+    handler *before;    // may change the arguments and the function, or answer in place of the driver
+    handler *on_return; // after a call that returned CUDA_SUCCESS
+    handler *after;     // after any call
+    bool v2;            // the function of this name without suffix is an older one with other arguments
 };
 #define NAME_BYTES 128
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
@@ -420,17 +450,20 @@ extern handler hook_on_get_proc_address;
 
 // modules.c
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
-    hook_on_kernel_function, hook_on_enumerate, hook_on_variable_of_1, hook_on_variable_of_2;
-_Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert);
-uint32_t hook_function_of(uint64_t handle); // its id, 0 where it is not known
-uint64_t hook_handle_of(uint32_t function);
-uint32_t hook_ask_function(uint64_t handle); // the same after asking the driver for its name
+    hook_on_kernel, hook_on_kernel_function, hook_on_enumerate_functions, hook_on_enumerate_kernels,
+    hook_on_variable_of_1, hook_on_variable_of_2, hook_on_function_attribute, hook_on_kernel_attribute,
+    hook_on_function_cache, hook_on_kernel_cache, hook_on_function_shared, hook_before_gone, hook_on_gone;
+int hook_ask_parameters(uint64_t handle);
+uint32_t hook_new_id(_Atomic uint32_t *ids);
+uint32_t
+hook_ask_function(uint64_t handle); // the id of a function, after asking the driver for its name; or 0
+
+// contexts.c
+extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
+    hook_on_context_reset, hook_on_context_released;
 
 // missing.c
 void hook_on_failure(struct frame *frame);
-void hook_set_image(uint64_t handle, const void *start); // it is at `start`
-void hook_share_image(uint64_t handle, uint64_t of);     // it is that of another handle
-const void *hook_image_of(uint64_t handle);
 
 // libs.c
 void hook_scan_libraries(void);
@@ -438,7 +471,7 @@ bool hook_peek(const void *from, void *into, size_t size); // memory that the pr
 bool hook_is_readable(const void *start, size_t size);     // all of it
 const char *hook_find_library(const void *address);        // whose code or data it is in, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
-extern handler hook_on_context, hook_on_primary_context;
+void hook_see_device(int device); // writes its record
 
 // bus.c
 unsigned char *hook_map(int file, size_t size, off_t at); // may be written whatever becomes of the file

@@ -225,7 +225,7 @@ static void scan_mappings(void) {
 }
 
 void hook_scan_libraries(void) {
-    HOOK_UNCANCELLED;
+    HOOK_CALM;
     bool first = true;
     if (!hook_this_thread())
         return;
@@ -280,8 +280,8 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
 
 // Devices. What is asked of the driver here changes nothing that the program could see.
 
-static void see_device(CUdevice device) {
-    if (device < 0 || device > 63 || !hook_this_thread() ||
+void hook_see_device(int device) {
+    if (device < 0 || device >= MAX_DEVICES || !hook_this_thread() ||
         atomic_fetch_or(&hook_live->devices, 1ull << device) >> device & 1)
         return;
     CUresult (*attribute)(int *, int, CUdevice) = hook_driver_function("cuDeviceGetAttribute");
@@ -305,14 +305,4 @@ static void see_device(CUdevice device) {
     HOOK_WRITE(device, .index = (uint64_t)device, .name = hook_str(name), .arch = hook_str(arch),
                .uuid = hook_str(*text ? text : NULL),
                .runs = hook_str(hook_driver_is_simulated() ? "ptx" : "sass"));
-}
-
-void hook_on_primary_context(struct frame *frame) { see_device((CUdevice)frame->args[1]); }
-
-void hook_on_context(struct frame *frame) {
-    (void)frame;
-    CUresult (*current)(CUdevice *) = hook_driver_function("cuCtxGetDevice");
-    CUdevice device;
-    if (current && !current(&device))
-        see_device(device);
 }

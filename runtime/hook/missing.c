@@ -17,6 +17,26 @@
 
 #define MAX_SAID 5
 
+// A place for the key in the map, or NULL where there is none.
+static _Atomic uint64_t *find_in_map(struct map *map, uint64_t key) {
+    uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 40;
+    for (unsigned tries = 0; tries < 256; tries++, at++) {
+        uint64_t found = atomic_load_explicit(&map->keys[at % MAP_ENTRIES], memory_order_acquire);
+        if (!found &&
+            (atomic_compare_exchange_strong(&map->keys[at % MAP_ENTRIES], &found, key) || found == key))
+            return &map->values[at % MAP_ENTRIES];
+        if (found == key)
+            return &map->values[at % MAP_ENTRIES];
+    }
+    return NULL;
+}
+
+static const void *image_of(uint64_t handle) {
+    struct object_view view;
+    hook_object_look(handle, &view);
+    return view.image;
+}
+
 struct place { // of an image
     const void *start;
     const char *path; // of the file whose mapping holds it, or NULL
@@ -24,19 +44,6 @@ struct place { // of an image
     bool cut;
     char buffer[4096];
 };
-
-void hook_set_image(uint64_t handle, const void *start) {
-    _Atomic uint64_t *value = hook_map_find(&hook_live->images, handle, true);
-    if (value)
-        atomic_store(value, (uint64_t)start);
-}
-
-void hook_share_image(uint64_t handle, uint64_t of) { hook_set_image(handle, hook_image_of(of)); }
-
-const void *hook_image_of(uint64_t handle) {
-    _Atomic uint64_t *value = hook_map_find(&hook_live->images, handle, false);
-    return value ? (const void *)atomic_load(value) : NULL;
-}
 
 // Whether some code of a cubin is zeros, which no compiler writes. Its offsets may be any, so addresses are
 // numbers.
@@ -105,7 +112,7 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
         hash = (hash ^ (unsigned char)*text) * 1099511628211u;
-    _Atomic uint64_t *known = hook_map_find(&hook_live->missing, hash, true);
+    _Atomic uint64_t *known = find_in_map(&hook_live->missing, hash);
     if (!known || atomic_exchange(known, 1))
         return false;
     *said = atomic_fetch_add(&hook_live->said, 1);
@@ -158,9 +165,10 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
 
 // The look-up failed, but the program uses the kernel.
 static void use(uint64_t module, const char *kernel) {
-    _Atomic uint64_t *id = hook_map_find(&hook_live->module_ids, module, false);
-    HOOK_WRITE(function, .id = atomic_fetch_add(&hook_live->functions, 1) + 1,
-               .module = {id != NULL, id ? atomic_load(id) : 0}, .name = hook_str(kernel));
+    struct object_view view;
+    hook_object_look(module, &view);
+    HOOK_WRITE(function, .id = hook_new_id(&hook_live->functions), .module = {view.module != 0, view.module},
+               .name = hook_str(kernel));
 }
 
 static const char *ask_name(uint64_t handle) {
@@ -181,9 +189,9 @@ static void on_illegal_instruction(const struct frame *frame) {
     struct place place;
     if (!hook_this_thread() || atomic_exchange(&told, true))
         return;
-    uint64_t handle = hook_handle_of(hook_newest_launch());
+    uint64_t handle = hook_function_with_id(hook_newest_launch());
     const char *kernel = handle ? ask_name(handle) : NULL;
-    find_place(hook_image_of(handle), &place);
+    find_place(image_of(handle), &place);
     if (place.cut || has_gaps(place.start, true))
         tell(frame, &place, kernel);
 }
@@ -210,15 +218,14 @@ void hook_on_failure(struct frame *frame) {
         place = (struct place){.path = (const char *)frame->args[1]};
         if (was_patched(place.path))
             tell(frame, &place, NULL);
-    } else if (kind == hook_on_function && frame->args[2]) {
+    } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame->args[2]) {
         const char *kernel = (const char *)frame->args[2];
-        find_place(hook_image_of(frame->args[1]), &place);
+        find_place(image_of(frame->args[1]), &place);
         if (place.cut && tell(frame, &place, kernel))
             use(frame->args[1], kernel);
     } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
-        bool second = kind || frame->slot->flags & SLOT_SECOND;
-        uint64_t handle = frame->args[second];
-        find_place(hook_image_of(handle), &place);
+        uint64_t handle = kind ? frame->args[1] : frame->launch.function;
+        find_place(image_of(handle), &place);
         if (place.cut)
             tell(frame, &place, ask_name(handle));
     }

@@ -10,38 +10,20 @@
 #include "cuda_abi.h"
 #include "hook.h"
 
-// A place for the key in the map, or NULL where there is none.
-_Atomic uint64_t *hook_map_find(struct map *map, uint64_t key, bool insert) {
-    if (!key)
-        return NULL;
-    uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 40;
-    for (unsigned tries = 0; tries < 256; tries++, at++) {
-        uint64_t found = atomic_load_explicit(&map->keys[at % MAP_ENTRIES], memory_order_acquire);
-        if (!found && insert &&
-            (atomic_compare_exchange_strong(&map->keys[at % MAP_ENTRIES], &found, key) || found == key))
-            return &map->values[at % MAP_ENTRIES];
-        if (found == key)
-            return &map->values[at % MAP_ENTRIES];
-        if (!found)
-            return NULL;
-    }
-    return NULL;
-}
-
-static void set(struct map *map, uint64_t key, uint64_t value) {
-    _Atomic uint64_t *place = hook_map_find(map, key, true);
-    if (place)
-        atomic_store(place, value);
-}
-
-static uint64_t get(struct map *map, uint64_t key) {
-    _Atomic uint64_t *place = hook_map_find(map, key, false);
-    return place ? atomic_load(place) : 0;
-}
-
 static uint64_t out(const struct frame *frame) { // the handle that the function gave
     const uint64_t *handle = (const uint64_t *)frame->args[0];
     return handle ? *handle : 0;
+}
+
+uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
+
+// Of this thread, or 0. Asking changes nothing that the program could see.
+static uint64_t current_context(void) {
+    static CUresult (*get_current)(uint64_t *);
+    uint64_t context = 0;
+    if (!get_current)
+        get_current = (CUresult (*)(uint64_t *))hook_driver_function("cuCtxGetCurrent");
+    return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
 }
 
 // Images
@@ -97,16 +79,32 @@ static bool may_digest(uint64_t size) {
     return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
 }
 
+// Gives the id of its record, or 0 where nothing is recorded. A module is of the context that it was loaded
+// into, a library of none.
+static uint32_t add_module(const struct frame *frame, const void *image, uint64_t size) {
+    bool library = !strncmp(frame->slot->symbol, "cuLibrary", strlen("cuLibrary"));
+    struct object_facts facts = {
+        .kind = library ? OBJECT_LIBRARY : OBJECT_MODULE,
+        .handle = out(frame),
+        .context = library ? 0 : current_context(),
+        .image = image,
+        .image_size = size,
+        .id = hook_this_thread() ? hook_new_id(&hook_live->modules) : 0,
+        .made = true,
+    };
+    hook_object_add(&facts);
+    return facts.id;
+}
+
 void hook_on_module_image(struct frame *frame) {
     const void *given = (const void *)frame->args[1];
-    if (!given || !hook_this_thread())
+    if (!given)
         return;
-    uint32_t id = atomic_fetch_add(&hook_live->modules, 1) + 1;
-    set(&hook_live->module_ids, out(frame), id);
-    hook_scan_libraries();
-
     struct image image = read_image(given);
-    hook_set_image(out(frame), image.start);
+    uint32_t id = add_module(frame, image.start, image.size);
+    if (!id)
+        return;
+    hook_scan_libraries();
     char buffer[4096], digest[65];
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;
@@ -134,10 +132,9 @@ static bool digest_file(int file, size_t size, char digest[65]) {
 
 void hook_on_module_file(struct frame *frame) {
     const char *given = (const char *)frame->args[1];
-    if (!given || !hook_this_thread())
+    uint32_t id = given ? add_module(frame, NULL, 0) : 0;
+    if (!id)
         return;
-    uint32_t id = atomic_fetch_add(&hook_live->modules, 1) + 1;
-    set(&hook_live->module_ids, out(frame), id);
 
     char path[4096];
     size_t size = 0;
@@ -165,98 +162,198 @@ void hook_on_module_file(struct frame *frame) {
 
 // cuLibraryGetModule: one more handle of the library.
 void hook_on_library_module(struct frame *frame) {
-    set(&hook_live->module_ids, out(frame), get(&hook_live->module_ids, frame->args[1]));
-    hook_share_image(out(frame), frame->args[1]);
+    hook_object_add(&(struct object_facts){
+        .kind = OBJECT_MODULE, .handle = out(frame), .parent = frame->args[1], .context = current_context()});
 }
+
+// cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may be given the handle
+// before this one is back.
+void hook_before_gone(struct frame *frame) { frame->note = hook_object_generation(); }
+
+void hook_on_gone(struct frame *frame) { hook_object_gone(frame->args[0], frame->note); }
 
 // Functions
 
-static uint32_t hash_name(const char *name) {
-    uint32_t hash = 2166136261u;
-    for (; *name; name++)
-        hash = (hash ^ (unsigned char)*name) * 16777619u;
-    return hash;
+// Writes the record of a function that has none, and gives its id, or 0.
+static uint32_t name_function(uint64_t handle, const char *name) {
+    struct object_view view;
+    if (!hook_object_look(handle, &view) || view.id || !hook_this_thread())
+        return view.id;
+    uint32_t id = hook_new_id(&hook_live->functions);
+    return HOOK_WRITE(function, .id = id, .module = {view.module != 0, view.module}, .name = hook_str(name))
+               ? hook_object_set_id(view.reference, id)
+               : 0;
 }
 
-uint32_t hook_function_of(uint64_t handle) { return (uint32_t)get(&hook_live->function_ids, handle); }
-
-// A handle of the function, or 0. Looks at all of them.
-uint64_t hook_handle_of(uint32_t function) {
-    struct map *map = &hook_live->function_ids;
-    for (uint32_t i = 0; function && i < MAP_ENTRIES; i++)
-        if ((uint32_t)atomic_load_explicit(&map->values[i], memory_order_relaxed) == function)
-            return atomic_load(&map->keys[i]);
-    return 0;
+static void add_function(enum object_kind kind, uint64_t handle, uint64_t parent, const char *name) {
+    hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .name = name});
 }
 
-// cuModuleGetFunction, cuLibraryGetKernel. A handle may be looked up again and again, and may come to stand
-// for another function once its module is gone.
-static uint32_t name_function(uint64_t handle, uint64_t module, const char *name) {
-    uint64_t hash = hash_name(name) ^ (uint32_t)(module * 2654435761u);
-    uint64_t known = get(&hook_live->function_ids, handle);
-    if (known && known >> 32 == hash)
-        return (uint32_t)known;
-    uint32_t id = atomic_fetch_add(&hook_live->functions, 1) + 1;
-    if (!HOOK_WRITE(function, .id = id, .module = {module != 0, module}, .name = hook_str(name)))
-        return 0;
-    set(&hook_live->function_ids, handle, hash << 32 | id);
-    if (known)
-        atomic_fetch_add(&hook_live->renamed, 1);
-    return id;
-}
-
+// cuModuleGetFunction
 void hook_on_function(struct frame *frame) {
     const char *name = (const char *)frame->args[2];
-    if (name && hook_this_thread()) {
-        name_function(out(frame), get(&hook_live->module_ids, frame->args[1]), name);
-        hook_share_image(out(frame), frame->args[1]);
-    }
+    add_function(OBJECT_FUNCTION, out(frame), frame->args[1], name);
+    if (name)
+        name_function(out(frame), name);
+}
+
+// cuLibraryGetKernel
+void hook_on_kernel(struct frame *frame) {
+    const char *name = (const char *)frame->args[2];
+    add_function(OBJECT_KERNEL, out(frame), frame->args[1], name);
+    if (name)
+        name_function(out(frame), name);
+}
+
+// cuKernelGetFunction: the kernel in the current context, with the kernel's id.
+void hook_on_kernel_function(struct frame *frame) {
+    struct object_view kernel;
+    if (hook_object_look(frame->args[1], &kernel))
+        hook_object_add(&(struct object_facts){.kind = OBJECT_FUNCTION,
+                                               .handle = out(frame),
+                                               .parent = frame->args[1],
+                                               .context = current_context(),
+                                               .id = kernel.id});
 }
 
 // Functions are found by enumeration, and through private tables, without a name. The driver tells it, of
-// those that it has just launched.
+// those that it has just launched, and what they are of.
 uint32_t hook_ask_function(uint64_t handle) {
     static CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
-    uint64_t known = get(&hook_live->function_ids, handle);
-    if (known)
-        return (uint32_t)known;
+    static CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
+    struct object_view view;
+    bool known = hook_object_look(handle, &view);
+    if (view.id || view.asked)
+        return view.id;
+    HOOK_CALM;
     int error = errno;
+#define FIND(pointer, name) ((pointer) = (__typeof__(pointer))(uintptr_t)hook_driver_function(name))
     if (!function_name) {
-        kernel_name = (CUresult (*)(const char **, uint64_t))hook_driver_function("cuKernelGetName");
-        function_name = (CUresult (*)(const char **, uint64_t))hook_driver_function("cuFuncGetName");
+        FIND(kernel_name, "cuKernelGetName");
+        FIND(kernel_library, "cuKernelGetLibrary");
+        FIND(function_module, "cuFuncGetModule");
+        FIND(function_name, "cuFuncGetName");
     }
-    const char *name = NULL;
-    uint32_t id = 0;
-    if ((function_name && function_name(&name, handle) == CUDA_SUCCESS && name) ||
-        (kernel_name && kernel_name(&name, handle) == CUDA_SUCCESS && name))
-        id = name_function(handle, 0, name);
+    struct object_facts facts = {.kind = OBJECT_FUNCTION, .handle = handle, .asked = true};
+    if (function_name && function_name(&facts.name, handle) == CUDA_SUCCESS && facts.name) {
+        if (function_module)
+            function_module(&facts.parent, handle);
+    } else if (kernel_name && kernel_name(&facts.name, handle) == CUDA_SUCCESS && facts.name)
+        facts.kind = OBJECT_KERNEL;
     else
-        set(&hook_live->function_ids, handle, 1ull << 63); // not to be asked for again
+        facts.name = NULL;
+    if (facts.name && !facts.parent && kernel_library)
+        kernel_library(&facts.parent, handle);
+    if (known) {
+        facts.kind = view.kind;
+        facts.parent = view.parent;
+    } else
+        facts.context = facts.kind == OBJECT_FUNCTION ? current_context() : 0;
+    hook_object_add(&facts);
+    uint32_t id = facts.name ? name_function(handle, facts.name) : 0;
     errno = error;
     return id;
 }
 
-// cuKernelGetFunction: one more handle of the kernel.
-void hook_on_kernel_function(struct frame *frame) {
-    uint64_t value = get(&hook_live->function_ids, frame->args[1]);
-    if (value)
-        set(&hook_live->function_ids, out(frame), value);
-    hook_share_image(out(frame), frame->args[1]);
-}
-
 static void look(uint64_t handle, const char *what, const char *name) {
-    HOOK_WRITE(lookup, .module = get(&hook_live->module_ids, handle), .what = hook_str(what),
-               .name = hook_str(name));
+    struct object_view view;
+    hook_object_look(handle, &view);
+    if (hook_this_thread())
+        HOOK_WRITE(lookup, .module = view.id, .what = hook_str(what), .name = hook_str(name));
 }
 
-// cuModuleEnumerateFunctions, cuLibraryEnumerateKernels
-void hook_on_enumerate(struct frame *frame) { look(frame->args[2], "enumerate", NULL); }
+// What was enumerated has handles that may have been those of others. How many there are is asked for: behind
+// them the program's array is as it was.
+static void enumerate(const struct frame *frame, enum object_kind kind, const char *counter) {
+    const uint64_t *handles = (const uint64_t *)frame->args[0];
+    CUresult (*ask)(unsigned *, uint64_t) = hook_driver_function(counter);
+    unsigned count = 0;
+    look(frame->args[2], "enumerate", NULL);
+    if (!handles || !ask || ask(&count, frame->args[2]) != CUDA_SUCCESS)
+        return;
+    for (unsigned i = 0; i < count && i < (unsigned)frame->args[1]; i++)
+        add_function(kind, handles[i], frame->args[2], NULL);
+}
+
+void hook_on_enumerate_functions(struct frame *frame) {
+    enumerate(frame, OBJECT_FUNCTION, "cuModuleGetFunctionCount");
+}
+
+void hook_on_enumerate_kernels(struct frame *frame) {
+    enumerate(frame, OBJECT_KERNEL, "cuLibraryGetKernelCount");
+}
+
+// Variables
 
 // Functions whose arguments end with the module and the name of a variable.
 void hook_on_variable_of_1(struct frame *frame) {
     look(frame->args[1], "variable", (const char *)frame->args[2]);
 }
 
+// cuModuleGetGlobal and its like, which give the address and the size. The older one without suffix has
+// 32-bit ones.
 void hook_on_variable_of_2(struct frame *frame) {
-    look(frame->args[2], "variable", (const char *)frame->args[3]);
+    const uint64_t *address = (const uint64_t *)frame->args[0], *size = (const uint64_t *)frame->args[1];
+    const char *name = (const char *)frame->args[3];
+    look(frame->args[2], "variable", name);
+    if (name && address && strcmp(frame->slot->symbol, "cuModuleGetGlobal"))
+        hook_object_set(frame->args[2], &(struct property){.what = PROPERTY_VARIABLE,
+                                                           .device = -1,
+                                                           .value = *address,
+                                                           .size = size ? *size : 0,
+                                                           .name = name});
+}
+
+// Attributes
+
+static void set_attribute(uint64_t handle, int what, uint64_t number, uint64_t value, int device) {
+    hook_object_set(handle, &(struct property){
+                                .what = what, .number = number, .device = device, .value = (uint32_t)value});
+}
+
+// cuFuncSetAttribute(function, attribute, value)
+void hook_on_function_attribute(struct frame *frame) {
+    set_attribute(frame->args[0], PROPERTY_ATTRIBUTE, (uint32_t)frame->args[1], frame->args[2], -1);
+}
+
+// cuKernelSetAttribute(attribute, value, kernel, device)
+void hook_on_kernel_attribute(struct frame *frame) {
+    set_attribute(frame->args[2], PROPERTY_ATTRIBUTE, (uint32_t)frame->args[0], frame->args[1],
+                  (int)frame->args[3]);
+}
+
+// cuFuncSetCacheConfig(function, config)
+void hook_on_function_cache(struct frame *frame) {
+    set_attribute(frame->args[0], PROPERTY_CACHE_CONFIG, 0, frame->args[1], -1);
+}
+
+// cuKernelSetCacheConfig(kernel, config, device)
+void hook_on_kernel_cache(struct frame *frame) {
+    set_attribute(frame->args[0], PROPERTY_CACHE_CONFIG, 0, frame->args[1], (int)frame->args[2]);
+}
+
+// cuFuncSetSharedMemConfig(function, config)
+void hook_on_function_shared(struct frame *frame) {
+    set_attribute(frame->args[0], PROPERTY_SHARED_CONFIG, 0, frame->args[1], -1);
+}
+
+// Parameters
+
+// Asks the driver for the layout of a function's or kernel's parameters, which becomes properties of it.
+// Gives how many there are, or -1 where the driver does not tell (before CUDA 12.4).
+int hook_ask_parameters(uint64_t handle) {
+    struct object_view view;
+    hook_object_look(handle, &view);
+    bool kernel = view.kind == OBJECT_KERNEL;
+    CUresult (*ask)(uint64_t, size_t, size_t *, size_t *) =
+        hook_driver_function(kernel ? "cuKernelGetParamInfo" : "cuFuncGetParamInfo");
+    size_t offset, size;
+    int count = 0;
+    while (ask && ask(handle, (size_t)count, &offset, &size) == CUDA_SUCCESS)
+        hook_object_set(handle, &(struct property){.what = PROPERTY_PARAMETER,
+                                                   .number = (uint64_t)count++,
+                                                   .device = -1,
+                                                   .value = offset,
+                                                   .size = size});
+    return ask ? count : -1;
 }

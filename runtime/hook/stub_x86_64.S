@@ -150,12 +150,12 @@ full:
     testl $SLOT_SCALAR, SLOT_FLAGS(%r11)
     jnz 7f
     load_vectors %r10
-    call *SLOT_REAL(%r11)
+    call *FRAME_REAL(%r10)
     leaq -FRAME_SIZE(%rbp), %rsp
     movaps %xmm0, FRAME_XMM(%rsp)
     movaps %xmm1, FRAME_XMM + 16(%rsp)
     jmp 8f
-7:  call *SLOT_REAL(%r11)
+7:  call *FRAME_REAL(%r10)
     leaq -FRAME_SIZE(%rbp), %rsp
 8:  movq %rax, FRAME_RAX(%rsp)
     movq %rdx, FRAME_RDX(%rsp)
@@ -180,6 +180,19 @@ full:
     jmp 2b
     .cfi_endproc
     .size enter, . - enter
+
+// What frame->real is where a handler has answered: called above, it finds the frame by rbp.
+    .p2align 4
+    .globl hook_give_answer
+    .hidden hook_give_answer
+    .type hook_give_answer, @function
+hook_give_answer:
+    .cfi_startproc
+    endbr64
+    movq FRAME_ANSWER - FRAME_SIZE(%rbp), %rax
+    ret
+    .cfi_endproc
+    .size hook_give_answer, . - hook_give_answer
 
 // What hook_enter and hook_leave (calls.c) do for a SLOT_LEAN: a row with the start, and behind the call the result
 // and the duration. Where there is more to do (a thread's first call, a full batch) the way is theirs. Such a

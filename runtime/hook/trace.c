@@ -131,7 +131,7 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 
 // Takes the next chunk of the file. `flag` is ENDED for the last one.
 static unsigned char *take_chunk(uint64_t flag) {
-    HOOK_UNCANCELLED;
+    HOOK_CALM;
     uint64_t number = atomic_load(&hook_live->tail->ticket);
     do {
         if (number & ENDED)
@@ -270,7 +270,7 @@ static bool start(void);
 struct thread *hook_begin_thread(void) {
     if (busy || hook_in_vfork || !hook_live)
         return NULL;
-    HOOK_UNCANCELLED;
+    HOOK_CALM;
     int error = errno;
     busy = true;
     uint32_t state = FRESH;

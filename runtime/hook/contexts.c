@@ -1,0 +1,52 @@
+// Handlers of the functions that make and end contexts. With a context goes all that was loaded into it; a
+// primary one goes when nobody retains it any more, and is another one after a reset.
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+static void add_context(uint64_t handle, bool made) {
+    hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = handle, .made = made});
+}
+
+// cuDevicePrimaryCtxRetain
+void hook_on_context_retained(struct frame *frame) {
+    const uint64_t *context = (const uint64_t *)frame->args[0];
+    uint64_t device = (uint32_t)frame->args[1];
+    if (context && device < MAX_DEVICES) {
+        atomic_store(&hook_live->primary[device], *context);
+        add_context(*context, false);
+    }
+    hook_see_device((CUdevice)device);
+}
+
+// cuCtxCreate
+void hook_on_context_made(struct frame *frame) {
+    const uint64_t *context = (const uint64_t *)frame->args[0];
+    if (context)
+        add_context(*context, true);
+    CUresult (*current)(CUdevice *) = hook_driver_function("cuCtxGetDevice");
+    CUdevice device;
+    if (current && current(&device) == CUDA_SUCCESS)
+        hook_see_device(device);
+}
+
+// What ends a context is preceded by hook_before_gone.
+
+// cuCtxDestroy
+void hook_on_context_destroyed(struct frame *frame) { hook_object_context_gone(frame->args[0], frame->note); }
+
+// cuDevicePrimaryCtxReset
+void hook_on_context_reset(struct frame *frame) {
+    uint32_t device = (uint32_t)frame->args[0];
+    if (device < MAX_DEVICES)
+        hook_object_context_gone(atomic_load(&hook_live->primary[device]), frame->note);
+}
+
+// cuDevicePrimaryCtxRelease
+void hook_on_context_released(struct frame *frame) {
+    CUresult (*get_state)(CUdevice, unsigned *, int *) = hook_driver_function("cuDevicePrimaryCtxGetState");
+    unsigned flags;
+    int active = 0;
+    if (!get_state || get_state((CUdevice)frame->args[0], &flags, &active) != CUDA_SUCCESS || !active)
+        hook_on_context_reset(frame);
+}
