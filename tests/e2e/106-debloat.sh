@@ -215,7 +215,7 @@ expect() { # STATUS WORDS COMMAND...
 }
 expect 2 "name a COMMAND" gpt-debloat
 expect 2 "no such option: '--frobnicate'" gpt-debloat --frobnicate
-expect 2 "no option '--apply=yes'" gpt-debloat --apply=yes ./use
+expect 2 "no such option: '--apply=yes'" gpt-debloat --apply=yes ./use
 expect 2 "requires a value" gpt-debloat -o
 expect 2 "name of a folder" gpt-debloat --apply -r "" --traces matmul.mp
 expect 4 "nothing.mp: No such file" gpt-debloat --traces nothing.mp

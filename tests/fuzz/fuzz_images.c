@@ -4,23 +4,10 @@
 #include "../../runtime/hook/libs.c"
 #include "../../runtime/hook/modules.c"
 #include "../../runtime/hook/sha256.c"
-#include "harness.h"
+#include "absent.h"
 
 #define ROOM (1u << 16)
 
-struct live *hook_live;
-TLS struct thread *hook_thread;
-TLS bool hook_writing;
-
-ABSENT(hook_begin_replaced)
-ABSENT(hook_begin_thread)
-ABSENT(hook_close)
-ABSENT(hook_driver_function)
-ABSENT(hook_driver_is_simulated)
-ABSENT(hook_find_replaced)
-ABSENT(hook_is_forked)
-ABSENT(hook_open)
-ABSENT(hook_read_maps)
 ABSENT(hook_save_image)
 ABSENT(hook_set_image)
 ABSENT(hook_share_image)

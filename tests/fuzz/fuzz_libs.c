@@ -2,20 +2,9 @@
 
 #include "../../runtime/hook/libs.c"
 #include "../../runtime/hook/missing.c"
-#include "harness.h"
+#include "absent.h"
 
-struct live *hook_live;
-TLS struct thread *hook_thread;
-TLS bool hook_writing;
-
-ABSENT(hook_begin_replaced)
-ABSENT(hook_begin_thread)
-ABSENT(hook_close)
-ABSENT(hook_driver_function)
-ABSENT(hook_driver_is_simulated)
-ABSENT(hook_find_replaced)
 ABSENT(hook_handle_of)
-ABSENT(hook_is_forked)
 ABSENT(hook_map_find)
 ABSENT(hook_name)
 ABSENT(hook_newest_launch)
@@ -23,8 +12,6 @@ ABSENT(hook_on_function)
 ABSENT(hook_on_kernel_function)
 ABSENT(hook_on_module_file)
 ABSENT(hook_on_module_image)
-ABSENT(hook_open)
-ABSENT(hook_read_maps)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char hex[129];

@@ -1,0 +1,24 @@
+// The rest of the hook for harnesses that include a few of its files: its state, and functions that no input
+// reaches.
+
+#ifndef GPT_ABSENT_H
+#define GPT_ABSENT_H
+
+#include "../../runtime/hook/hook.h"
+#include "harness.h"
+
+struct live *hook_live;
+TLS struct thread *hook_thread;
+TLS bool hook_writing;
+
+ABSENT(hook_begin_replaced)
+ABSENT(hook_begin_thread)
+ABSENT(hook_close)
+ABSENT(hook_driver_function)
+ABSENT(hook_driver_is_simulated)
+ABSENT(hook_find_replaced)
+ABSENT(hook_is_forked)
+ABSENT(hook_open)
+ABSENT(hook_read_maps)
+
+#endif
