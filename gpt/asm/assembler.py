@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpt.asm.backend import Made, Options
+from gpt.asm.backend import Made, Options, Target
 from gpt.asm.backends import BACKENDS
 from gpt.asm.cache import Cache, key_of
-from gpt.asm.targets import Target, find_target
 from gpt.errors import GptError
-from gpt.formats.ptxtext import find_head
 
 FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True)
 class TargetCode(Made):
-    """What was made of a module for one target."""
+    """What was made of a module for one target; `kind` is the record that holds the image."""
 
     target: Target
+    kind: str
 
 
 class Assembler:
@@ -37,16 +36,12 @@ class Assembler:
         Raises MalformedError (Faults) if the back end refuses it, MissingError if its tool knows no such
         version, and GptError if it is for another GPU, or the tool fails.
         """
-        source = _target_of(text)
-        if source and not target.runs(source):
-            raise GptError(f"is for {source} and cannot be assembled for {target}", name)
         done = self._find_or_make(text, name, target)
-        return TargetCode(done.image, done.kernels, done.warnings, target)
+        return TargetCode(done.image, done.kernels, done.warnings, target, BACKENDS[target.family].kind)
 
     def targets(self, text: bytes) -> list[Target]:
         """What to assemble a module for, each once."""
-        source = _target_of(text)
-        return list(dict.fromkeys(target.for_source(source) for target in self._targets))
+        return list(dict.fromkeys(self._backends[one.family].target_for(text, one) for one in self._targets))
 
     def stop(self) -> None:
         """Ends what runs, and assembles nothing more."""
@@ -65,8 +60,3 @@ class Assembler:
         made = backend.make(text, name, target)
         self._cache.put(key, made.pack(name))
         return made
-
-
-def _target_of(text: bytes) -> Target | None:
-    head = find_head(text)
-    return find_target(head.target) if head and head.target else None

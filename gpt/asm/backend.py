@@ -1,13 +1,12 @@
-"""What a back end is: it makes code of PTX for the targets of a family. backends.py names those there are."""
+"""What a back end is: it makes code of PTX for the targets of a family. backends.py lists them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import msgpack
 
-from gpt.asm.targets import Target
 from gpt.errors import MalformedError
 
 
@@ -60,13 +59,36 @@ class Faults(MalformedError):
         self.found = found
 
 
-class Backend(Protocol):
+class Target(Protocol):
+    """What code is made for. Its text is what `--arch` and records call it; equal ones are the same target."""
+
+    @property
+    def family(self) -> str:
+        """Which back end makes its code: a key of BACKENDS."""
+
+
+T = TypeVar("T", bound=Target)
+
+
+class Backend(Protocol[T]):
     """Makes code, from several threads at once."""
 
-    def key(self, text: bytes, target: Target) -> list[bytes]:
-        """What decides, beside the text, what `make` makes of it. Raises GptError if it takes no such module."""
+    kind: ClassVar[str]  # of the record that holds an image
 
-    def make(self, text: bytes, name: str, target: Target) -> Made:
+    def __init__(self, options: Options) -> None:
+        """Raises MissingError if its tool is not installed."""
+
+    @staticmethod
+    def parse_target(word: str) -> T:
+        """The target that a word of `--arch` names. Raises UsageError if it is not one of this back end's."""
+
+    def target_for(self, text: bytes, target: T) -> T:
+        """What a module is assembled for if `target` is asked for."""
+
+    def key(self, text: bytes, target: T) -> list[bytes]:
+        """What decides, besides the text, what `make` makes of it. Raises GptError if it takes no such module."""
+
+    def make(self, text: bytes, name: str, target: T) -> Made:
         """Makes code of a module, which messages call `name`.
 
         Raises Faults if the text is refused, GptError if the tool fails.

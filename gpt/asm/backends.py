@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from gpt.asm.backend import Backend, Options
+from gpt.asm.backend import Backend, Target
 from gpt.asm.ptxas import Ptxas
+from gpt.errors import UsageError
 
-BACKENDS: dict[str, Callable[[Options], Backend]] = {"sm": Ptxas}  # by family of the target
+BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas}  # by the family of their targets
+
+
+def parse_targets(text: str) -> list[Target]:
+    """The targets that `--arch` names, in its order, each once. Raises UsageError."""
+    words = [word for word in text.split(",") if word]
+    if not words:
+        raise UsageError("--arch SM,... is required, for example --arch sm_90")
+    return list(dict.fromkeys(map(_parse_target, words)))
+
+
+def _parse_target(word: str) -> Target:
+    faults = []
+    for backend in BACKENDS.values():
+        try:
+            target: Target = backend.parse_target(word)
+            return target
+        except UsageError as error:
+            faults.append(error.fact)
+    raise UsageError(f"--arch: {faults[0]}")

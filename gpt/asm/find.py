@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpt.arch import find_arch
-from gpt.asm.targets import Target
+from gpt.asm.targets import GpuTarget
 from gpt.errors import GptError, MissingError
 
 INSTALL = "pip install nvidia-cuda-nvcc, or give --ptxas FILE"
@@ -43,7 +43,7 @@ class Tool:
         """How messages call it."""
         return "ptxas " + ".".join(map(str, self.release))
 
-    def lacks(self, version: tuple[int, int] | None, target: Target) -> str | None:
+    def lacks(self, version: tuple[int, int] | None, target: GpuTarget) -> str | None:
         """What it does not know of these, or None."""
         if self.versions and version and version > max(self.versions):
             return f"PTX {version[0]}.{version[1]}"
@@ -67,7 +67,7 @@ class Tools:
         with self._lock:
             return self._first(self._iter_tools())
 
-    def choose(self, version: tuple[int, int] | None, target: Target) -> Tool:
+    def choose(self, version: tuple[int, int] | None, target: GpuTarget) -> Tool:
         """The first one, or the newest that knows a PTX version and a target which the first does not.
 
         Raises MissingError.

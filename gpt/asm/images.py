@@ -16,7 +16,7 @@ from gpt.outputs import replacing
 
 
 def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
-    """A `cubin` record for each target, or one `fatbin`, stored with that codec.
+    """A record for each target, such as a `cubin`, or one `fatbin`, stored with that codec.
 
     Raises MalformedError if the text can be no element, and GptError if an image is larger than a record.
     """
@@ -28,7 +28,7 @@ def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec 
         return
     for code in codes:
         kernels = list(code.kernels)
-        yield _small(records.make("cubin", **common, arch=str(code.target), kernels=kernels, data=code.image))
+        yield _small(records.make(code.kind, **common, arch=str(code.target), kernels=kernels, data=code.image))
 
 
 def save(folder: Path, image: dict[str, Any]) -> Path:

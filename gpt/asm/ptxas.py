@@ -16,11 +16,13 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
+from gpt.arch import parse_arch
 from gpt.asm.backend import Made, Options
 from gpt.asm.find import Tool, Tools
 from gpt.asm.reports import MODULE, Report, find_faults, find_messages, read_reports, shorten
-from gpt.asm.targets import Target, find_version
+from gpt.asm.targets import GpuTarget, find_source, find_version
 from gpt.errors import GptError, MalformedError
 from gpt.formats.nvinfo import read_needs
 
@@ -39,6 +41,8 @@ class Assembled:
 class Ptxas:
     """ptxas as a back end: the one that knows a module's PTX version and its target, of those that are installed."""
 
+    kind: ClassVar[str] = "cubin"
+
     def __init__(self, options: Options) -> None:
         """Raises MissingError if there is no ptxas."""
         self._tools = Tools(options.tool)
@@ -46,12 +50,27 @@ class Ptxas:
         self._options = options
         self._runner = Runner(options.timeout)
 
-    def key(self, text: bytes, target: Target) -> list[bytes]:
-        """The ptxas that it takes, and how it is called. Raises MissingError if none knows the module."""
+    @staticmethod
+    def parse_target(word: str) -> GpuTarget:
+        """`sm_90a` or `9.0a`. Raises UsageError."""
+        return GpuTarget(*parse_arch(word))
+
+    def target_for(self, text: bytes, target: GpuTarget) -> GpuTarget:
+        """`sm_90a` for a module that requires it, if `sm_90` is asked for."""
+        return target.for_source(find_source(text))
+
+    def key(self, text: bytes, target: GpuTarget) -> list[bytes]:
+        """The ptxas that it takes, and how it is called.
+
+        Raises GptError if the module is for another GPU, MissingError if no ptxas knows it.
+        """
+        source = find_source(text)
+        if source and not target.runs(source):
+            raise GptError(f"is for {source} and cannot be assembled for {target}")
         tool = self._tools.choose(find_version(text), target)
         return [tool.identity.encode(), " ".join([str(target), *_arguments(self._options)]).encode()]
 
-    def make(self, text: bytes, name: str, target: Target) -> Made:
+    def make(self, text: bytes, name: str, target: GpuTarget) -> Made:
         """Assembles a module. Raises Faults if ptxas refuses it, GptError if it fails."""
         tool = self._tools.choose(find_version(text), target)
         done = self._runner.assemble(tool, text, name, target, self._options)
@@ -71,7 +90,7 @@ class Runner:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def assemble(self, tool: Tool, text: bytes, name: str, target: Target, options: Options) -> Assembled:
+    def assemble(self, tool: Tool, text: bytes, name: str, target: GpuTarget, options: Options) -> Assembled:
         """Assembles a module, which messages call `name`.
 
         Raises Faults if ptxas refuses the text, and GptError if it fails itself.

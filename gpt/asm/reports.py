@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gpt.asm.backend import Faults
-from gpt.asm.targets import Target
+from gpt.asm.backend import Faults, Target
 
 MODULE = "module.ptx"  # as ptxas is given it
 MAX_LINES = 5  # errors of a module that are reported

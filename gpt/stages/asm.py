@@ -67,11 +67,11 @@ def asm(
     """Assemble PTX for GPUs, and report what its kernels need."""
     from gpt.asm.assembler import Assembler
     from gpt.asm.backend import Options
+    from gpt.asm.backends import parse_targets
     from gpt.asm.backlog import Backlog
     from gpt.asm.cache import Cache, default_folder
     from gpt.asm.find import Tools
     from gpt.asm.stream import Assembly
-    from gpt.asm.targets import parse_targets
 
     if which:
         tool = Tools(ptxas).first()

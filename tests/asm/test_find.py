@@ -5,11 +5,12 @@ import os
 import pytest
 
 from gpt.asm import find
-from gpt.asm.targets import Target, find_version, parse_targets
+from gpt.asm.backends import parse_targets
+from gpt.asm.targets import GpuTarget, find_version
 from gpt.errors import GptError, MissingError, UsageError
 from tests.asm.fake import ptxas
 
-SM_90 = Target(9, 0, "")
+SM_90 = GpuTarget(9, 0, "")
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
     assert tools.choose((8, 0), SM_90).release == (12, 0, 3)
     assert tools.choose(None, SM_90).release == (12, 0, 3)
     assert tools.choose((8, 7), SM_90).release == (13, 2, 1)
-    assert tools.choose((8, 0), Target(12, 1, "")).release == (13, 2, 1)
+    assert tools.choose((8, 0), GpuTarget(12, 1, "")).release == (13, 2, 1)
     with pytest.raises(MissingError, match=r"12\.0\.3 .* does not know PTX 9\.3, nor does any other of 4"):
         tools.choose((9, 3), SM_90)
     assert tools.choose((8, 0), SM_90).release == (12, 0, 3), "what was asked before changes nothing"
@@ -127,7 +128,7 @@ def test_one_too_old_to_list_what_it_knows_is_tried(places, tmp_path):
 
 def test_the_real_one_is_found():
     tools = find.Tools(None, {"PATH": os.defpath})
-    tool = tools.choose((8, 0), Target(9, 0, "a"))
+    tool = tools.choose((8, 0), GpuTarget(9, 0, "a"))
     assert (8, 0) in tool.versions and "sm_90a" in tool.targets and tool.release >= (12, 0)
 
 
@@ -149,11 +150,6 @@ def test_targets_are_parsed():
 def test_what_is_no_target_is_refused(text):
     with pytest.raises(UsageError):
         parse_targets(text)
-
-
-def test_host_has_its_place_and_is_refused():
-    with pytest.raises(MissingError, match="host"):
-        parse_targets("sm_90,host")
 
 
 @pytest.mark.parametrize(

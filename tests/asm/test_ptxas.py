@@ -17,7 +17,7 @@ from gpt.asm.backend import Faults, Options
 from gpt.asm.find import Tools
 from gpt.asm.ptxas import Runner
 from gpt.asm.reports import Report, read_reports
-from gpt.asm.targets import Target
+from gpt.asm.targets import GpuTarget
 from gpt.errors import GptError
 from gpt.formats.nvinfo import read_needs
 from gpt.probe.weave.edits import marked
@@ -25,7 +25,7 @@ from tests import cuda
 from tests.asm import fake
 from tests.asm.modules import CALLER, HEAD, PLAIN, RECURSIVE, RICH, hungry, probed
 
-SM_80, SM_90 = Target(8, 0, ""), Target(9, 0, "")
+SM_80, SM_90 = GpuTarget(8, 0, ""), GpuTarget(9, 0, "")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def faults(tool, text, name="m", target=SM_90):
 # What it makes
 
 
-@pytest.mark.parametrize("target", [SM_80, SM_90, Target(10, 0, "a")])
+@pytest.mark.parametrize("target", [SM_80, SM_90, GpuTarget(10, 0, "a")])
 def test_the_report_and_the_cubin_agree(tool, target):
     for text in (PLAIN, RICH, hungry(100)):
         done = Runner(60).assemble(tool, text.encode(), "m", target, Options())

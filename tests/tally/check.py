@@ -21,7 +21,7 @@ from typing import Any
 from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Options
 from gpt.asm.cache import Cache
-from gpt.asm.targets import Target, find_target
+from gpt.asm.targets import GpuTarget, find_target
 from gpt.errors import GptError, MalformedError
 from gpt.formats.ptxtext import find_head
 from gpt.probe import verify
@@ -35,7 +35,7 @@ from tests.ptx.tokens import tokens
 
 TIMEOUT = 600  # seconds of ptxas, as gpt-asm has it
 WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
-OLDEST = Target(7, 5, "")  # that ptxas knows
+OLDEST = GpuTarget(7, 5, "")  # that ptxas knows
 BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # whose added registers are to be few
 NOWHERE = "no probe applies to it"
 Result = dict[str, Any]
@@ -54,10 +54,10 @@ def probes() -> dict[str, Any]:
 def assembler(relocatable: bool) -> Assembler:
     """The ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
     os.environ["GPT_PTXAS"] = str(cuda.tool("ptxas"))
-    return Assembler([Target(9, 0, "")], Options(relocatable=relocatable, timeout=TIMEOUT), Cache(None))
+    return Assembler([GpuTarget(9, 0, "")], Options(relocatable=relocatable, timeout=TIMEOUT), Cache(None))
 
 
-def device_of(text: bytes) -> Target:
+def device_of(text: bytes) -> GpuTarget:
     """What a module is assembled for: its own target, or the oldest that ptxas knows."""
     head = find_head(text)
     own = find_target((head and head.target) or "") or OLDEST
