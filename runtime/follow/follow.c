@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -55,7 +56,7 @@ static void remove_folder(void) {
 }
 
 // Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
-static _Noreturn void leave(pid_t reader, int error) {
+static _Noreturn void leave(int error) {
     remove_folder();
     if (error && error != EPIPE) {
         char line[PATH_MAX + 512];
@@ -63,9 +64,6 @@ static _Noreturn void leave(pid_t reader, int error) {
                  strerror(error));
         gpt_write_line(line);
     }
-    close(output.file);
-    if (reader > 0)
-        waitpid(reader, NULL, 0);
     _exit(error != 0);
 }
 
@@ -81,16 +79,17 @@ static bool was_started_with(const char *pid, const char *entry, size_t size) {
     for (ssize_t more; file >= 0 && got < sizeof(text); got += (size_t)more)
         if ((more = read(file, text + got, sizeof(text) - got)) <= 0)
             break;
+    bool unknown = file < 0 && (errno == EMFILE || errno == ENFILE);
     if (file >= 0)
         close(file);
-    return memmem(text, got, entry, size);
+    return unknown || memmem(text, got, entry, size);
 }
 
 static bool anybody_left(void) {
     char entry[PATH_MAX + 32];
     size_t size = (size_t)snprintf(entry, sizeof(entry), "GPT_HOOK_FOLDER=%s", self->folder) + 1;
     DIR *processes = opendir("/proc");
-    bool found = false;
+    bool found = !processes;
     for (struct dirent *process; processes && !found && (process = readdir(processes));)
         found = process->d_name[0] >= '1' && process->d_name[0] <= '9' &&
                 was_started_with(process->d_name, entry, size);
@@ -107,7 +106,8 @@ struct trace {
     char name[NAME_MAX + 1];
 };
 
-static struct trace *traces; // in the order of their beginning; the first is passed on
+static struct trace *traces;        // in the order of their beginning; the first is passed on
+static uint64_t until = UINT64_MAX; // CLOCK_MONOTONIC: traces that begin later are not passed on
 
 static struct trace *find_trace(const char *name) {
     struct trace *trace = traces;
@@ -124,7 +124,8 @@ static void find_traces(void) {
             snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) >= PATH_MAX)
             continue;
         struct segment *segment = segment_open(path);
-        struct trace *trace = segment ? malloc(sizeof(*trace)) : NULL;
+        bool wanted = segment && segment_began(segment) <= until;
+        struct trace *trace = wanted ? malloc(sizeof(*trace)) : NULL;
         if (!trace) {
             if (segment)
                 segment_close(segment);
@@ -164,24 +165,24 @@ static void put_sync(void) {
 }
 
 // Passes on what is new. Gives false when there was nothing to do.
-static bool follow_first(pid_t reader) {
+static bool follow_first(bool last) {
     static uint64_t marked;
     if (!traces)
         return false;
-    bool dead = !segment_lives(traces->segment);
+    bool dead = (last && self->ends_with_root) || !segment_lives(traces->segment);
     if (!any) {
         any = true;
         output.records = marked = 0;
     }
     enum step step = segment_step(traces->segment, &output, dead);
     if (step == STEP_FAILED)
-        leave(reader, errno);
+        leave(errno);
     if (step != STEP_DONE && output.records != marked) {
         put_sync(); // filters do not hold back what stands before it
         marked = output.records;
     }
     if (!output_flush(&output))
-        leave(reader, errno);
+        leave(errno);
     if (step == STEP_DONE)
         drop_first();
     return step != STEP_WAIT;
@@ -213,32 +214,34 @@ static void put_empty_segment(pid_t pid) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
-static _Noreturn void follow(pid_t root, int root_file, pid_t reader) {
+static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
     unsigned absent = 0; // how often in a row nobody was left: a look misses who is forked meanwhile
     bool ended = false, nothing = true;
     while (!stopped) {
         if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
-            absent = anybody_left() ? 0 : absent + 1;
+            absent = self->ends_with_root ? 2 : anybody_left() ? 0 : absent + 1;
             searched = now();
         }
         bool last = absent == 2; // who is gone now wrote nothing later than this look at the folder
+        if (last && self->ends_with_root && until == UINT64_MAX)
+            until = now();
         find_traces();
         if (traces)
             nothing = false;
-        if (follow_first(reader))
+        if (follow_first(last))
             continue;
         if (last && !traces)
             break;
         struct pollfd files[] = {{output.file, 0, 0}, {ended ? -1 : root_file, POLLIN, 0}};
         poll(files, 2, TICK);
         if (files[0].revents & POLLERR)
-            leave(reader, EPIPE);
+            leave(EPIPE);
         ended |= (files[1].revents & POLLIN) != 0;
     }
     if (nothing && !stopped)
         put_empty_segment(root);
-    leave(reader, output_flush(&output) ? 0 : errno);
+    leave(output_flush(&output) ? 0 : errno);
 }
 
 // The beginning
@@ -257,26 +260,8 @@ static void put_zeros(int signal, siginfo_t *info, void *context) {
         sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 }
 
-static pid_t start_reader(const char *command, int *file) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC))
-        return -1;
-    pid_t pid = fork();
-    if (!pid) {
-        dup2(ends[0], STDIN_FILENO);
-        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
-    close(ends[0]);
-    *file = ends[1];
-    return pid;
-}
-
 static _Noreturn void helper(pid_t root, int root_file) {
-    pid_t reader = 0;
     output.file = self->output;
-    if (self->shell && (reader = start_reader(self->shell, &output.file)) < 0)
-        leave(reader, errno);
     for (int signal = 1; signal < NSIG; signal++)
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);
@@ -293,9 +278,14 @@ static _Noreturn void helper(pid_t root, int root_file) {
     if (high > low + 1)
         close_range(low + 1, high - 1, 0);
     close_range(high + 1, ~0u, 0);
+    struct rlimit files; // one for each process that has not ended yet
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
     if (chdir("/"))
-        leave(reader, errno);
-    follow(root, root_file, reader);
+        leave(errno);
+    follow(root, root_file);
 }
 
 bool follow_start(const struct follow *follow) {

@@ -18,11 +18,11 @@
 // follow.c
 
 struct follow {
-    const char *folder; // absolute; goes away with the helper
-    const char *where;  // of the output, for messages
-    const char *shell;  // the command that reads the stream, or NULL
-    int output;         // where the stream goes, if there is no such command
-    char **argv;        // of the command that is watched
+    const char *folder;  // absolute; goes away with the helper
+    const char *where;   // of the output, for messages
+    int output;          // where the stream goes
+    bool ends_with_root; // and not with the last process that the command leaves behind
+    char **argv;         // of the command that is watched
 };
 
 // Starts the helper, which is not a child of this process. Gives false with errno set.

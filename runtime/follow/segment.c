@@ -257,9 +257,10 @@ bool segment_lives(const struct segment *segment) {
     char path[64], text[1024];
     snprintf(path, sizeof(path), "/proc/%lu/stat", (unsigned long)segment->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = file < 0 ? 0 : read(file, text, sizeof(text) - 1);
-    if (file >= 0)
-        close(file);
+    if (file < 0)
+        return errno == EMFILE || errno == ENFILE; // not known now
+    ssize_t size = read(file, text, sizeof(text) - 1);
+    close(file);
     if (size <= 0)
         return false;
     text[size] = '\0';

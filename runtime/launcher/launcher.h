@@ -4,6 +4,7 @@
 //   find.c    where the runtime is, and the command
 //   refuse.c  programs that a preloaded library cannot enter
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
+//   parent.c  the parent of the command, if another one reads the stream
 //   check.c   gpt-hook check
 
 #ifndef GPT_LAUNCHER_H
@@ -29,6 +30,13 @@ void check_command(const char *path, bool replaces); // fails for a program that
 
 // output.c
 void begin_trace(const char *output, bool force, char **argv);
+
+// parent.c
+
+// Starts the shell command that reads a stream, and returns the descriptor for it. It returns in a child,
+// which becomes the command; this process waits for both, and does not return. Fails if there is no such
+// command.
+int start_reader(const char *command);
 
 // check.c
 int check(void);

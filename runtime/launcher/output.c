@@ -90,7 +90,8 @@ static void set_output(const char *template) {
 static void begin_stream(const char *where, const char *path, char **argv) {
     struct follow follow = {.where = where, .output = -1, .argv = argv};
     if (*where == '|') {
-        follow.shell = where + 1;
+        follow.ends_with_root = true;
+        follow.output = start_reader(where + 1);
     } else if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
         if (isatty(STDOUT_FILENO))
             fail(USAGE, "-o -", "standard output is a terminal");
@@ -100,7 +101,7 @@ static void begin_stream(const char *where, const char *path, char **argv) {
     } else { // waits for its reader, as a shell does
         follow.output = open(path, O_WRONLY | O_CLOEXEC);
     }
-    if (follow.output < 0 && !follow.shell)
+    if (follow.output < 0)
         fail(BAD, where, "%s", strerror(errno));
 
     static char folder[PATH_MAX], traces[2 * PATH_MAX];

@@ -1,0 +1,145 @@
+// gpt-hook as the parent of the command, with -o '|COMMAND': to whoever started it, it acts as the command.
+//
+// The command is in the same process group, so the terminal's signals reach it without us; those that a
+// process sent are passed on. When it stops we stop, which the shell then sees. The reader of the stream
+// ignores the keys that interrupt and stop the command: it ends with the stream.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launcher.h"
+
+static volatile sig_atomic_t program, reader; // pids; that of the program is 0 once it has ended
+
+static void pass_on(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    int error = errno;
+    if (!program && signal != SIGCONT && signal != SIGWINCH)
+        kill(reader, SIGTERM);              // the stream has ended, and it has not
+    else if (program && info->si_code <= 0) // the kernel sends to the whole group
+        kill(program, signal);
+    errno = error;
+}
+
+// The signals that are passed on: all but those that cannot be, and those of our own faults and children.
+static void set_passed(sigset_t *passed) {
+    static const int kept[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigfillset(passed);
+    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++)
+        sigdelset(passed, kept[i]);
+}
+
+// Waits for the program, and stops while it is stopped. Returns its status as waitpid does.
+static int wait_for_program(void) {
+    siginfo_t info;
+    for (;;) {
+        if (waitid(P_PID, (id_t)program, &info, WEXITED | WSTOPPED | WNOWAIT)) {
+            if (errno == EINTR)
+                continue;
+            return 0;
+        }
+        if (info.si_code != CLD_STOPPED && info.si_code != CLD_TRAPPED)
+            break;
+        info.si_pid = 0; // it may have been continued by now
+        if (!waitid(P_PID, (id_t)program, &info, WSTOPPED | WNOHANG) && info.si_pid)
+            raise(SIGSTOP); // SIGCONT, which ends this, is passed on
+    }
+    pid_t ended = program;
+    program = 0; // before its id is free
+    int status = 0;
+    waitpid(ended, &status, 0);
+    return status;
+}
+
+static _Noreturn void end_as(int status, int reader_status) {
+    if (WIFSIGNALED(status)) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0}); // there is one already
+        signal(WTERMSIG(status), SIG_DFL);
+        raise(WTERMSIG(status));
+        _exit(128 + WTERMSIG(status));
+    }
+    if (!WEXITSTATUS(status))
+        status = reader_status;
+    _exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+}
+
+static _Noreturn void supervise(const sigset_t *passed) {
+    signal(SIGCHLD, SIG_DFL); // ignored, it would take their statuses from us
+    struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART};
+    for (int signal = 1; signal < NSIG; signal++)
+        if (sigismember(passed, signal) == 1)
+            sigaction(signal, &action, NULL);
+    sigprocmask(SIG_UNBLOCK, passed, NULL);
+    int null =
+        open("/dev/null", O_RDWR); // whoever is at the other end of what is open waits for the program only
+    for (int i = 0; i < 3; i++)
+        dup2(null, i);
+    close_range(3, ~0u, 0);
+    int status = wait_for_program(), reader_status = 0;
+    while (waitpid(reader, &reader_status, 0) < 0 && errno == EINTR)
+        continue;
+    end_as(status, reader_status);
+}
+
+static _Noreturn void become_reader(const char *command, int stream, const sigset_t *mask) {
+    static const int keys[] = {SIGINT, SIGQUIT, SIGTSTP};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
+        signal(keys[i], SIG_IGN);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    dup2(stream, STDIN_FILENO);
+    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+    _exit(NOT_FOUND);
+}
+
+// The shell says whether it has the command, if its name is plain: quotes, variables and lists are its own.
+static void check_reader(const char *command) {
+    char word[PATH_MAX];
+    command += strspn(command, " \t\n");
+    size_t size = strspn(command, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.,/+-@%:");
+    if (!size || (command[size] && !strchr(" \t\n;|&<>", command[size])))
+        return;
+    snprintf(word, sizeof(word), "%.*s", (int)size, command);
+    pid_t child = fork();
+    if (!child) {
+        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        for (int i = 0; i < 3; i++)
+            dup2(null, i);
+        execl("/bin/sh", "sh", "-c", "command -v \"$1\"", "sh", word, (char *)NULL);
+        _exit(0);
+    }
+    int status = 0;
+    if (child > 0 && waitpid(child, &status, 0) == child && status)
+        fail(NOT_FOUND, word, "command not found");
+}
+
+int start_reader(const char *command) {
+    check_reader(command);
+    int ends[2];
+    sigset_t passed, mask;
+    set_passed(&passed);
+    sigprocmask(SIG_BLOCK, &passed, &mask);
+    if (pipe2(ends, O_CLOEXEC) || (reader = fork()) < 0)
+        fail(BAD, command, "%s", strerror(errno));
+    if (!reader)
+        become_reader(command, ends[0], &mask);
+    close(ends[0]);
+    pid_t self = getpid();
+    program = fork();
+    if (program < 0)
+        fail(BAD, command, "%s", strerror(errno));
+    if (program)
+        supervise(&passed);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); // the one signal that cannot be passed on
+    if (getppid() != self)
+        raise(SIGKILL);
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    return ends[1];
+}
