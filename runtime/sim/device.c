@@ -1,36 +1,49 @@
-// Initialization, the device, contexts.
+// Initialization, the device, errors.
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "say.h"
 #include "sim.h"
 
-struct context {
-    struct handle handle;
-    int references;
-};
-
 bool sim_initialized;
-static struct context primary = {{CONTEXT}, 0};
-static __thread struct context *current[64];
-static __thread unsigned depth; // of current
+int sim_major, sim_minor;
 
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
 
-struct context *sim_context(void) { return depth ? current[depth - 1] : NULL; }
-
-void sim_arch(int *major, int *minor) {
-    const char *text = getenv("GPT_SIM_ARCH"); // 8.6
-    if (!text || sscanf(text, "%d.%d", major, minor) != 2)
-        *major = 9, *minor = 0;
+// "9.0" or "sm_90".
+static bool read_arch(const char *text) {
+    int end = 0, both;
+    if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
+        return *text > '0' && *text <= '9';
+    if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||
+        both < 10)
+        return false;
+    sim_major = both / 10, sim_minor = both % 10;
+    return true;
 }
 
 API cuInit(unsigned flags) {
+    LOCKED;
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    const char *arch = getenv("GPT_SIM_ARCH");
+    if (!sim_initialized && !read_arch(arch && *arch ? arch : "9.0")) {
+        static bool said;
+        char line[256];
+        snprintf(line, sizeof(line),
+                 "libcuda.so.1: error: GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)",
+                 arch);
+        if (!said)
+            gpt_write_line(line);
+        said = true;
+        return CUDA_ERROR_NO_DEVICE;
+    }
     sim_initialized = true;
-    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    return CUDA_SUCCESS;
 }
 
 API cuDriverGetVersion(int *version) {
@@ -39,6 +52,7 @@ API cuDriverGetVersion(int *version) {
 }
 
 API cuDeviceGetCount(int *count) {
+    LOCKED;
     if (!sim_initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     *count = 1;
@@ -46,6 +60,7 @@ API cuDeviceGetCount(int *count) {
 }
 
 API cuDeviceGet(CUdevice *device, int ordinal) {
+    LOCKED;
     if (!sim_initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (ordinal)
@@ -77,162 +92,73 @@ API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 // By CUdevice_attribute; those that are not here are 0: what they ask for is not there.
 static const int attributes[200] = {
-    [1] = 1024,       [2] = 1024,  [3] = 1024,   [4] = 64,          // threads a block; a block's dimensions
-    [5] = 2147483647, [6] = 65535, [7] = 65535,                     // a grid's
-    [8] = 49152,      [9] = 65536, [10] = 32,    [11] = 2147483647, // shared, constant, warp, pitch
-    [12] = 65536,     [13] = 1000, [14] = 512,   [16] = 1,          // registers, kHz, alignment, processors
-    [31] = 1,         [41] = 1,    [39] = 2048,  [81] = 49152,      // kernels at once, one address space
-    [82] = 65536,     [83] = 1,    [97] = 49152,
+    [1] = 1024,       [2] = 1024,  [3] = 1024,    [4] = 64,          // threads a block; a block's dimensions
+    [5] = 2147483647, [6] = 65535, [7] = 65535,                      // a grid's
+    [8] = 49152,      [9] = 65536, [10] = 32,     [11] = 2147483647, // shared, constant, warp, pitch
+    [12] = 65536,     [13] = 1000, [14] = 512,    [16] = 1,          // registers, kHz, alignment, processors
+    [31] = 1,         [41] = 1,    [39] = 2048,   [81] = 233472,     // kernels at once, one address space
+    [82] = 65536,     [83] = 1,    [97] = 232448,
 };
 
-API cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    int major, minor;
-    sim_arch(&major, &minor);
+int sim_attribute(int attribute) {
     if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
-        *value = major;
-    else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-        *value = minor;
-    else
-        *value = attribute > 0 && attribute < 200 ? attributes[attribute] : 0;
-    return CUDA_SUCCESS;
+        return sim_major;
+    if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        return sim_minor;
+    return attribute > 0 && attribute < 200 ? attributes[attribute] : 0;
 }
 
-API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
+API cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
+    LOCKED;
     if (!sim_initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    __atomic_fetch_add(&primary.references, 1, __ATOMIC_RELAXED);
-    *context = &primary;
+    *value = sim_attribute(attribute);
     return CUDA_SUCCESS;
 }
 
-API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (__atomic_fetch_sub(&primary.references, 1, __ATOMIC_RELAXED) > 0)
-        return CUDA_SUCCESS;
-    __atomic_fetch_add(&primary.references, 1, __ATOMIC_RELAXED);
-    return CUDA_ERROR_INVALID_CONTEXT;
-}
-
-API cuDevicePrimaryCtxReset_v2(CUdevice device) { return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
-
-API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-    (void)flags;
-    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
-}
-
-API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *flags = 0;
-    *active = __atomic_load_n(&primary.references, __ATOMIC_RELAXED) > 0;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxSetCurrent(void *context) {
-    if (context && !is_kind(context, CONTEXT))
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (context && !depth)
-        depth = 1;
-    if (context)
-        current[depth - 1] = context;
-    else if (depth)
-        depth--;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetCurrent(void **context) {
-    *context = sim_context();
-    return sim_initialized ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
-}
-
-API cuCtxPushCurrent_v2(void *context) {
-    if (!is_kind(context, CONTEXT) || depth == 64)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    current[depth++] = context;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxPopCurrent_v2(void **context) {
-    if (!depth)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    depth--;
-    if (context)
-        *context = current[depth];
-    return CUDA_SUCCESS;
-}
-
-API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
-    (void)flags;
-    if (!sim_initialized || device)
-        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_INITIALIZED;
-    struct context *made = calloc(1, sizeof(*made));
-    if (!made)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    made->handle.kind = CONTEXT;
-    *context = made;
-    return cuCtxPushCurrent_v2(made);
-}
-
-API cuCtxCreate_v4(void **context, void *params, unsigned flags, CUdevice device) {
-    (void)params;
-    return cuCtxCreate_v2(context, flags, device);
-}
-
-API cuCtxDestroy_v2(void *context) {
-    if (!is_kind(context, CONTEXT) || context == &primary)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (sim_context() == context)
-        depth--;
-    ((struct context *)context)->handle.kind = 0;
-    free(context);
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetDevice(CUdevice *device) {
-    if (!sim_context())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *device = 0;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxSynchronize(void) { return sim_context() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
-
-API cuCtxGetApiVersion(void *context, unsigned *version) {
-    (void)context;
-    *version = 13000;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    if (least)
-        *least = 0;
-    if (greatest)
-        *greatest = 0;
-    return CUDA_SUCCESS;
-}
+#define ERROR(name, text) {CUDA_##name, "CUDA_" #name, text}
 
 static const struct {
     CUresult status;
     const char *name, *text;
 } errors[] = {
-    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
-    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
-     "no kernel image is available for execution on the device"},
-    {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
-    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    ERROR(SUCCESS, "no error"),
+    ERROR(ERROR_INVALID_VALUE, "invalid argument"),
+    ERROR(ERROR_OUT_OF_MEMORY, "out of memory"),
+    ERROR(ERROR_NOT_INITIALIZED, "initialization error"),
+    ERROR(ERROR_NO_DEVICE, "no CUDA-capable device is detected"),
+    ERROR(ERROR_INVALID_DEVICE, "invalid device ordinal"),
+    ERROR(ERROR_INVALID_IMAGE, "device kernel image is invalid"),
+    ERROR(ERROR_INVALID_CONTEXT, "invalid device context"),
+    ERROR(ERROR_NO_BINARY_FOR_GPU, "no kernel image is available for execution on the device"),
+    ERROR(ERROR_FILE_NOT_FOUND, "file not found"),
+    ERROR(ERROR_INVALID_HANDLE, "invalid resource handle"),
+    ERROR(ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
+    ERROR(ERROR_NOT_FOUND, "named symbol not found"),
+    ERROR(ERROR_NOT_READY, "device not ready"),
+    ERROR(ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
+    ERROR(ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
+    ERROR(ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+          "part or all of the requested memory range is already mapped"),
+    ERROR(ERROR_HOST_MEMORY_NOT_REGISTERED, "pointer does not correspond to a registered memory region"),
+    ERROR(ERROR_NOT_PERMITTED, "operation not permitted"),
+    ERROR(ERROR_NOT_SUPPORTED, "operation not supported"),
+    ERROR(ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
+    ERROR(ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
+    ERROR(ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences"),
+    ERROR(ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
+    ERROR(ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
+    ERROR(ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"),
+    ERROR(ERROR_STREAM_CAPTURE_IMPLICIT,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
+    ERROR(ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream"),
+    ERROR(ERROR_STREAM_CAPTURE_WRONG_THREAD,
+          "attempt to terminate a thread-local capture sequence from another thread"),
+    ERROR(ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+          "the graph update was not performed because it included changes which violated constraints "
+          "specific to instantiated graph update"),
 };
 
 static int find_error(CUresult status) {

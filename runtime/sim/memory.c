@@ -1,17 +1,20 @@
 // Device memory is host memory. Where an address must be the device's, it is looked for among the
 // allocations.
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "sim.h"
 
+enum type { DEVICE, PINNED, REGISTERED };
+
 struct range {
     uint64_t start, size;
+    const void *owner;
+    enum type type;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges; // by start
 static size_t count, room;
 
@@ -27,231 +30,376 @@ static size_t find(uint64_t address) { // the first range that begins above
     return low;
 }
 
-bool sim_is_device(uint64_t start, uint64_t size) {
-    pthread_mutex_lock(&lock);
+// The range that these bytes lie in, or NULL.
+static const struct range *holding(uint64_t start, uint64_t size) {
     size_t at = find(start);
-    bool inside = at && start - ranges[at - 1].start <= ranges[at - 1].size &&
-                  size <= ranges[at - 1].size - (start - ranges[at - 1].start);
-    pthread_mutex_unlock(&lock);
-    return inside;
+    const struct range *range = at ? &ranges[at - 1] : NULL;
+    return range && start - range->start <= range->size && size <= range->size - (start - range->start)
+               ? range
+               : NULL;
 }
 
-static CUresult allocate(CUdeviceptr *memory, size_t size) {
-    if (!sim_context())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!memory || !size)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (size > SIZE_MAX - 512)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    void *made = aligned_alloc(512, (size + 511) & ~(size_t)511);
-    if (!made)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
+bool sim_is_device(uint64_t start, uint64_t size) { return holding(start, size); }
+
+bool sim_is_pinned(uint64_t start, uint64_t size) {
+    const struct range *range = holding(start, size);
+    return range && range->type != DEVICE;
+}
+
+static bool add(uint64_t start, size_t size, const void *owner, enum type type) {
     if (count == room) {
         size_t more = room ? 2 * room : 64;
         struct range *larger = realloc(ranges, more * sizeof(*ranges));
-        if (!larger) {
-            pthread_mutex_unlock(&lock);
-            free(made);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
+        if (!larger)
+            return false;
         ranges = larger, room = more;
     }
-    size_t at = find((uint64_t)made);
+    size_t at = find(start);
     memmove(ranges + at + 1, ranges + at, (count++ - at) * sizeof(*ranges));
-    ranges[at] = (struct range){(uint64_t)made, size};
-    pthread_mutex_unlock(&lock);
-    *memory = (CUdeviceptr)made;
+    ranges[at] = (struct range){start, size, owner, type};
+    return true;
+}
+
+// Gives false where no such range begins there.
+static bool drop(uint64_t start, enum type type) {
+    size_t at = find(start);
+    if (!at || ranges[at - 1].start != start || ranges[at - 1].type != type)
+        return false;
+    memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
+    if (type != REGISTERED)
+        free((void *)start);
+    return true;
+}
+
+static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum type type) {
+    if (!memory || !size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (size > SIZE_MAX - 4096)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *made = aligned_alloc(512, (size + 511) & ~(size_t)511);
+    if (!made || !add((uint64_t)made, size, owner, type)) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *memory = (uint64_t)made;
     return CUDA_SUCCESS;
 }
 
-API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) { return allocate(memory, size); }
+CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner) {
+    return allocate(memory, size, owner, DEVICE);
+}
 
-API cuMemAllocAsync(CUdeviceptr *memory, size_t size, void *stream) {
-    (void)stream;
-    return allocate(memory, size);
+void sim_free_all(const void *owner) {
+    for (size_t i = count; i--;)
+        if (ranges[i].owner == owner)
+            drop(ranges[i].start, ranges[i].type);
+}
+
+CUresult sim_free(CUdeviceptr memory) {
+    return drop(memory, DEVICE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
+    IN_CONTEXT_UNCAPTURED;
+    return allocate(memory, size, context, DEVICE);
 }
 
 API cuMemAllocManaged(CUdeviceptr *memory, size_t size, unsigned flags) {
     (void)flags;
-    return allocate(memory, size);
+    IN_CONTEXT_UNCAPTURED;
+    return allocate(memory, size, context, DEVICE);
 }
 
 API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t height, unsigned item) {
+    IN_CONTEXT_UNCAPTURED;
     (void)item;
-    *pitch = (width + 511) & ~(size_t)511;
     size_t size;
+    if (!pitch || width > SIZE_MAX - 511)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = (width + 511) & ~(size_t)511;
     if (__builtin_mul_overflow(*pitch, height, &size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return allocate(memory, size);
+    return allocate(memory, size, context, DEVICE);
 }
 
 API cuMemFree_v2(CUdeviceptr memory) {
-    if (!memory)
-        return CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    size_t at = find(memory);
-    bool known = at && ranges[at - 1].start == memory;
-    if (known)
-        memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
-    pthread_mutex_unlock(&lock);
-    if (!known)
-        return CUDA_ERROR_INVALID_VALUE;
-    free((void *)memory);
-    return CUDA_SUCCESS;
+    IN_CONTEXT_UNCAPTURED;
+    return memory ? sim_free(memory) : CUDA_SUCCESS;
 }
 
-API cuMemFreeAsync(CUdeviceptr memory, void *stream) {
-    (void)stream;
-    return cuMemFree_v2(memory);
+API cuMemAllocAsync(CUdeviceptr *memory, size_t size, void *stream) {
+    IN_CONTEXT;
+    if (!sim_stream(context, stream))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return allocate(memory, size, context, DEVICE);
+}
+
+API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!memory)
+        return CUDA_SUCCESS;
+    if (!sim_is_device(memory, 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
 }
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
+    IN_CONTEXT_UNCAPTURED;
     (void)flags;
-    *memory = malloc(size);
-    return *memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return allocate((uint64_t *)memory, size, context, PINNED);
 }
 
 API cuMemAllocHost_v2(void **memory, size_t size) { return cuMemHostAlloc(memory, size, 0); }
 
 API cuMemFreeHost(void *memory) {
-    free(memory);
-    return CUDA_SUCCESS;
+    IN_CONTEXT_UNCAPTURED;
+    return !memory || drop((uint64_t)memory, PINNED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
-    (void)memory, (void)size, (void)flags;
-    return CUDA_SUCCESS;
+    IN_CONTEXT_UNCAPTURED;
+    (void)flags;
+    uint64_t start = (uint64_t)memory;
+    if (!memory || !size || size > SIZE_MAX - start)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t at = find(start);
+    if ((at && start - ranges[at - 1].start < ranges[at - 1].size) ||
+        (at < count && ranges[at].start - start < size))
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    return add(start, size, context, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 API cuMemHostUnregister(void *memory) {
-    (void)memory;
-    return CUDA_SUCCESS;
+    IN_CONTEXT_UNCAPTURED;
+    return drop((uint64_t)memory, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *memory, unsigned flags) {
+    IN_CONTEXT;
     (void)flags;
+    if (!device || !sim_is_pinned((uint64_t)memory, 1))
+        return CUDA_ERROR_INVALID_VALUE;
     *device = (CUdeviceptr)memory;
     return CUDA_SUCCESS;
 }
 
 API cuMemGetInfo_v2(size_t *unused, size_t *total) {
-    CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
-    cuDeviceTotalMem_v2(total, 0);
+    IN_CONTEXT;
+    *total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     *unused = *total / 2;
     return CUDA_SUCCESS;
 }
 
 API cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory) {
-    pthread_mutex_lock(&lock);
-    size_t at = find(memory);
-    bool known = at && memory - ranges[at - 1].start < ranges[at - 1].size;
-    if (known && start)
-        *start = ranges[at - 1].start;
-    if (known && size)
-        *size = ranges[at - 1].size;
-    pthread_mutex_unlock(&lock);
-    return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-static CUresult copy(uint64_t to, bool to_device, uint64_t from, bool from_device, size_t size) {
-    if (!sim_context())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!size)
-        return CUDA_SUCCESS;
-    if ((to_device && !sim_is_device(to, size)) || (from_device && !sim_is_device(from, size)) || !to ||
-        !from)
-        return CUDA_ERROR_INVALID_VALUE;
-    memmove((void *)to, (const void *)from, size);
+    LOCKED;
+    const struct range *range = holding(memory, 1);
+    if (!range)
+        return CUDA_ERROR_NOT_FOUND;
+    if (start)
+        *start = range->start;
+    if (size)
+        *size = range->size;
     return CUDA_SUCCESS;
 }
 
+// Copies: all are three-dimensional.
+
+// Bytes from the first that is touched on to the last, SIZE_MAX where that is no number.
+static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
+    size_t rows, bytes;
+    if (__builtin_mul_overflow(c->Depth - 1, height ? height : c->Height, &rows) ||
+        __builtin_add_overflow(rows, c->Height - 1, &rows) || __builtin_mul_overflow(rows, pitch, &bytes) ||
+        __builtin_add_overflow(bytes, c->WidthInBytes, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+static CUresult check_end(const CUDA_MEMCPY3D *c, uint32_t type, const void *host, uint64_t device,
+                          size_t first, size_t pitch, size_t height) {
+    if (pitch < c->WidthInBytes && (c->Height > 1 || c->Depth > 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEMORYTYPE_HOST)
+        return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEMORYTYPE_UNIFIED)
+        return device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEMORYTYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED; // arrays
+    return sim_is_device(device + first, extent(c, pitch, height)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static size_t first_of(size_t x, size_t y, size_t z, size_t pitch, size_t height) {
+    return (z * height + y) * pitch + x;
+}
+
+CUresult sim_check_copy(const CUDA_MEMCPY3D *c) {
+    if (!c->WidthInBytes || !c->Height || !c->Depth)
+        return CUDA_SUCCESS;
+    CUresult to = check_end(c, c->dstMemoryType, c->dstHost, c->dstDevice,
+                            first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, c->dstHeight),
+                            c->dstPitch, c->dstHeight);
+    return to ? to
+              : check_end(c, c->srcMemoryType, c->srcHost, c->srcDevice,
+                          first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, c->srcHeight), c->srcPitch,
+                          c->srcHeight);
+}
+
+void sim_run_copy(const CUDA_MEMCPY3D *c) {
+    char *to = c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : (char *)c->dstDevice;
+    const char *from = c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : (const char *)c->srcDevice;
+    size_t to_height = c->dstHeight ? c->dstHeight : c->Height,
+           from_height = c->srcHeight ? c->srcHeight : c->Height;
+    to += first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, to_height);
+    from += first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, from_height);
+    for (size_t z = 0; z < c->Depth && c->WidthInBytes; z++)
+        for (size_t y = 0; y < c->Height; y++)
+            memmove(to + (z * to_height + y) * c->dstPitch, from + (z * from_height + y) * c->srcPitch,
+                    c->WidthInBytes);
+}
+
+static CUresult copy(const CUDA_MEMCPY3D *c, void *handle) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = stream ? sim_check_copy(c) : CUDA_ERROR_INVALID_HANDLE;
+    if (status || !c->WidthInBytes || !c->Height || !c->Depth)
+        return status;
+    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c});
+}
+
+static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t from_type, size_t size,
+                          void *stream) {
+    return copy(&(CUDA_MEMCPY3D){.dstMemoryType = to_type,
+                                 .dstHost = (void *)to,
+                                 .dstDevice = to,
+                                 .srcMemoryType = from_type,
+                                 .srcHost = (const void *)from,
+                                 .srcDevice = from,
+                                 .WidthInBytes = size,
+                                 .Height = 1,
+                                 .Depth = 1},
+                stream);
+}
+
+enum { HOST = CU_MEMORYTYPE_HOST, GPU = CU_MEMORYTYPE_DEVICE, ANY = CU_MEMORYTYPE_UNIFIED };
+
 API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
-    return copy(to, true, (uint64_t)from, false, size);
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, NULL);
 }
 
 API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
-    return copy((uint64_t)to, false, from, true, size);
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, NULL);
 }
 
 API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    return copy(to, true, from, true, size);
+    return copy_flat(to, GPU, from, GPU, size, NULL);
 }
 
 API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
-    (void)stream;
-    return copy(to, true, (uint64_t)from, false, size);
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, stream);
 }
 
 API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
-    (void)stream;
-    return copy((uint64_t)to, false, from, true, size);
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, stream);
 }
 
 API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
-    (void)stream;
-    return copy(to, true, from, true, size);
+    return copy_flat(to, GPU, from, GPU, size, stream);
 }
 
-API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) { return copy(to, false, from, false, size); }
+API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) {
+    return copy_flat(to, ANY, from, ANY, size, NULL);
+}
 
 API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
-    (void)stream;
-    return copy(to, false, from, false, size);
+    return copy_flat(to, ANY, from, ANY, size, stream);
 }
 
-static char *row(uint32_t type, const void *host, CUdeviceptr device, size_t pitch, size_t x, size_t y) {
-    return (char *)(type == CU_MEMORYTYPE_HOST ? (CUdeviceptr)host : device) + pitch * y + x;
-}
-
-API cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) {
-    CUresult status = CUDA_SUCCESS;
-    for (size_t i = 0; i < c->Height && !status; i++)
-        status = copy((uint64_t)row(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch, c->dstXInBytes,
-                                    c->dstY + i),
-                      c->dstMemoryType == 2,
-                      (uint64_t)row(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch, c->srcXInBytes,
-                                    c->srcY + i),
-                      c->srcMemoryType == 2, c->WidthInBytes);
-    return status;
-}
-
-API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return cuMemcpy2D_v2(c); }
-
-API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream) {
-    (void)stream;
-    return cuMemcpy2D_v2(c);
-}
-
-static CUresult set(CUdeviceptr to, uint32_t value, size_t item, size_t items) {
-    size_t size;
-    if (__builtin_mul_overflow(item, items, &size) || to % item || !sim_is_device(to, size))
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, void *stream) {
+    if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    if (item == 1)
-        memset((void *)to, (int)value, size);
-    else
-        for (size_t i = 0; i < items; i++)
-            memcpy((char *)to + item * i, &value, item);
-    return CUDA_SUCCESS;
+    return copy(&(CUDA_MEMCPY3D){.srcXInBytes = c->srcXInBytes,
+                                 .srcY = c->srcY,
+                                 .srcMemoryType = c->srcMemoryType,
+                                 .srcHost = c->srcHost,
+                                 .srcDevice = c->srcDevice,
+                                 .srcPitch = c->srcPitch,
+                                 .dstXInBytes = c->dstXInBytes,
+                                 .dstY = c->dstY,
+                                 .dstMemoryType = c->dstMemoryType,
+                                 .dstHost = c->dstHost,
+                                 .dstDevice = c->dstDevice,
+                                 .dstPitch = c->dstPitch,
+                                 .WidthInBytes = c->WidthInBytes,
+                                 .Height = c->Height,
+                                 .Depth = 1},
+                stream);
 }
 
-API cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t items) { return set(to, value, 1, items); }
+API cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL); }
 
-API cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t items) { return set(to, value, 2, items); }
+API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL); }
 
-API cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t items) { return set(to, value, 4, items); }
+API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream) { return copy_2d(c, stream); }
 
-API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t items, void *stream) {
-    (void)stream;
-    return set(to, value, 1, items);
+API cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return c ? copy(c, NULL) : CUDA_ERROR_INVALID_VALUE; }
+
+API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, void *stream) {
+    return c ? copy(c, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t items, void *stream) {
-    (void)stream;
-    return set(to, value, 2, items);
+// Memsets
+
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
+    size_t row, size;
+    if ((s->elementSize != 1 && s->elementSize != 2 && s->elementSize != 4) || s->dst % s->elementSize ||
+        __builtin_mul_overflow(s->width, s->elementSize, &row) || (s->height > 1 && s->pitch < row))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!row || !s->height)
+        return CUDA_SUCCESS;
+    if (__builtin_mul_overflow(s->pitch, s->height - 1, &size) || __builtin_add_overflow(size, row, &size))
+        return CUDA_ERROR_INVALID_VALUE;
+    return sim_is_device(s->dst, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t items, void *stream) {
-    (void)stream;
-    return set(to, value, 4, items);
+void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
+    for (size_t y = 0; y < s->height; y++) {
+        char *to = (char *)s->dst + y * s->pitch;
+        if (s->elementSize == 1)
+            memset(to, (int)s->value, s->width);
+        else
+            for (size_t x = 0; x < s->width; x++)
+                memcpy(to + x * s->elementSize, &s->value, s->elementSize);
+    }
 }
+
+static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item, size_t width, size_t height,
+                    void *handle) {
+    IN_CONTEXT;
+    const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = stream ? sim_check_set(&s) : CUDA_ERROR_INVALID_HANDLE;
+    if (status || !width || !height)
+        return status;
+    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
+}
+
+#define SET(bits, type)                                                                                      \
+    API cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t items) {                                     \
+        return set(to, 0, value, bits / 8, items, 1, NULL);                                                  \
+    }                                                                                                        \
+    API cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t items, void *stream) {                     \
+        return set(to, 0, value, bits / 8, items, 1, stream);                                                \
+    }                                                                                                        \
+    API cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) {      \
+        return set(to, pitch, value, bits / 8, width, height, NULL);                                         \
+    }                                                                                                        \
+    API cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,      \
+                                 void *stream) {                                                             \
+        return set(to, pitch, value, bits / 8, width, height, stream);                                       \
+    }
+
+SET(8, unsigned char)
+SET(16, unsigned short)
+SET(32, unsigned)

@@ -1,211 +1,178 @@
-// Modules, libraries (the same thing here), kernels, launches. An image is kept as it is: a name is in it
-// where its bytes are, and taken on trust where elements are compressed.
+// Modules, libraries, kernels and functions. A module and its functions belong to a context; a library and
+// its kernels to none: it has a module in each context in which one of its kernels was used.
 
-#include <elf.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "sim.h"
 
-struct function {
-    struct handle handle;
-    struct module *module;
-    struct function *next;
-    char name[];
+struct library { // also a module
+    struct object object;
+    struct code *code;
+    struct library *from;    // that this is the module of, or NULL
+    struct library *modules; // of this library, the newest first
+    struct library *next;    // of the modules of `from`
+    CUdeviceptr *variables;  // by number in `code`, 0 before it is asked for
 };
 
-struct module {
-    struct handle handle;
-    const char *image;
-    uint64_t size;
-    bool text; // is PTX
-    void *owned;
-    struct function *functions;
-};
+_Static_assert(sizeof(struct library) <= OBJECT_SIZE && sizeof(struct function) <= OBJECT_SIZE, "fit");
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+void sim_end_code(struct object *object) { sim_release_code(((struct library *)object)->code); }
 
-// How well an element suits the device, as a driver chooses: a cubin of the same major version and the
-// highest minor one, else PTX with the highest target; 0: not at all.
-static unsigned suits(const struct fatbin_element *element) {
-    int major, minor;
-    sim_arch(&major, &minor);
-    unsigned device = (unsigned)(10 * major + minor), arch = element->arch;
-    bool same_major = arch / 10 == device / 10;
-    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
-        (element->flags & FATBIN_SUFFIX_F && !same_major))
-        return 0;
-    if (element->kind == FATBIN_CUBIN && same_major)
-        return 1000 + arch;
-    return element->kind == FATBIN_PTX ? arch : 0;
+void sim_end_module(struct object *object) {
+    struct library *module = (struct library *)object;
+    for (struct library **at = module->from ? &module->from->modules : NULL; at && *at; at = &(*at)->next)
+        if (*at == module) {
+            *at = module->next;
+            break;
+        }
+    sim_free_all(object);
+    free(module->variables);
+    sim_end_code(object);
 }
 
-// The elements of a region, one after the other; NULL at the end, and where the region is malformed.
-static const struct fatbin_element *next_element(const struct fatbin_region *region,
-                                                 const struct fatbin_element *element) {
-    const char *end = (const char *)region + region->header_size + region->size;
-    const char *at = element ? (const char *)element + element->header_size + element->payload_size
-                             : (const char *)region + region->header_size;
-    const struct fatbin_element *next = (const void *)at;
-    if (at >= end || (size_t)(end - at) < sizeof(*next))
-        return NULL;
-    bool fits = next->header_size >= sizeof(*next) && next->header_size <= (size_t)(end - at) &&
-                next->payload_size <= (size_t)(end - at) - next->header_size;
-    return fits && !(next->header_size % 8) && !(next->payload_size % 8) ? next : NULL;
-}
+void sim_end_function(struct object *object) { free(((struct function *)object)->name); }
 
-static unsigned best_of(const struct fatbin_region *region) {
-    unsigned best = 0;
-    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
-        best = suits(at) > best ? suits(at) : best;
-    return best;
-}
-
-// Whether the code that the device would take holds a name; that of compressed elements is taken on trust.
-static bool holds(const struct module *module, const char *name) {
-    const struct fatbin_region *region = (const void *)module->image;
-    if (region->magic != FATBIN_MAGIC)
-        return memmem(module->image, module->size, name, strlen(name));
-    unsigned best = best_of(region);
-    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
-        if (suits(at) == best && (at->flags & FATBIN_PACKED || memmem((const char *)at + at->header_size,
-                                                                      at->payload_size, name, strlen(name))))
-            return true;
-    return false;
-}
-
-// Whether a cubin is for the device.
-static bool is_for_device(const Elf64_Ehdr *head) {
-    bool newer = head->e_ident[EI_OSABI] == 0x41;
-    struct fatbin_element element = {.kind = FATBIN_CUBIN,
-                                     .arch = (newer ? head->e_flags >> 8 : head->e_flags) & 0xff};
-    return suits(&element);
-}
-
-// `room` is how many bytes there are, SIZE_MAX where the program hands over an address, as to the driver.
-static CUresult take_image(struct module *module, const void *start, size_t room) {
-    const struct fatbin_wrapper *wrapper = start;
-    if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room == SIZE_MAX) // what is in a file has no addresses
-        start = wrapper->data;
-    const struct fatbin_region *region = start;
-    module->image = start;
-    if (region->magic == FATBIN_MAGIC) {
-        if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
-            region->size > room - sizeof(*region))
-            return CUDA_ERROR_INVALID_IMAGE;
-        module->size = region->header_size + region->size;
-        if (!best_of(region))
-            return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    } else if (!memcmp(start, ELFMAG, SELFMAG)) {
-        const Elf64_Ehdr *head = start;
-        if (head->e_machine != 190) // EM_CUDA
-            return CUDA_ERROR_INVALID_IMAGE;
-        if (!is_for_device(head))
-            return CUDA_ERROR_NO_BINARY_FOR_GPU;
-        uint64_t sections = head->e_shoff + (uint64_t)head->e_shnum * head->e_shentsize;
-        uint64_t segments = head->e_phoff + (uint64_t)head->e_phnum * head->e_phentsize;
-        module->size = sections > segments ? sections : segments;
-        if (module->size > room)
-            return CUDA_ERROR_INVALID_IMAGE;
-    } else {
-        module->text = true;
-        module->size = strlen(start);
-        if (!memmem(start, module->size, ".version", 8))
-            return CUDA_ERROR_INVALID_IMAGE;
-    }
-    return CUDA_SUCCESS;
-}
-
-static CUresult load(void **handle, const void *image, size_t room, void *owned) {
-    if (!handle || !image)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct module *module = calloc(1, sizeof(*module));
-    if (!module)
+// Takes the code over.
+static CUresult add(void **handle, enum kind kind, void *owner, struct code *code) {
+    struct library *made = sim_new(kind, owner);
+    if (!made) {
+        sim_release_code(code);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult status = take_image(module, image, room);
-    if (status) {
-        free(module);
-        return status;
     }
-    module->handle.kind = MODULE;
-    module->owned = owned;
-    *handle = module;
+    made->code = code;
+    *handle = made;
     return CUDA_SUCCESS;
 }
 
-static CUresult load_file(void **handle, const char *path) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat status;
-    if (file < 0 || fstat(file, &status) || !S_ISREG(status.st_mode)) {
-        if (file >= 0)
-            close(file);
-        return CUDA_ERROR_FILE_NOT_FOUND;
-    }
-    char *image = calloc(1, (size_t)status.st_size + 64);
-    bool whole = image && read(file, image, (size_t)status.st_size) == status.st_size;
-    close(file);
-    CUresult result = whole ? load(handle, image, (size_t)status.st_size, image) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result)
-        free(image);
-    return result;
+// Functions of a module, kernels of a library
+
+static CUresult add_function(void **handle, struct library *owner, const struct entry *entry,
+                             const char *name) {
+    enum kind kind = owner->object.kind == MODULE ? FUNCTION : KERNEL;
+    struct function *made = sim_new(kind, owner);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->entry = entry;
+    made->name = strdup(name);
+    *handle = made;
+    return CUDA_SUCCESS;
 }
 
-static CUresult find(void **handle, struct module *module, const char *name) {
-    if (!is_kind(module, MODULE))
-        return CUDA_ERROR_INVALID_HANDLE;
+static CUresult find_function(void **handle, struct library *owner, const char *name) {
     if (!handle || !name || !*name)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!holds(module, name))
-        return CUDA_ERROR_NOT_FOUND;
-    pthread_mutex_lock(&lock);
-    struct function *function = module->functions;
-    while (function && strcmp(function->name, name))
-        function = function->next;
-    if (!function && (function = calloc(1, sizeof(*function) + strlen(name) + 1))) {
-        function->handle.kind = FUNCTION;
-        function->module = module;
-        function->next = module->functions;
-        strcpy(function->name, name);
-        module->functions = function;
-    }
-    pthread_mutex_unlock(&lock);
-    *handle = function;
-    return function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    for (struct object *at = owner->object.owned; at; at = at->older)
+        if (!strcmp(((struct function *)at)->name, name)) {
+            *handle = at;
+            return CUDA_SUCCESS;
+        }
+    const struct code *code = owner->code;
+    for (size_t i = 0; i < code->entry_count; i++)
+        if (!strcmp(code->entries[i].name, name))
+            return add_function(handle, owner, &code->entries[i], name);
+    return code->packed ? add_function(handle, owner, NULL, name) : CUDA_ERROR_NOT_FOUND;
 }
 
-static CUresult unload(struct module *module) {
-    if (!is_kind(module, MODULE))
-        return CUDA_ERROR_INVALID_HANDLE;
-    module->handle.kind = 0;
-    for (struct function *function = module->functions, *next; function; function = next) {
-        next = function->next;
-        function->handle.kind = 0;
-        free(function);
+static CUresult enumerate(void **handles, unsigned count, struct library *owner) {
+    CUresult status = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && i < owner->code->entry_count && !status; i++)
+        status = find_function(&handles[i], owner, owner->code->entries[i].name);
+    return status;
+}
+
+// The module of a library in the context.
+static CUresult module_of(void **module, struct context *context, struct library *library) {
+    for (struct library *at = library->modules; at; at = at->next)
+        if (at->object.owner == &context->object) {
+            *module = at;
+            return CUDA_SUCCESS;
+        }
+    library->code->references++;
+    CUresult status = add(module, MODULE, context, library->code);
+    if (!status) {
+        struct library *made = *module;
+        made->from = library;
+        made->next = library->modules;
+        library->modules = made;
     }
-    free(module->owned);
-    free(module);
+    return status;
+}
+
+static CUresult find_variable(CUdeviceptr *memory, size_t *size, struct library *module, const char *name) {
+    const struct code *code = module->code;
+    size_t i = 0;
+    while (i < code->variable_count && strcmp(code->variables[i].name, name ? name : ""))
+        i++;
+    if (i == code->variable_count)
+        return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    const struct variable *variable = &code->variables[i];
+    if (!module->variables && !(module->variables = calloc(code->variable_count, sizeof(CUdeviceptr))))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!module->variables[i]) {
+        CUresult status = sim_allocate(&module->variables[i], variable->size, module);
+        if (status)
+            return status;
+        if (variable->initial)
+            memcpy((void *)module->variables[i], variable->initial, variable->size);
+        else
+            memset((void *)module->variables[i], 0, variable->size);
+    }
+    if (memory)
+        *memory = module->variables[i];
+    if (size)
+        *size = variable->size;
     return CUDA_SUCCESS;
 }
 
-API cuModuleLoadData(void **module, const void *image) { return load(module, image, SIZE_MAX, NULL); }
+// Modules
+
+static CUresult load_module(void **module, const void *image, const char *path) {
+    IN_CONTEXT;
+    struct code *code;
+    CUresult status = !module ? CUDA_ERROR_INVALID_VALUE
+                      : path  ? sim_read_file(&code, path)
+                              : sim_read_image(&code, image, SIZE_MAX);
+    return status ? status : add(module, MODULE, context, code);
+}
+
+API cuModuleLoadData(void **module, const void *image) { return load_module(module, image, NULL); }
 
 API cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     (void)count, (void)options, (void)values;
-    return load(module, image, SIZE_MAX, NULL);
+    return load_module(module, image, NULL);
 }
 
-API cuModuleLoadFatBinary(void **module, const void *image) { return load(module, image, SIZE_MAX, NULL); }
+API cuModuleLoadFatBinary(void **module, const void *image) { return load_module(module, image, NULL); }
 
-API cuModuleLoad(void **module, const char *path) { return load_file(module, path); }
+API cuModuleLoad(void **module, const char *path) {
+    return path ? load_module(module, NULL, path) : CUDA_ERROR_INVALID_VALUE;
+}
 
-API cuModuleUnload(void *module) { return unload(module); }
+API cuModuleUnload(void *module) {
+    IN_CONTEXT;
+    if (!is_kind(module, MODULE) || ((struct library *)module)->from)
+        return CUDA_ERROR_INVALID_HANDLE;
+    sim_delete(module);
+    return CUDA_SUCCESS;
+}
 
 API cuModuleGetFunction(void **function, void *module, const char *name) {
-    return find(function, module, name);
+    IN_CONTEXT;
+    return is_kind(module, MODULE) ? find_function(function, module, name) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API cuModuleGetFunctionCount(unsigned *count, void *module) {
+    LOCKED;
+    if (!is_kind(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *count = (unsigned)((struct library *)module)->code->entry_count;
+    return CUDA_SUCCESS;
+}
+
+API cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
+    LOCKED;
+    return is_kind(module, MODULE) ? enumerate(functions, count, module) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 API cuModuleGetLoadingMode(int *mode) {
@@ -214,135 +181,207 @@ API cuModuleGetLoadingMode(int *mode) {
 }
 
 API cuModuleGetGlobal_v2(CUdeviceptr *memory, size_t *size, void *module, const char *name) {
-    (void)memory, (void)size, (void)name;
-    return is_kind(module, MODULE) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+    IN_CONTEXT;
+    return is_kind(module, MODULE) ? find_variable(memory, size, module, name) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// Libraries
+
+static CUresult load_library(void **library, const void *image, const char *path) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    struct code *code;
+    CUresult status = !library ? CUDA_ERROR_INVALID_VALUE
+                      : path   ? sim_read_file(&code, path)
+                               : sim_read_image(&code, image, SIZE_MAX);
+    return status ? status : add(library, LIBRARY, NULL, code);
 }
 
 API cuLibraryLoadData(void **library, const void *image, int *jit_options, void **jit_values,
                       unsigned jit_count, int *options, void **values, unsigned count) {
     (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    return load(library, image, SIZE_MAX, NULL);
+    return load_library(library, image, NULL);
 }
 
 API cuLibraryLoadFromFile(void **library, const char *path, int *jit_options, void **jit_values,
                           unsigned jit_count, int *options, void **values, unsigned count) {
     (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    return load_file(library, path);
+    return path ? load_library(library, NULL, path) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuLibraryUnload(void *library) { return unload(library); }
+API cuLibraryUnload(void *library) {
+    LOCKED;
+    if (!is_kind(library, LIBRARY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    while (((struct library *)library)->modules)
+        sim_delete(((struct library *)library)->modules);
+    sim_delete(library);
+    return CUDA_SUCCESS;
+}
 
-API cuLibraryGetKernel(void **kernel, void *library, const char *name) { return find(kernel, library, name); }
+API cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+    LOCKED;
+    return is_kind(library, LIBRARY) ? find_function(kernel, library, name) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API cuLibraryGetKernelCount(unsigned *count, void *library) {
+    LOCKED;
+    if (!is_kind(library, LIBRARY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *count = (unsigned)((struct library *)library)->code->entry_count;
+    return CUDA_SUCCESS;
+}
+
+API cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library) {
+    LOCKED;
+    return is_kind(library, LIBRARY) ? enumerate(kernels, count, library) : CUDA_ERROR_INVALID_HANDLE;
+}
 
 API cuLibraryGetModule(void **module, void *library) {
-    if (!is_kind(library, MODULE))
-        return CUDA_ERROR_INVALID_HANDLE;
-    *module = library;
-    return CUDA_SUCCESS;
+    IN_CONTEXT;
+    return is_kind(library, LIBRARY) ? module_of(module, context, library) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 API cuLibraryGetGlobal(CUdeviceptr *memory, size_t *size, void *library, const char *name) {
-    return cuModuleGetGlobal_v2(memory, size, library, name);
+    IN_CONTEXT;
+    void *module;
+    CUresult status =
+        is_kind(library, LIBRARY) ? module_of(&module, context, library) : CUDA_ERROR_INVALID_HANDLE;
+    return status ? status : find_variable(memory, size, module, name);
 }
 
 API cuLibraryGetManaged(CUdeviceptr *memory, size_t *size, void *library, const char *name) {
-    return cuModuleGetGlobal_v2(memory, size, library, name);
+    return cuLibraryGetGlobal(memory, size, library, name);
 }
 
-// Those of PTX; other images have none.
-API cuModuleGetFunctionCount(unsigned *count, void *handle) {
-    struct module *module = handle;
-    if (!is_kind(module, MODULE))
-        return CUDA_ERROR_INVALID_HANDLE;
-    *count = 0;
-    for (const char *at = module->image; module->text && (at = strstr(at, ".entry ")); at++)
-        ++*count;
-    return CUDA_SUCCESS;
-}
+// Kernels and functions
 
-API cuModuleEnumerateFunctions(void **functions, unsigned count, void *handle) {
-    struct module *module = handle;
-    if (!is_kind(module, MODULE))
+API cuKernelGetFunction(void **function, void *handle) {
+    IN_CONTEXT;
+    if (!is_kind(handle, KERNEL))
         return CUDA_ERROR_INVALID_HANDLE;
-    const char *at = module->image;
-    for (unsigned i = 0; module->text && i < count && (at = strstr(at, ".entry ")); i++) {
-        char name[256] = "";
-        at += strlen(".entry ");
-        strncat(name, at, strcspn(at, "( \n") % sizeof(name));
-        CUresult status = find(&functions[i], module, name);
-        if (status)
-            return status;
-    }
-    return CUDA_SUCCESS;
-}
-
-API cuKernelGetFunction(void **function, void *kernel) {
-    if (!is_kind(kernel, FUNCTION))
-        return CUDA_ERROR_INVALID_HANDLE;
-    *function = kernel;
-    return CUDA_SUCCESS;
+    struct function *kernel = handle;
+    void *module;
+    CUresult status = module_of(&module, context, (struct library *)kernel->object.owner);
+    if (!status)
+        status = find_function(function, module, kernel->name);
+    if (!status)
+        ((struct function *)*function)->kernel = sim_refer(kernel);
+    return status;
 }
 
 API cuKernelGetLibrary(void **library, void *kernel) {
-    if (!is_kind(kernel, FUNCTION))
+    LOCKED;
+    if (!is_kind(kernel, KERNEL))
         return CUDA_ERROR_INVALID_HANDLE;
-    *library = ((struct function *)kernel)->module;
+    *library = ((struct object *)kernel)->owner;
     return CUDA_SUCCESS;
 }
 
-API cuFuncGetModule(void **module, void *function) { return cuKernelGetLibrary(module, function); }
+API cuFuncGetModule(void **module, void *function) {
+    LOCKED;
+    if (!is_kind(function, FUNCTION))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *module = ((struct object *)function)->owner;
+    return CUDA_SUCCESS;
+}
+
+static struct function *find(void *handle, enum kind kind) {
+    return is_kind(handle, kind) || (kind == FUNCTION && is_kind(handle, KERNEL)) ? handle : NULL;
+}
+
+static CUresult get_name(const char **name, const struct function *function) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
 
 API cuFuncGetName(const char **name, void *function) {
-    if (!is_kind(function, FUNCTION))
+    LOCKED;
+    return get_name(name, find(function, FUNCTION));
+}
+
+API cuKernelGetName(const char **name, void *kernel) {
+    LOCKED;
+    return get_name(name, find(kernel, KERNEL));
+}
+
+int sim_function_attribute(const struct function *function, int attribute) {
+    if (function->set >> attribute & 1)
+        return function->attributes[attribute];
+    if (is_there(function->kernel))
+        return sim_function_attribute(function->kernel.object, attribute);
+    if (function->entry)
+        return function->entry->attributes[attribute];
+    return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK           ? sim_attribute(1)
+           : attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? sim_attribute(8)
+                                                                          : 0;
+}
+
+static CUresult get_attribute(int *value, int attribute, const struct function *function) {
+    if (!function)
         return CUDA_ERROR_INVALID_HANDLE;
-    *name = ((struct function *)function)->name;
+    if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
+    *value = sim_function_attribute(function, attribute);
     return CUDA_SUCCESS;
 }
 
-API cuKernelGetName(const char **name, void *kernel) { return cuFuncGetName(name, kernel); }
+static CUresult set_attribute(struct function *function, int attribute, int value) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    bool may =
+        attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            ? value >= 0 && value <= sim_attribute(97)
+        : attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            ? value >= -1 && value <= 100
+            : attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH && attribute < CU_FUNC_ATTRIBUTE_MAX;
+    if (!may)
+        return CUDA_ERROR_INVALID_VALUE;
+    function->attributes[attribute] = value;
+    function->set |= 1u << attribute;
+    return CUDA_SUCCESS;
+}
 
 API cuFuncGetAttribute(int *value, int attribute, void *function) {
-    if (!is_kind(function, FUNCTION))
-        return CUDA_ERROR_INVALID_HANDLE;
-    *value = attribute == 0 ? 1024 : 0; // threads a block at most
-    return CUDA_SUCCESS;
+    LOCKED;
+    return get_attribute(value, attribute, find(function, FUNCTION));
 }
 
 API cuFuncSetAttribute(void *function, int attribute, int value) {
-    (void)attribute, (void)value;
-    return is_kind(function, FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    LOCKED;
+    return set_attribute(find(function, FUNCTION), attribute, value);
 }
 
-static CUresult launch(void *function, const unsigned grid[3], const unsigned block[3]) {
-    if (!sim_context())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!is_kind(function, FUNCTION))
+API cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device) {
+    LOCKED;
+    return device ? CUDA_ERROR_INVALID_DEVICE : get_attribute(value, attribute, find(kernel, KERNEL));
+}
+
+API cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device) {
+    LOCKED;
+    return device ? CUDA_ERROR_INVALID_DEVICE : set_attribute(find(kernel, KERNEL), attribute, value);
+}
+
+static CUresult get_parameter(const struct function *function, size_t index, size_t *offset, size_t *size) {
+    if (!function)
         return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t threads = 1;
-    for (int i = 0; i < 3; i++) {
-        if (!grid[i] || !block[i] || block[i] > 1024)
-            return CUDA_ERROR_INVALID_VALUE;
-        threads *= block[i];
-    }
-    return threads > 1024 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
-    (void)shared, (void)stream, (void)params, (void)extra;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz});
-}
-
-API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                              unsigned bz, unsigned shared, void *stream, void **params) {
-    (void)shared, (void)stream, (void)params;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz});
-}
-
-API cuLaunchKernelEx(const CUlaunchConfig *config, void *function, void **params, void **extra) {
-    (void)params, (void)extra;
-    if (!config)
+    if (!offset || !function->entry || index >= function->entry->count)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(function, (unsigned[]){config->gridDimX, config->gridDimY, config->gridDimZ},
-                  (unsigned[]){config->blockDimX, config->blockDimY, config->blockDimZ});
+    *offset = function->entry->parameters[index].offset;
+    if (size)
+        *size = function->entry->parameters[index].size;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+    LOCKED;
+    return get_parameter(find(function, FUNCTION), index, offset, size);
+}
+
+API cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
+    LOCKED;
+    return get_parameter(find(kernel, KERNEL), index, offset, size);
 }

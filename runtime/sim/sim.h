@@ -1,11 +1,23 @@
 // The simulated device: a libcuda.so.1 whose device memory is host memory and whose one device is the CPU.
 //
-// Everything is done when its call returns, so streams are always idle and events always complete. Kernels
-// are looked up and launches accepted, but nothing runs them yet.
+//   object.c   what handles point to: who owns what, addresses that are given out again
+//   device.c   initialization, the device, errors
+//   context.c  contexts, and which is current
+//   memory.c   device memory, pinned memory, copies
+//   image.c    images: which code suits the device, what is in it
+//   module.c   modules, libraries, kernels and functions
+//   launch.c   launches
+//   stream.c   streams and events
+//   capture.c  streams whose work becomes a graph
+//   graph.c    graphs and what is made of them
+//   proc.c     how the functions are found; table.c lists them
+//
+// Kernels are looked up and launches accepted, but nothing runs them yet.
 
 #ifndef GPT_SIM_H
 #define GPT_SIM_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,29 +26,257 @@
 
 #define API __attribute__((visibility("default"))) CUresult
 
-// What a handle points to says what it is.
-enum kind { CONTEXT = 0x47505431, STREAM, EVENT, MODULE, FUNCTION };
+// One lock for all objects. No operation runs and no function of the program is called while it is held.
+extern pthread_mutex_t sim_lock;
+static inline int sim_acquire(void) {
+    pthread_mutex_lock(&sim_lock);
+    return 0;
+}
+static inline void sim_unlock(const int *unused) {
+    (void)unused;
+    pthread_mutex_unlock(&sim_lock);
+}
+#define LOCKED __attribute__((cleanup(sim_unlock), unused)) const int locked_ = sim_acquire()
 
-struct handle {
-    enum kind kind;
+// object.c
+
+enum kind {
+    CONTEXT = 0x47505431,
+    STREAM,
+    EVENT,
+    LIBRARY,
+    KERNEL,
+    MODULE,
+    FUNCTION,
+    GRAPH,
+    NODE,
+    CONDITION,
+    EXEC,
 };
 
+// What a handle points to says what it is. It goes with its owner.
+struct object {
+    enum kind kind;               // 0: free
+    uint64_t serial;              // of all objects that there ever were; what tells one from the next here
+    struct object *owner, *owned; // the newest of what it owns
+    struct object *older, *newer; // what its owner owns beside it
+};
+
+enum { OBJECT_SIZE = 256 };
+
+void *sim_new(enum kind kind, void *owner); // zero after its head; NULL where there is no memory
+void sim_delete(void *object);              // and all that it owns, the newest first
+void sim_give(void *object, void *owner);   // that has none yet
+// `array` with room for one more than `count`, or NULL where there is no memory.
+void *sim_grow(void *array, size_t count, size_t *room, size_t item);
+
 static inline bool is_kind(const void *handle, enum kind kind) {
-    return handle && ((const struct handle *)handle)->kind == kind;
+    return handle && ((const struct object *)handle)->kind == kind;
 }
 
+// A handle that is kept while its object may go.
+struct reference {
+    void *object;
+    uint64_t serial;
+};
+static inline struct reference sim_refer(void *object) {
+    return (struct reference){object, object ? ((struct object *)object)->serial : 0};
+}
+static inline bool is_there(struct reference to) {
+    return to.object && ((struct object *)to.object)->kind &&
+           ((struct object *)to.object)->serial == to.serial;
+}
+
+// What is done before an object is given back: what it holds beside other objects is freed.
+void sim_end_context(struct object *object), sim_end_stream(struct object *object);
+void sim_end_event(struct object *object), sim_end_code(struct object *object);
+void sim_end_module(struct object *object), sim_end_function(struct object *object);
+void sim_end_graph(struct object *object), sim_end_node(struct object *object);
+
+// device.c
 extern bool sim_initialized;
-struct context *sim_context(void); // of this thread, or NULL
-void sim_arch(int *major, int *minor);
+extern int sim_major, sim_minor; // of the compute capability
+int sim_attribute(int attribute);
+
+// context.c
+struct context {
+    struct object object;
+    CUresult error;        // what broke it
+    unsigned references;   // of the primary one
+    struct stream *legacy; // its default stream
+};
+CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
+
+// What a call that needs a context begins with.
+#define IN_CONTEXT                                                                                           \
+    LOCKED;                                                                                                  \
+    struct context *context;                                                                                 \
+    CUresult entered_ = sim_enter(&context);                                                                 \
+    if (entered_)                                                                                            \
+    return entered_
+
+// And one that could disturb a capture.
+#define IN_CONTEXT_UNCAPTURED                                                                                \
+    IN_CONTEXT;                                                                                              \
+    if ((entered_ = sim_unsafe()))                                                                           \
+    return entered_
 
 // memory.c
-bool sim_is_device(uint64_t start, uint64_t size); // lies in one allocation
+CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
+CUresult sim_free(CUdeviceptr memory);
+void sim_free_all(const void *owner);
+CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+void sim_run_copy(const CUDA_MEMCPY3D *copy);
+void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 
-// table.c
+// image.c
+struct parameter {
+    size_t offset, size;
+};
+struct entry { // a kernel of an image
+    const char *name;
+    struct parameter *parameters;
+    size_t count;
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+};
+struct variable {
+    const char *name;
+    size_t size;
+    const void *initial; // or NULL: zero
+};
+struct code {
+    unsigned references;
+    bool packed; // holds what cannot be read: any name may be in it
+    struct entry *entries;
+    struct variable *variables;
+    size_t entry_count, variable_count, entry_room, variable_room;
+    struct block *blocks; // what all that lies in
+};
+// Takes what suits the device out of an image. `room` is how many bytes there are, SIZE_MAX where the program
+// hands over an address, as to the driver. The image is not looked at again.
+CUresult sim_read_image(struct code **code, const void *start, size_t room);
+CUresult sim_read_file(struct code **code, const char *path);
+void sim_release_code(struct code *code);
+
+// module.c
+struct function { // also a kernel
+    struct object object;
+    const struct entry *entry; // or NULL: its image cannot be read
+    char *name;
+    struct reference kernel; // of a library, that this is a function of
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+    uint32_t set; // bits of attributes that the program set
+};
+int sim_function_attribute(const struct function *function, int attribute);
+
+// launch.c
+
+// What a stream or a node of a graph does, by CU_GRAPH_NODE_TYPE_*.
+struct operation {
+    int type;
+    void *owned; // arguments of a kernel, operations of a graph
+    union {
+        struct {
+            struct reference function;
+            uint32_t grid[3], block[3], shared;
+            void **arguments; // in `owned`, or NULL: unknown
+        } kernel;
+        CUDA_MEMCPY3D copy;
+        CUDA_MEMSET_NODE_PARAMS_v2 set;
+        size_t count; // of operations in `owned`, of a graph that is launched
+        struct {
+            void (*function)(void *);
+            void *data;
+            void (*callback)(void *, CUresult, void *); // or this, with the stream
+            void *stream;
+        } host;
+        struct reference event;
+        CUdeviceptr memory;
+    };
+};
+CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
+bool sim_copy_operation(struct operation *to, const struct operation *from);
+void sim_end_operation(struct operation *operation);
+CUresult sim_run(struct operation *operation); // called without the lock
+
+// stream.c
+struct nodes { // of a graph that is captured: what the next one depends on
+    struct node **nodes;
+    size_t count;
+};
+struct stream {
+    struct object object; // of its context
+    unsigned flags;
+    int priority;
+    bool of_thread; // the default stream of `thread`
+    pthread_t thread;
+    struct capture *capture;
+    struct stream *next; // in the capture
+    struct nodes last;
+};
+struct event {
+    struct object object;
+    unsigned flags;
+    uint64_t time;    // ns, when it was reached; 0: never recorded
+    uint64_t capture; // that it was recorded in, or 0
+    struct nodes last;
+};
+struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
+struct stream *sim_stream(struct context *context, void *handle);       // NULL: is no stream
+CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
+void sim_reach(struct event *event);
+
+// graph.c
+struct graph {
+    struct object object; // owns its nodes
+    struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
+    size_t count, room;
+};
+struct node {
+    struct object object; // owns the graph of a child node, the graphs of a conditional one
+    struct operation *operation;
+    struct node **before; // what it depends on
+    size_t count;
+    uint64_t origin;      // serial of the node that it is a copy of
+    struct graph **inner; // that it owns
+    size_t inners;
+    unsigned condition;
+    int condition_type;
+    bool disabled;
+    int mark; // while nodes are sorted or numbered
+    size_t visited, number;
+    struct node *visitor;
+};
+// Takes the operation over, whatever comes of it.
+CUresult sim_add_node(struct node **made, struct graph *graph, struct node *const *before, size_t count,
+                      struct operation *operation);
+CUresult sim_add_child(struct node **made, struct graph *graph, struct node *const *before, size_t count,
+                       struct graph *child);
+
+// capture.c: streams whose work becomes a graph
+struct capture {
+    struct capture *next;
+    uint64_t id;
+    int mode;
+    bool invalid;
+    pthread_t thread; // that began it
+    struct graph *graph;
+    bool given; // the graph is the program's
+    struct stream *origin, *streams;
+};
+CUresult sim_capture(struct stream *stream, struct operation *operation); // takes it over
+CUresult sim_capture_graph(struct stream *stream, struct graph *graph);
+CUresult sim_capture_event(struct stream *stream, struct event *event);
+CUresult sim_capture_wait(struct stream *stream, struct event *event);
+bool sim_is_captured(const struct event *event);
+void sim_leave_capture(struct stream *stream); // that goes
+CUresult sim_unsafe(void);                     // whether this thread may call what could disturb a capture
+
+// proc.c
 struct sim_function {
-    const char *name;   // as cuGetProcAddress is asked for it
-    const char *symbol; // as it is exported
-    int since;          // the version of CUDA that this variant begins with
+    const char *name; // as cuGetProcAddress is asked for it
+    int since;        // the version of CUDA that this variant begins with
     void *address;
 };
 extern const struct sim_function sim_functions[];

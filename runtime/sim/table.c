@@ -1,9 +1,9 @@
-// The functions that there are, as cuGetProcAddress is asked for them and as they are exported.
+// The functions that there are, as cuGetProcAddress is asked for them.
 
 #include "sim.h"
 
 // A version is that of CUDA with which this function took the name; 0: it always had it.
-#define FUNCTION(name, suffix, since) {#name, #name #suffix, since, (void *)name##suffix},
+#define FUNCTION(name, suffix, since) {#name, since, (void *)name##suffix},
 #define DECLARE(name, suffix, since) CUresult name##suffix(void);
 
 // clang-format off
@@ -29,6 +29,8 @@
     X(cuCtxCreate, _v4, 13000) \
     X(cuCtxDestroy, _v2, 0) \
     X(cuCtxGetDevice, , 0) \
+    X(cuCtxGetDevice, _v2, 13000) \
+    X(cuCtxGetId, , 0) \
     X(cuCtxSynchronize, , 0) \
     X(cuCtxGetApiVersion, , 0) \
     X(cuCtxGetStreamPriorityRange, , 0) \
@@ -59,12 +61,20 @@
     X(cuMemcpy2D, _v2, 0) \
     X(cuMemcpy2DUnaligned, _v2, 0) \
     X(cuMemcpy2DAsync, _v2, 0) \
+    X(cuMemcpy3D, _v2, 0) \
+    X(cuMemcpy3DAsync, _v2, 0) \
     X(cuMemsetD8, _v2, 0) \
     X(cuMemsetD16, _v2, 0) \
     X(cuMemsetD32, _v2, 0) \
     X(cuMemsetD8Async, , 0) \
     X(cuMemsetD16Async, , 0) \
     X(cuMemsetD32Async, , 0) \
+    X(cuMemsetD2D8, _v2, 0) \
+    X(cuMemsetD2D16, _v2, 0) \
+    X(cuMemsetD2D32, _v2, 0) \
+    X(cuMemsetD2D8Async, , 0) \
+    X(cuMemsetD2D16Async, , 0) \
+    X(cuMemsetD2D32Async, , 0) \
     X(cuStreamCreateWithPriority, , 0) \
     X(cuStreamCreate, , 0) \
     X(cuStreamDestroy, _v2, 0) \
@@ -72,7 +82,18 @@
     X(cuStreamQuery, , 0) \
     X(cuStreamGetFlags, , 0) \
     X(cuStreamGetPriority, , 0) \
+    X(cuStreamGetCtx, , 0) \
+    X(cuStreamGetId, , 0) \
+    X(cuStreamGetDevice, , 0) \
     X(cuStreamIsCapturing, , 0) \
+    X(cuStreamBeginCapture, _v2, 10010) \
+    X(cuStreamBeginCaptureToGraph, , 0) \
+    X(cuStreamEndCapture, , 0) \
+    X(cuStreamGetCaptureInfo, , 10010) \
+    X(cuStreamGetCaptureInfo, _v2, 11030) \
+    X(cuStreamGetCaptureInfo, _v3, 12030) \
+    X(cuStreamUpdateCaptureDependencies, , 11030) \
+    X(cuStreamUpdateCaptureDependencies, _v2, 12030) \
     X(cuThreadExchangeStreamCaptureMode, , 0) \
     X(cuStreamWaitEvent, , 0) \
     X(cuLaunchHostFunc, , 0) \
@@ -96,6 +117,8 @@
     X(cuLibraryLoadFromFile, , 0) \
     X(cuLibraryUnload, , 0) \
     X(cuLibraryGetKernel, , 0) \
+    X(cuLibraryGetKernelCount, , 0) \
+    X(cuLibraryEnumerateKernels, , 0) \
     X(cuLibraryGetModule, , 0) \
     X(cuLibraryGetGlobal, , 0) \
     X(cuLibraryGetManaged, , 0) \
@@ -108,9 +131,81 @@
     X(cuKernelGetName, , 0) \
     X(cuFuncGetAttribute, , 0) \
     X(cuFuncSetAttribute, , 0) \
+    X(cuFuncGetParamInfo, , 0) \
+    X(cuKernelGetAttribute, , 0) \
+    X(cuKernelSetAttribute, , 0) \
+    X(cuKernelGetParamInfo, , 0) \
     X(cuLaunchKernel, , 0) \
     X(cuLaunchCooperativeKernel, , 0) \
     X(cuLaunchKernelEx, , 0) \
+    X(cuGraphCreate, , 0) \
+    X(cuGraphDestroy, , 0) \
+    X(cuGraphClone, , 0) \
+    X(cuGraphNodeFindInClone, , 0) \
+    X(cuGraphAddNode, , 12020) \
+    X(cuGraphAddNode, _v2, 12030) \
+    X(cuGraphConditionalHandleCreate, , 0) \
+    X(cuGraphAddKernelNode, , 10000) \
+    X(cuGraphAddKernelNode, _v2, 12000) \
+    X(cuGraphAddMemcpyNode, , 0) \
+    X(cuGraphAddMemsetNode, , 0) \
+    X(cuGraphAddHostNode, , 0) \
+    X(cuGraphAddChildGraphNode, , 0) \
+    X(cuGraphAddEmptyNode, , 0) \
+    X(cuGraphAddEventRecordNode, , 0) \
+    X(cuGraphAddEventWaitNode, , 0) \
+    X(cuGraphDestroyNode, , 0) \
+    X(cuGraphNodeGetType, , 0) \
+    X(cuGraphGetNodes, , 0) \
+    X(cuGraphGetRootNodes, , 0) \
+    X(cuGraphGetEdges, , 10000) \
+    X(cuGraphGetEdges, _v2, 12030) \
+    X(cuGraphNodeGetDependencies, , 10000) \
+    X(cuGraphNodeGetDependencies, _v2, 12030) \
+    X(cuGraphNodeGetDependentNodes, , 10000) \
+    X(cuGraphNodeGetDependentNodes, _v2, 12030) \
+    X(cuGraphAddDependencies, , 10000) \
+    X(cuGraphAddDependencies, _v2, 12030) \
+    X(cuGraphRemoveDependencies, , 10000) \
+    X(cuGraphRemoveDependencies, _v2, 12030) \
+    X(cuGraphChildGraphNodeGetGraph, , 0) \
+    X(cuGraphKernelNodeGetParams, , 10000) \
+    X(cuGraphKernelNodeGetParams, _v2, 12000) \
+    X(cuGraphKernelNodeSetParams, , 10000) \
+    X(cuGraphKernelNodeSetParams, _v2, 12000) \
+    X(cuGraphExecKernelNodeSetParams, , 10000) \
+    X(cuGraphExecKernelNodeSetParams, _v2, 12000) \
+    X(cuGraphMemcpyNodeGetParams, , 0) \
+    X(cuGraphMemcpyNodeSetParams, , 0) \
+    X(cuGraphExecMemcpyNodeSetParams, , 0) \
+    X(cuGraphMemsetNodeGetParams, , 0) \
+    X(cuGraphMemsetNodeSetParams, , 0) \
+    X(cuGraphExecMemsetNodeSetParams, , 0) \
+    X(cuGraphHostNodeGetParams, , 0) \
+    X(cuGraphHostNodeSetParams, , 0) \
+    X(cuGraphExecHostNodeSetParams, , 0) \
+    X(cuGraphEventRecordNodeGetEvent, , 0) \
+    X(cuGraphEventRecordNodeSetEvent, , 0) \
+    X(cuGraphExecEventRecordNodeSetEvent, , 0) \
+    X(cuGraphEventWaitNodeGetEvent, , 0) \
+    X(cuGraphEventWaitNodeSetEvent, , 0) \
+    X(cuGraphExecEventWaitNodeSetEvent, , 0) \
+    X(cuGraphNodeSetParams, , 0) \
+    X(cuGraphExecNodeSetParams, , 0) \
+    X(cuGraphExecChildGraphNodeSetParams, , 0) \
+    X(cuGraphInstantiate, , 10000) \
+    X(cuGraphInstantiate, _v2, 11000) \
+    X(cuGraphInstantiate, WithFlags, 12000) \
+    X(cuGraphInstantiateWithFlags, , 0) \
+    X(cuGraphInstantiateWithParams, , 0) \
+    X(cuGraphExecGetFlags, , 0) \
+    X(cuGraphExecUpdate, , 10020) \
+    X(cuGraphExecUpdate, _v2, 12000) \
+    X(cuGraphNodeSetEnabled, , 0) \
+    X(cuGraphNodeGetEnabled, , 0) \
+    X(cuGraphUpload, , 0) \
+    X(cuGraphLaunch, , 0) \
+    X(cuGraphExecDestroy, , 0) \
     X(cuGetExportTable, , 0) \
     X(cuGetProcAddress, , 0) \
     X(cuGetProcAddress, _v2, 12000)

@@ -1,22 +1,26 @@
-// The simulated device, on images in files: which element suits, what a module holds.
+// The simulated device, on images in files: which element suits, what it holds.
 
-#include "../../runtime/sim/module.c"
+#include "../../runtime/sim/image.c"
 #include "harness.h"
 
-bool sim_initialized = true;
-struct context *sim_context(void) { return NULL; }
-void sim_arch(int *major, int *minor) { *major = 9, *minor = 0; }
+int sim_major = 9, sim_minor;
+int sim_attribute(int attribute) { return 1000 * attribute; }
+void *sim_grow(void *array, size_t count, size_t *room, size_t item) { // as narrow as can be
+    *room = count + 1;
+    return realloc(array, *room * item);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    void *module, *functions[4];
-    unsigned count;
+    struct code *code;
+    volatile unsigned char sum = 0; // of all that it refers to
     harness_file(data, size);
-    if (cuModuleLoad(&module, harness_path))
+    if (sim_read_file(&code, harness_path))
         return 0;
-    cuModuleGetFunction(functions, module, "_Z3onePf");
-    cuModuleGetFunction(functions, module, "absent");
-    if (!cuModuleGetFunctionCount(&count, module))
-        cuModuleEnumerateFunctions(functions, count < 4 ? count : 4, module);
-    cuModuleUnload(module);
+    for (size_t i = 0; i < code->entry_count; i++)
+        sum += (unsigned char)strlen(code->entries[i].name);
+    for (size_t i = 0; i < code->variable_count; i++)
+        for (size_t at = 0; code->variables[i].initial && at < code->variables[i].size; at++)
+            sum += ((const unsigned char *)code->variables[i].initial)[at];
+    sim_release_code(code);
     return 0;
 }

@@ -101,13 +101,18 @@ def test_functions_are_recorded_once_a_module(tmp_path):
         for (int i = 0; i < 100; i++)
             OK(cuModuleGetFunction(&function, module, "foo"));
         assert(cuModuleGetFunction(&other, module, "not there") == 500);
+        int (*load)() = dlsym(driver, "cuLibraryLoadData");
+        int (*get)(void **, void *, const char *) = dlsym(driver, "cuLibraryGetKernel");
         int (*as_function)(void **, void *) = dlsym(driver, "cuKernelGetFunction");
-        OK(as_function(&other, function));
-        launch(function), launch(other);
+        void *library, *kernel;
+        OK(load(&library, PTX, 0, 0, 0, 0, 0, 0));
+        OK(get(&kernel, library, "bar"));
+        OK(as_function(&other, kernel));
+        launch(function), launch(kernel), launch(other);
     }
     """
     trace = hooked.traced(tmp_path, source)
-    assert trace.functions == ["foo"] and trace.launches == {"foo": 2}
+    assert trace.functions == ["foo", "bar"] and trace.launches == {"foo": 1, "bar": 2}
 
 
 def test_launches_are_counted_when_no_call_is_recorded(tmp_path):

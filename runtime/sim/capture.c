@@ -1,0 +1,311 @@
+// Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for an
+// event of it, and all have to be joined again when it ends. What a thread may not call meanwhile makes it
+// invalid.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+static struct capture *captures;
+static uint64_t ids;
+static __thread int thread_mode; // CU_STREAM_CAPTURE_MODE_*
+
+static struct capture *find(uint64_t id) {
+    struct capture *capture = captures;
+    while (capture && capture->id != id)
+        capture = capture->next;
+    return capture;
+}
+
+static bool set_nodes(struct nodes *to, struct node *const *nodes, size_t count) {
+    struct node **kept = malloc((count + 1) * sizeof(*kept));
+    if (!kept)
+        return false;
+    if (count)
+        memcpy(kept, nodes, count * sizeof(*kept));
+    free(to->nodes);
+    *to = (struct nodes){kept, count};
+    return true;
+}
+
+static bool add_nodes(struct nodes *to, struct node *const *nodes, size_t count) {
+    struct node **larger = realloc(to->nodes, (to->count + count + 1) * sizeof(*larger));
+    if (!larger)
+        return false;
+    to->nodes = larger;
+    for (size_t i = 0; i < count; i++) {
+        size_t at = 0;
+        while (at < to->count && larger[at] != nodes[i])
+            at++;
+        if (at == to->count)
+            larger[to->count++] = nodes[i];
+    }
+    return true;
+}
+
+static void join(struct stream *stream, struct capture *capture) {
+    stream->capture = capture;
+    stream->next = capture->streams;
+    capture->streams = stream;
+}
+
+static void leave(struct stream *stream) {
+    free(stream->last.nodes);
+    stream->last = (struct nodes){0};
+    stream->capture = NULL;
+}
+
+static void end(struct capture *capture) {
+    for (struct stream *stream = capture->streams; stream; stream = stream->next)
+        leave(stream);
+    struct capture **at = &captures;
+    while (*at != capture)
+        at = &(*at)->next;
+    *at = capture->next;
+    free(capture);
+}
+
+void sim_leave_capture(struct stream *stream) {
+    struct capture *capture = stream->capture;
+    if (!capture)
+        return;
+    capture->invalid = true;
+    struct stream **at = &capture->streams;
+    while (*at != stream)
+        at = &(*at)->next;
+    *at = stream->next;
+    leave(stream);
+    if (capture->origin == stream) {
+        if (!capture->given)
+            sim_delete(capture->graph);
+        end(capture);
+    }
+}
+
+CUresult sim_unsafe(void) {
+    CUresult status = CUDA_SUCCESS;
+    for (struct capture *at = captures; at && thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED; at = at->next) {
+        bool own = pthread_equal(at->thread, pthread_self());
+        bool other =
+            at->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        if (at->mode != CU_STREAM_CAPTURE_MODE_RELAXED && (own || other)) {
+            at->invalid = true;
+            status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    }
+    return status;
+}
+
+// What is put into a stream
+
+static CUresult added(struct stream *stream, CUresult status, struct node *node) {
+    if (!status && !set_nodes(&stream->last, &node, 1))
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    if (status)
+        stream->capture->invalid = true;
+    return status;
+}
+
+CUresult sim_capture(struct stream *stream, struct operation *operation) {
+    if (stream->capture->invalid) {
+        sim_end_operation(operation);
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
+    struct node *node;
+    CUresult status =
+        sim_add_node(&node, stream->capture->graph, stream->last.nodes, stream->last.count, operation);
+    return added(stream, status, node);
+}
+
+CUresult sim_capture_graph(struct stream *stream, struct graph *graph) {
+    if (stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    struct node *node;
+    CUresult status =
+        sim_add_child(&node, stream->capture->graph, stream->last.nodes, stream->last.count, graph);
+    return added(stream, status, node);
+}
+
+CUresult sim_capture_event(struct stream *stream, struct event *event) {
+    if (stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    event->capture = stream->capture->id;
+    return set_nodes(&event->last, stream->last.nodes, stream->last.count) ? CUDA_SUCCESS
+                                                                           : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// Of a stream that is captured, or for an event that was.
+CUresult sim_capture_wait(struct stream *stream, struct event *event) {
+    struct capture *capture = find(event->capture);
+    if (!capture) { // work that is not captured
+        stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (stream->capture && stream->capture != capture) {
+        capture->invalid = stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    if (!add_nodes(&stream->last, event->last.nodes, event->last.count))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!stream->capture)
+        join(stream, capture);
+    return CUDA_SUCCESS;
+}
+
+bool sim_is_captured(const struct event *event) { return event->capture && find(event->capture); }
+
+// Beginning and end
+
+static CUresult begin(void *handle, struct graph *graph, struct node *const *nodes, size_t count, int mode) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream || mode < 0 || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (graph && !is_kind(graph, GRAPH)))
+        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    if (stream == context->legacy)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    struct capture *made = calloc(1, sizeof(*made));
+    if (!made || !(made->graph = graph ? graph : sim_new(GRAPH, NULL)) ||
+        !set_nodes(&stream->last, nodes, count)) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->id = ++ids;
+    made->mode = mode;
+    made->thread = pthread_self();
+    made->given = graph;
+    made->origin = stream;
+    made->next = captures;
+    captures = made;
+    join(stream, made);
+    return CUDA_SUCCESS;
+}
+
+API cuStreamBeginCapture_v2(void *stream, int mode) { return begin(stream, NULL, NULL, 0, mode); }
+
+API cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *nodes, const CUgraphEdgeData *edges,
+                                size_t count, int mode) {
+    (void)edges;
+    return graph ? begin(stream, graph, (struct node *const *)nodes, count, mode) : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Whether all that other streams captured is what the first one waits for.
+static bool is_joined(const struct capture *capture) {
+    const struct graph *graph = capture->graph;
+    for (size_t i = 0; i < graph->count; i++)
+        graph->nodes[i]->mark = 0;
+    for (size_t i = 0; i < capture->origin->last.count; i++)
+        capture->origin->last.nodes[i]->mark = 1;
+    for (size_t i = graph->count; i--;) // nodes depend on older ones
+        for (size_t j = 0; j < graph->nodes[i]->count; j++)
+            graph->nodes[i]->before[j]->mark |= graph->nodes[i]->mark;
+    for (const struct stream *stream = capture->streams; stream; stream = stream->next)
+        for (size_t i = 0; i < stream->last.count; i++)
+            if (!stream->last.nodes[i]->mark)
+                return false;
+    return true;
+}
+
+API cuStreamEndCapture(void *handle, void **graph) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream || !graph)
+        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    struct capture *capture = stream->capture;
+    if (!capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->origin != stream) {
+        capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    CUresult status = capture->invalid      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                      : !is_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                            : CUDA_SUCCESS;
+    *graph = status ? NULL : capture->graph;
+    if (status && !capture->given)
+        sim_delete(capture->graph);
+    end(capture);
+    return status;
+}
+
+static int status_of(const struct stream *stream) {
+    return !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+           : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                      : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+API cuStreamIsCapturing(void *handle, int *status) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream || !status)
+        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *status = status_of(stream);
+    return CUDA_SUCCESS;
+}
+
+API cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **graph, void *const **nodes,
+                              const CUgraphEdgeData **edges, size_t *count) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream || !status)
+        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *status = status_of(stream);
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return CUDA_SUCCESS;
+    if (id)
+        *id = stream->capture->id;
+    if (graph)
+        *graph = stream->capture->graph;
+    if (nodes)
+        *nodes = (void *const *)stream->last.nodes;
+    if (edges)
+        *edges = NULL;
+    if (count)
+        *count = stream->last.count;
+    return CUDA_SUCCESS;
+}
+
+API cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void *const **nodes,
+                              size_t *count) {
+    return cuStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, NULL, count);
+}
+
+API cuStreamGetCaptureInfo(void *stream, int *status, uint64_t *id) {
+    return cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
+}
+
+API cuStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const CUgraphEdgeData *edges,
+                                         size_t count, unsigned flags) {
+    IN_CONTEXT;
+    (void)edges;
+    struct stream *stream = sim_stream(context, handle);
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    for (size_t i = 0; i < count; i++)
+        if (!is_kind(nodes[i], NODE) || ((struct object *)nodes[i])->owner != &stream->capture->graph->object)
+            return CUDA_ERROR_INVALID_VALUE;
+    struct node *const *given = (struct node *const *)nodes;
+    bool done = flags & 1 ? set_nodes(&stream->last, given, count) : add_nodes(&stream->last, given, count);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API cuStreamUpdateCaptureDependencies(void *stream, void *const *nodes, size_t count, unsigned flags) {
+    return cuStreamUpdateCaptureDependencies_v2(stream, nodes, NULL, count, flags);
+}
+
+API cuThreadExchangeStreamCaptureMode(int *mode) {
+    if (!mode || *mode < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    int old = thread_mode;
+    thread_mode = *mode;
+    *mode = old;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,211 @@
+// Contexts. One that is destroyed, or the primary one when it is released by all or reset, takes its modules,
+// streams, events, memory and executable graphs along.
+
+#include "sim.h"
+
+static struct context *primary; // made once: its handle stays the same
+static bool active;
+
+enum { DEPTH = 64 };
+static __thread struct reference current[DEPTH]; // a stack
+static __thread unsigned depth;
+
+void sim_end_context(struct object *object) { sim_free_all(object); }
+
+static struct context *find(void *handle) { return is_kind(handle, CONTEXT) ? handle : NULL; }
+
+CUresult sim_enter(struct context **context) {
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!depth)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *context = current[depth - 1].object;
+    if (!is_there(current[depth - 1]) || (*context == primary && !active))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return (*context)->error;
+}
+
+// The primary context
+
+static void end_primary(void) {
+    active = false;
+    primary->references = 0;
+    primary->error = CUDA_SUCCESS;
+    while (primary->object.owned)
+        sim_delete(primary->object.owned);
+    sim_free_all(primary);
+}
+
+API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!context)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!primary && !(primary = sim_new(CONTEXT, NULL)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!active && !(primary->legacy = sim_add_stream(primary, 0, 0)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    active = true;
+    primary->references++;
+    *context = primary;
+    return CUDA_SUCCESS;
+}
+
+API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    LOCKED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!active)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!--primary->references)
+        end_primary();
+    return CUDA_SUCCESS;
+}
+
+API cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    LOCKED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (active)
+        end_primary();
+    return CUDA_SUCCESS;
+}
+
+API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
+    (void)flags;
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
+    LOCKED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *flags = 0;
+    *is_active = active;
+    return CUDA_SUCCESS;
+}
+
+// The current context
+
+API cuCtxSetCurrent(void *context) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (context && !find(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context) {
+        depth -= depth > 0;
+        return CUDA_SUCCESS;
+    }
+    depth += !depth;
+    current[depth - 1] = sim_refer(context);
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetCurrent(void **context) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    *context = depth ? current[depth - 1].object : NULL;
+    return CUDA_SUCCESS;
+}
+
+static CUresult push(void *context) {
+    if (!find(context) || depth == DEPTH)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    current[depth++] = sim_refer(context);
+    return CUDA_SUCCESS;
+}
+
+API cuCtxPushCurrent_v2(void *context) {
+    LOCKED;
+    return push(context);
+}
+
+API cuCtxPopCurrent_v2(void **context) {
+    LOCKED;
+    if (!depth)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    depth--;
+    if (context)
+        *context = current[depth].object;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
+    LOCKED;
+    (void)flags;
+    if (!sim_initialized || device)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_INITIALIZED;
+    if (!context || depth == DEPTH)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct context *made = sim_new(CONTEXT, NULL);
+    if (!made || !(made->legacy = sim_add_stream(made, 0, 0))) {
+        if (made)
+            sim_delete(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *context = made;
+    return push(made);
+}
+
+API cuCtxCreate_v4(void **context, void *params, unsigned flags, CUdevice device) {
+    (void)params;
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+API cuCtxDestroy_v2(void *handle) {
+    LOCKED;
+    struct context *context = find(handle);
+    if (!context || context == primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (depth && current[depth - 1].object == context)
+        depth--;
+    sim_delete(context);
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetDevice(CUdevice *device) {
+    IN_CONTEXT;
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetDevice_v2(CUdevice *device, void *context) {
+    LOCKED;
+    if (!find(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetId(void *context, unsigned long long *id) {
+    LOCKED;
+    struct reference top = depth ? current[depth - 1] : (struct reference){0};
+    if (context ? !find(context) : !is_there(top))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *id = context ? sim_refer(context).serial : top.serial;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxSynchronize(void) {
+    IN_CONTEXT_UNCAPTURED;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetApiVersion(void *context, unsigned *version) {
+    (void)context;
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = 0;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,93 @@
+// What handles point to. All objects have one size, their memory is never given back, and the last that was
+// freed is the first to be used again, whatever kind it is then: who keeps a handle for longer than its
+// object meets another object at once, in each run at the same place. An object that is gone is known as such
+// as long as nothing else has its place.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
+
+enum { SLAB = 256 }; // objects
+
+static char *slab; // what is left of it
+static size_t left;
+static struct object *unused; // by `older`
+static uint64_t serial;
+
+// By kind, or NULL: it holds nothing.
+static void (*const ends[])(struct object *) = {
+    [CONTEXT - CONTEXT] = sim_end_context,   [STREAM - CONTEXT] = sim_end_stream,
+    [EVENT - CONTEXT] = sim_end_event,       [LIBRARY - CONTEXT] = sim_end_code,
+    [KERNEL - CONTEXT] = sim_end_function,   [MODULE - CONTEXT] = sim_end_module,
+    [FUNCTION - CONTEXT] = sim_end_function, [GRAPH - CONTEXT] = sim_end_graph,
+    [NODE - CONTEXT] = sim_end_node,         [EXEC - CONTEXT] = NULL,
+};
+
+void *sim_new(enum kind kind, void *owner) {
+    struct object *made = unused;
+    if (made)
+        unused = made->older;
+    else {
+        if (!left && (slab = aligned_alloc(OBJECT_SIZE, SLAB * OBJECT_SIZE)))
+            left = SLAB;
+        if (!left)
+            return NULL;
+        made = (struct object *)slab;
+        slab += OBJECT_SIZE, left--;
+    }
+    memset(made, 0, OBJECT_SIZE);
+    made->kind = kind;
+    made->serial = ++serial;
+    if (owner)
+        sim_give(made, owner);
+    return made;
+}
+
+void sim_give(void *object, void *owner) {
+    struct object *given = object;
+    given->owner = owner;
+    given->older = given->owner->owned;
+    if (given->older)
+        given->older->newer = given;
+    given->owner->owned = given;
+}
+
+void *sim_grow(void *array, size_t count, size_t *room, size_t item) {
+    if (count < *room)
+        return array;
+    size_t more = *room ? 2 * *room : 16;
+    void *larger = realloc(array, more * item);
+    *room = larger ? more : *room;
+    return larger;
+}
+
+// Graphs may hold graphs in any number of floors: what is deepest goes first, without recursion.
+void sim_delete(void *object) {
+    struct object *top = object, *at = top, *next;
+    do {
+        while (at->owned)
+            at = at->owned;
+        next = at->owner;
+        if (ends[at->kind - CONTEXT])
+            ends[at->kind - CONTEXT](at);
+        if (at->newer)
+            at->newer->older = at->older;
+        else if (at->owner)
+            at->owner->owned = at->older;
+        if (at->older)
+            at->older->newer = at->newer;
+        at->kind = 0;
+        at->older = unused;
+        unused = at;
+    } while (at != top && (at = next));
+}
+
+static void acquire(void) { pthread_mutex_lock(&sim_lock); }
+
+static void release(void) { pthread_mutex_unlock(&sim_lock); }
+
+// A forked child has all objects, and nobody else in the middle of a change to them.
+__attribute__((constructor)) static void follow_forks(void) { pthread_atfork(acquire, release, release); }
