@@ -15,11 +15,10 @@ from gpt.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module, find_name
-from gpt.ptx.types import integer
+from gpt.ptx.types import STORED, integer
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
-_SIZES = {"pred": 1, "f16x2": 4, "b128": 16, "texref": 8, "samplerref": 8, "surfref": 8}
 
 
 class Param(NamedTuple):
@@ -43,8 +42,7 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
     end = 0
     for parameter in params:
         words = [specifier.word[1:] for specifier in parameter.specifiers]
-        type_ = next((w for w in words if w in _SIZES or re.fullmatch(r"[busf](8|16|32|64)", w)), "b64")
-        size = align = _SIZES.get(type_) or int(type_[1:]) // 8
+        size = align = next((STORED[word] for word in words if word in STORED), STORED["b64"])
         if "ptr" not in words:  # there .align speaks of what is pointed at
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
             align = (integer(given[0]) or 0) if given else align

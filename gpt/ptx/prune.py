@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterable
 
 from gpt.errors import GptError
+from gpt.patterns import compiled
+from gpt.ptx import tokens
 from gpt.ptx.scan import NAME, Item, Module
 
 _BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%:"}
 _SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
-_LABEL = re.compile(r"([A-Za-z_$][\w$]*+)\s*+:(?!:)", re.ASCII)
+_LABEL = compiled(rf"({tokens.IDENTIFIER})\s*+:(?!:)", re.ASCII)
 _RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # what is left out where nobody names it
 

@@ -14,7 +14,9 @@ from gpt.patterns import compiled
 LINE_COMMENT = r"//[^\n]*+"
 COMMENT = rf"{LINE_COMMENT}|/\*(?s:.*?)\*/"
 LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
-NAME = r"(?:[A-Za-z_$][\w$]*+|%[\w$]++)"
+IDENTIFIER = r"[A-Za-z_$][\w$]*+"
+REGISTER = r"%[\w$]++"
+NAME = rf"(?:{IDENTIFIER}|{REGISTER})"
 OPCODE = r"[A-Za-z_]\w*+(?!\$)"  # or a name
 WORD = r"\.[\w$]++(?:::[\w$]++)*+"
 MODIFIERS = rf"(?:\s*+{WORD})*+"

@@ -36,6 +36,13 @@ PACKED = {  # types of registers of plain bits only, and of no constants
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
 }
+STORED = {  # bytes of the types of variables and parameters
+    **SIZES,
+    **{type_: SIZES[plain] for type_, plain in PACKED.items()},
+    "pred": 1,
+    "b128": 16,
+    **dict.fromkeys(("texref", "samplerref", "surfref"), 8),
+}
 
 
 def types_of(instruction: tree.Instruction) -> list[str | None]:

@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from gpt.patterns import compiled
 from gpt.probe.operands import Bound, bind
-from gpt.ptx import tree
+from gpt.ptx import tokens, tree
 from gpt.ptx.quick import parse_instruction
 
 _GOES = "|".join(rf"(?<=\bbra{uni}[ \t]{{{blanks}}})" for uni in ("", r"\.uni") for blanks in (1, 2))
-_PARTS = re.compile(  # what has slots
-    rf"(%[A-Za-z_$][\w$]*+|(?<=\+)-?+\d++(?=\])|(?:{_GOES})[A-Za-z_$][\w$]*+)", re.ASCII
+_PARTS = compiled(  # what has slots
+    rf"({tokens.REGISTER}|(?<=\+)-?+\d++(?=\])|(?:{_GOES}){tokens.IDENTIFIER})", re.ASCII
 )
 _FIRST, _COUNT = 0xE000, 6400  # the private use area
 _SLOT = re.compile(f"%?([{chr(_FIRST)}-{chr(_FIRST + _COUNT - 1)}])")

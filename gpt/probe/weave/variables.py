@@ -33,12 +33,12 @@ from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement
+from gpt.ptx.types import STORED, integer
 
 CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module may take
 _OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
 _WORD = compiled(r"\.\w+", re.ASCII)
-_TYPE = compiled(r"\.(?:[busf]|bf|e\dm)(8|16|32|64|128)(x2)?\Z", re.ASCII)
-_COUNT = compiled(r"0[xX][\da-fA-F]{1,16}|[1-9]\d{0,18}", re.ASCII)
+_VECTORS = {".v2": 2, ".v4": 4, ".v8": 8}
 _BRACES = compiled(r"\{[^{}]*\}")
 _OWN = compiled(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
 _OPCODE = compiled(rf"(?:{tokens.GUARD})?+{tokens.OPCODE}{tokens.MODIFIERS}", re.ASCII)
@@ -137,8 +137,8 @@ class Variables:
             node = parse_declaration(text, partial(self.module.where, item.start))
             specifiers = [specifier.word for specifier in node.specifiers]
             for one in node.declarators:
-                dimensions = ["" if dimension is None else str(dimension) for dimension in one.dimensions]
-                yield one.name, _Declared(item, space, _size(specifiers, dimensions), ".extern" in words)
+                counts = [integer(str(dimension)) for dimension in one.dimensions]
+                yield one.name, _Declared(item, space, _size(specifiers, counts), ".extern" in words)
 
     def _check(self) -> None:
         module = self.module
@@ -256,13 +256,9 @@ class Variables:
                 yield found[0], *found.span()
 
 
-def _size(specifiers: list[str], dimensions: list[str]) -> int | None:
+def _size(specifiers: list[str], counts: list[int | None]) -> int | None:
     """Bytes of a variable, None if its declaration does not say."""
-    types = [found for word in specifiers if (found := _TYPE.match(word))]
-    if not types or not all(map(_COUNT.fullmatch, dimensions)):
-        return None
-    size = int(types[0][1]) // 8 * (2 if types[0][2] else 1)
-    size *= next((int(word[2:]) for word in specifiers if re.fullmatch(r"\.v[248]", word)), 1)
-    for dimension in dimensions:
-        size *= int(dimension, 0)
-    return size if size < 1 << 64 else None
+    size = next((STORED[word[1:]] for word in specifiers if word[1:] in STORED), 0)
+    for count in (*(_VECTORS.get(word, 1) for word in specifiers), *counts):
+        size *= count or 0
+    return size if 0 < size < 1 << 64 else None
