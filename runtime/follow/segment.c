@@ -31,7 +31,8 @@
 struct chunk {
     struct chunk *next;
     unsigned char *data; // mapped
-    uint64_t number;
+    uint64_t at;         // in the file
+    uint32_t size;
     uint32_t taken; // bytes of records that were passed on
     struct rows *rows;
     bool over; // what follows is of a process that told of itself after the end, or is not to be trusted
@@ -42,7 +43,7 @@ struct segment {
     uint64_t pid, born, began;
     struct tail *tail;
     struct chunk *chunks;
-    uint64_t known; // chunks that were mapped
+    uint64_t known; // bytes of the file whose chunks were mapped
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -127,7 +128,7 @@ static void take_record(struct segment *segment, struct chunk *chunk, struct cur
     }
     body.end = cursor->at;
     size_t size = (size_t)(cursor->at - start);
-    if (is(kind, "header") && chunk->number) {
+    if (is(kind, "header") && chunk->at) {
         chunk->over = true;
     } else if (is(kind, "end")) {
         take_end(segment, body, map.number);
@@ -146,10 +147,10 @@ static void take_record(struct segment *segment, struct chunk *chunk, struct cur
 }
 
 static bool take_records(struct segment *segment, struct chunk *chunk, struct output *output) {
-    static unsigned char copy[CHUNK_SIZE];
+    static unsigned char copy[CHUNK_MAX];
     uint32_t used =
         be32toh(atomic_load_explicit((_Atomic uint32_t *)(chunk->data + CHUNK_USED), memory_order_acquire));
-    if (used > CHUNK_SIZE - CHUNK_HEAD - CHUNK_TAIL || used < chunk->taken)
+    if (used > chunk->size - CHUNK_HEAD - CHUNK_TAIL || used < chunk->taken)
         return true;
     const unsigned char *mapped = chunk->data + CHUNK_HEAD + chunk->taken;
     memcpy(copy, mapped, used - chunk->taken);
@@ -170,31 +171,46 @@ static bool take_records(struct segment *segment, struct chunk *chunk, struct ou
 // Chunks
 
 static struct tail *tail_of(const struct chunk *chunk) {
-    return (void *)(chunk->data + CHUNK_SIZE - CHUNK_TAIL);
+    return (void *)(chunk->data + chunk->size - CHUNK_TAIL);
 }
 
-static unsigned char *map_chunk(int file, uint64_t number) {
+// The chunk at an offset of the file, if it is there by now.
+static struct chunk *map_chunk(int file, uint64_t at) {
     struct stat status;
-    off_t at = (off_t)(number * CHUNK_SIZE);
-    if (fstat(file, &status) || status.st_size < at + (off_t)CHUNK_SIZE)
+    _Alignas(8) unsigned char head[CHUNK_HEAD];
+    uint32_t size;
+    if (pread(file, head, CHUNK_HEAD, (off_t)at) != CHUNK_HEAD || !(size = chunk_size(head)) ||
+        fstat(file, &status) || (uint64_t)status.st_size < at + size)
         return NULL;
-    void *data = mmap(NULL, CHUNK_SIZE, PROT_READ, MAP_SHARED, file, at);
-    return data == MAP_FAILED ? NULL : data;
+    void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, file, (off_t)at);
+    struct chunk *chunk = data == MAP_FAILED ? NULL : malloc(sizeof(*chunk));
+    if (chunk)
+        *chunk = (struct chunk){.data = data, .at = at, .size = size};
+    else if (data != MAP_FAILED)
+        munmap(data, size);
+    return chunk;
 }
 
-// Maps chunks that the process took meanwhile. One that is not allocated yet comes the next time.
-static void find_chunks(struct segment *segment) {
-    uint64_t count = atomic_load(&segment->tail->ticket) & ~ENDED;
+// Maps chunks that the process took meanwhile. One that is not there yet comes the next time; if the process
+// is `dead` it never does, and what follows it is looked for.
+static void find_chunks(struct segment *segment, bool dead) {
+    struct stat status;
+    uint64_t end = atomic_load(&segment->tail->ticket) & ~ENDED;
+    if (dead && !fstat(segment->file, &status) && (uint64_t)status.st_size < end)
+        end = (uint64_t)status.st_size;
     struct chunk **at = &segment->chunks;
     while (*at)
         at = &(*at)->next;
-    while (segment->known < count && segment->mapped < MAX_CHUNKS) {
-        struct chunk *chunk = calloc(1, sizeof(*chunk));
-        if (!chunk || !(chunk->data = map_chunk(segment->file, segment->known))) {
-            free(chunk);
+    while (segment->known < end && segment->mapped < MAX_CHUNKS) {
+        struct chunk *chunk = map_chunk(segment->file, segment->known);
+        if (!chunk && !dead)
             return;
+        if (!chunk) {
+            off_t data = lseek(segment->file, (off_t)segment->known + CHUNK_PAGE, SEEK_DATA);
+            segment->known = data < 0 ? end : (uint64_t)data / CHUNK_PAGE * CHUNK_PAGE;
+            continue;
         }
-        chunk->number = segment->known++;
+        segment->known += chunk->size;
         segment->mapped++;
         *at = chunk;
         at = &chunk->next;
@@ -203,26 +219,23 @@ static void find_chunks(struct segment *segment) {
 
 static void drop_chunk(struct segment *segment, struct chunk *chunk) {
     rows_free(chunk->rows);
-    munmap(chunk->data, CHUNK_SIZE);
-    if (chunk->number) // its blocks are of use to others now; the first has the tail
-        fallocate(segment->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  (off_t)(chunk->number * CHUNK_SIZE), CHUNK_SIZE);
+    munmap(chunk->data, chunk->size);
+    if (chunk->at) // its blocks are of use to others now; the first has the tail
+        fallocate(segment->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->at, chunk->size);
     segment->mapped--;
     free(chunk);
 }
 
 struct segment *segment_open(const char *path) {
     int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    unsigned char *data = file < 0 ? NULL : map_chunk(file, 0);
-    struct segment *segment = data ? calloc(1, sizeof(*segment)) : NULL;
-    struct chunk *chunk = segment ? calloc(1, sizeof(*chunk)) : NULL;
-    if (chunk && atomic_load((_Atomic uint32_t *)(data + CHUNK_USED))) {
-        chunk->data = data;
-        *segment = (struct segment){.file = file, .chunks = chunk, .known = 1, .mapped = 1};
+    struct chunk *chunk = file < 0 ? NULL : map_chunk(file, 0);
+    struct segment *segment = chunk ? calloc(1, sizeof(*segment)) : NULL;
+    if (segment && atomic_load(&tail_of(chunk)->ticket)) {
+        *segment = (struct segment){.file = file, .chunks = chunk, .known = chunk->size, .mapped = 1};
         segment->tail = tail_of(chunk);
         segment->pid = atomic_load(&segment->tail->pid);
         segment->born = atomic_load(&segment->tail->born);
-        struct cursor body = {data + CHUNK_HEAD, data + CHUNK_SIZE, false};
+        struct cursor body = {chunk->data + CHUNK_HEAD, chunk->data + chunk->size, false};
         struct value map = read_value(&body);
         for (uint64_t i = 0; map.type == MAP && i < map.number && !body.bad; i++) {
             struct value key = take_value(&body), value = take_value(&body);
@@ -231,8 +244,8 @@ struct segment *segment_open(const char *path) {
         }
         return segment;
     }
-    if (data)
-        munmap(data, CHUNK_SIZE);
+    if (chunk)
+        munmap(chunk->data, chunk->size);
     if (file >= 0)
         close(file);
     free(chunk);
@@ -273,11 +286,11 @@ bool segment_lives(const struct segment *segment) {
 }
 
 // The rest of it: the process, or at least its trace, has come to an end.
-static enum step finish(struct segment *segment, struct output *output) {
+static enum step finish(struct segment *segment, struct output *output, bool dead) {
     uint64_t known;
     do {
         known = segment->known;
-        find_chunks(segment);
+        find_chunks(segment, dead);
         for (struct chunk *chunk = segment->chunks; chunk; chunk = chunk->next)
             if (!take_records(segment, chunk, output))
                 return STEP_FAILED;
@@ -311,7 +324,7 @@ enum step segment_step(struct segment *segment, struct output *output, bool dead
         uint32_t used = atomic_load((_Atomic uint32_t *)(chunk->data + CHUNK_USED));
         bool whole = chunk->taken == be32toh(used); // before that, rows of records behind are unknown
         segment->row_records += rows_take(&chunk->rows, &segment->rows, closed && whole, &segment->failed);
-        if (closed && whole && chunk->number) {
+        if (closed && whole && chunk->at) {
             *at = chunk->next;
             drop_chunk(segment, chunk);
         } else
@@ -319,7 +332,7 @@ enum step segment_step(struct segment *segment, struct output *output, bool dead
         if ((more = segment->rows.size > MAX_ROWS))
             break;
     }
-    find_chunks(segment);
+    find_chunks(segment, false);
     for (struct chunk *chunk = segment->chunks; chunk; chunk = chunk->next)
         if (!take_records(segment, chunk, output))
             return STEP_FAILED;
@@ -331,5 +344,5 @@ enum step segment_step(struct segment *segment, struct output *output, bool dead
     }
     if (more)
         return STEP_MORE;
-    return dead || segment->ended ? finish(segment, output) : STEP_WAIT;
+    return dead || segment->ended ? finish(segment, output, dead) : STEP_WAIT;
 }

@@ -74,13 +74,12 @@ static bool new_batch(struct thread *thread, enum layout layout) {
     if (hook_writing)
         return false;
     int error = errno;
-    hook_keep_queries(thread);
     hook_writing = true;
     struct batch *batch = &thread->batches[layout];
     uint32_t count = batch->rows;
     unsigned char *rows = NULL;
     struct gpt_buffer buffer;
-    for (int try = 0; try < 2 && !rows && hook_open(&buffer, try); try++) {
+    for (int try = 0; try < TRIES && !rows && hook_open(&buffer, try); try++) {
         struct gpt_calls calls = {
             .thread = thread->tid,
             .fields = {layouts[layout].items, layouts[layout].count},
@@ -283,6 +282,8 @@ uint64_t hook_enter(struct frame *frame) {
     if (LIKELY(thread)) {
         if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
             hook_announce(slot);
+        if (UNLIKELY(slot->flags & SLOT_SYNC))
+            hook_make_spare(thread);
         if (slot->layout == LAYOUT_LAUNCH)
             frame->counter = hook_counter(thread, frame->launch.function);
         if (slot->flags & SLOT_RECORDED)
@@ -329,8 +330,10 @@ static void count(struct frame *frame, struct thread *thread) {
 }
 
 static bool is_mapped(const struct thread *thread, const struct row *row) {
-    return (uintptr_t)row - (uintptr_t)thread->chunk < CHUNK_SIZE ||
-           (thread->previous && (uintptr_t)row - (uintptr_t)thread->previous < CHUNK_SIZE);
+    bool found = (uintptr_t)row - (uintptr_t)thread->chunk.start < thread->chunk.size;
+    for (int i = 0; i < EARLIER && !found; i++)
+        found = (uintptr_t)row - (uintptr_t)thread->earlier[i].start < thread->earlier[i].size;
+    return found;
 }
 
 // The call that began last of those that have not returned. Where one of the same layout returned within it
@@ -357,7 +360,7 @@ void hook_leave(struct frame *frame) {
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     if (slot->flags & SLOT_QUERY && thread)
-        hook_count_query(slot);
+        hook_count_query(thread, slot, frame->start);
     else if (slot->layout == LAYOUT_LAUNCH && thread && done)
         count(frame, thread);
     struct row *row = frame->row;

@@ -1,20 +1,36 @@
-// A trace on disk, as the library writes it and the helper of live streams follows it: chunks of one size,
-// each a msgpack record {kind: "chunk", used: ...., data: ....}. gpt-stream(5) says the rest.
+// A trace on disk, as the library writes it and the helper of live streams follows it: chunks, one after the
+// other, each a msgpack record {kind: "chunk", used: ...., data: ....}. gpt-stream(5) says the rest.
 
 #ifndef GPT_CHUNK_H
 #define GPT_CHUNK_H
 
-#define CHUNK_SHIFT 19 // log2 of the size of every chunk of a trace, its head included
-
-#ifndef __ASSEMBLER__
-
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
-#define CHUNK_SIZE (1u << CHUNK_SHIFT)
-#define CHUNK_HEAD 34 // bytes before a chunk's data
-#define CHUNK_USED 20 // where the word `used` is
+#define CHUNK_PAGE 4096u       // chunks begin at multiples of it, and have whole ones
+#define CHUNK_MAX (512u << 10) // bytes of one at most
+#define CHUNK_HEAD 36          // bytes before a chunk's data
+#define CHUNK_USED 20          // where the word `used` is
+#define CHUNK_LENGTH 32        // where the length of `data` is; written last: before that there is no chunk
 #define CHUNK_TAIL sizeof(struct tail)
+
+// Texts in a longer form than they need: so both words are aligned.
+#define CHUNK_START                                                                                          \
+    "\x83\xd9\x04kind\xd9\x05"                                                                               \
+    "chunk\xa4used\xce\0\0\0\0\xda\0\x04"                                                                    \
+    "data\xc6"
+
+// The bytes of a chunk by its head, 0 if it is not one.
+static inline uint32_t chunk_size(const unsigned char *head) {
+    uint32_t length = __builtin_bswap32(
+        atomic_load_explicit((_Atomic uint32_t *)(head + CHUNK_LENGTH), memory_order_acquire));
+    bool same =
+        !__builtin_memcmp(head, CHUNK_START, CHUNK_USED) &&
+        !__builtin_memcmp(head + CHUNK_USED + 4, CHUNK_START + CHUNK_USED + 4, CHUNK_LENGTH - CHUNK_USED - 4);
+    uint32_t size = length + CHUNK_HEAD;
+    return same && length <= CHUNK_MAX - CHUNK_HEAD && size && size % CHUNK_PAGE == 0 ? size : 0;
+}
 
 // What processes share: it lies at the end of a chunk, in bytes that hold no records. All of it is used in
 // the first chunk of a file, `closed` in the others.
@@ -22,11 +38,11 @@ struct tail {
     _Atomic uint64_t records; // of the segment
     _Atomic uint64_t pid;     // whose file it is
     _Atomic uint64_t born;    // when that process began, in clock ticks since boot: a pid may come again
-    _Atomic uint64_t ticket;  // number of the file's next chunk
+    _Atomic uint64_t run;     // of gpt-hook: a random number
+    _Atomic uint64_t ticket;  // where the file's next chunk begins; 0: the rest is not filled in yet
     _Atomic uint64_t closed;  // nobody writes to this chunk any more
 };
 
 #define ENDED (1ull << 63) // in the ticket: the segment that owns the file has its end
 
-#endif
 #endif

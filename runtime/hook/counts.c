@@ -14,42 +14,59 @@
     }
 static const struct gpt_field LAUNCHES[3] = COUNTS("function"), QUERIES[3] = COUNTS("api");
 
-#define ROWS_A_CHUNK 20000
-_Static_assert(ROWS_A_CHUNK * sizeof(struct count) + 1024 < CHUNK_SIZE, "they fit");
-
 static struct slot *query_of(uint64_t key) {
     return key - (uint64_t)hook_slots < sizeof(hook_slots) ? (struct slot *)key : NULL;
+}
+
+// Rows are numbered through a list of chunks, the first of 4 KiB.
+
+static uint32_t rows_in(unsigned chunk) {
+    return (uint32_t)((hook_chunk_size(chunk) - CHUNK_HEAD - CHUNK_TAIL - 256) / sizeof(struct count));
+}
+
+// The chunk that has the row, whose number becomes that within it.
+static unsigned chunk_of(uint32_t *row) {
+    unsigned chunk = 0;
+    for (; *row >= rows_in(chunk); chunk++)
+        *row -= rows_in(chunk);
+    return chunk;
+}
+
+static struct count *make_rows(bool query, unsigned number) {
+    struct mapped chunk = hook_new_chunk(hook_chunk_size(number));
+    if (!chunk.start)
+        return NULL;
+    struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};
+    struct gpt_counts queries = {.fields = {QUERIES, 3}, .stride = sizeof(struct count)};
+    unsigned char *start = chunk.start + CHUNK_HEAD;
+    struct gpt_buffer buffer = {start, chunk.start + chunk.size - CHUNK_TAIL, false};
+    if (query)
+        gpt_pack_counts(&buffer, &queries);
+    else
+        gpt_pack_launches(&buffer, &launches);
+    struct count *expected = NULL;
+    struct count *rows =
+        (struct count *)hook_grow_rows(&buffer, start, rows_in(number) * sizeof(struct count));
+    // Where two threads meet here, the second one's chunk stays empty.
+    if (!atomic_compare_exchange_strong(&hook_live->counts[query][number], &expected, rows))
+        return expected;
+    hook_set_used(chunk.start, (uint32_t)(buffer.at - start));
+    atomic_fetch_add(&hook_live->tail->records, 1);
+    return rows;
 }
 
 // A row that nobody has.
 static struct count *new_row(uint64_t key, uint32_t id) {
     bool query = query_of(key);
-    uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1), number = index / ROWS_A_CHUNK;
+    uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1);
+    unsigned number = chunk_of(&index);
     if (number >= MAX_COUNT_CHUNKS)
         return NULL;
-    unsigned char *_Atomic *place = &hook_live->counts[query][number];
-    if (!atomic_load(place)) {
-        unsigned char *chunk = hook_new_chunk();
-        if (!chunk)
-            return NULL;
-        struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};
-        struct gpt_counts queries = {.fields = {QUERIES, 3}, .stride = sizeof(struct count)};
-        struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
-        if (query)
-            gpt_pack_counts(&buffer, &queries);
-        else
-            gpt_pack_launches(&buffer, &launches);
-        unsigned char *expected = NULL, *rows = hook_grow_rows(&buffer, chunk + CHUNK_HEAD,
-                                                               ROWS_A_CHUNK * sizeof(struct count));
-        // Where two threads meet here, the second one's chunk stays empty.
-        if (atomic_compare_exchange_strong(place, &expected, rows)) {
-            hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-            atomic_fetch_add(&hook_live->tail->records, 1);
-        }
-    }
-    struct count *row = (struct count *)atomic_load(place) + index % ROWS_A_CHUNK;
-    row->id = id;
-    return row;
+    struct count *rows = atomic_load(&hook_live->counts[query][number]);
+    if (!rows && !(rows = make_rows(query, number)))
+        return NULL;
+    rows[index].id = id;
+    return &rows[index];
 }
 
 // The table
@@ -119,16 +136,16 @@ void hook_count(struct count *row, uint64_t now) {
 }
 
 uint32_t hook_newest_launch(void) {
-    uint32_t newest = 0, rows = atomic_load(&hook_live->count_rows[0]);
+    uint32_t newest = 0;
     uint64_t latest = 0;
-    for (uint32_t i = 0; i < rows && i < MAX_COUNT_CHUNKS * ROWS_A_CHUNK; i++) {
-        const struct count *row = (struct count *)atomic_load(&hook_live->counts[0][i / ROWS_A_CHUNK]);
-        if (!row)
-            continue;
-        uint64_t first = atomic_load_explicit(&row[i % ROWS_A_CHUNK].first, memory_order_relaxed);
-        if (first > latest) {
-            latest = first;
-            newest = row[i % ROWS_A_CHUNK].id;
+    for (unsigned number = 0; number < MAX_COUNT_CHUNKS; number++) {
+        const struct count *rows = atomic_load(&hook_live->counts[0][number]);
+        for (uint32_t i = 0; rows && i < rows_in(number); i++) {
+            uint64_t first = atomic_load_explicit(&rows[i].first, memory_order_relaxed);
+            if (first > latest) {
+                latest = first;
+                newest = rows[i].id;
+            }
         }
     }
     return newest;
@@ -164,41 +181,20 @@ bool hook_count_second(uint64_t unused, uint64_t key) {
 
 // Queries
 
-// A stub counts them here, once the first was looked at; when the thread begins a batch of calls, and when it
-// ends, they go to rows.
-TLS uint32_t hook_queries[MAX_QUERIES]; // the first stands for those that have no place, and stays 0
-
-static struct slot *_Atomic query_slots[MAX_QUERIES];
-static _Atomic uint32_t queries_used = 1;
-
-void hook_count_query(struct slot *slot) {
+// Once the first of a thread was looked at here, a stub counts the others in its row.
+void hook_count_query(struct thread *thread, struct slot *slot, uint64_t now) {
+    static _Atomic uint32_t used = 1;
     if (!slot->query) { // two threads may each give it a place: then one stays unused
-        uint32_t number = atomic_fetch_add(&queries_used, 1);
+        uint32_t number = atomic_fetch_add(&used, 1);
         if (number >= MAX_QUERIES) {
-            atomic_store(&queries_used, MAX_QUERIES);
+            atomic_store(&used, MAX_QUERIES);
             __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
             return;
         }
-        atomic_store(&query_slots[number], slot);
         __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
     }
-    hook_queries[slot->query]++;
+    struct count *row = hook_counter(thread, (uint64_t)slot);
+    if (row)
+        hook_count(row, now);
+    thread->queries[slot->query] = row;
 }
-
-void hook_keep_queries(struct thread *thread) {
-    for (uint32_t i = 1, used = atomic_load(&queries_used); i < used && i < MAX_QUERIES; i++) {
-        struct slot *slot = atomic_load(&query_slots[i]);
-        if (!hook_queries[i] || !slot)
-            continue;
-        struct count *row = hook_counter(thread, (uint64_t)slot);
-        if (row) {
-            uint64_t count = atomic_load_explicit(&row->count, memory_order_relaxed);
-            if (!count)
-                atomic_store_explicit(&row->first, hook_now(), memory_order_relaxed);
-            atomic_store_explicit(&row->count, count + hook_queries[i], memory_order_relaxed);
-        }
-        hook_queries[i] = 0;
-    }
-}
-
-void hook_forget_queries(void) { memset(hook_queries, 0, sizeof(hook_queries)); }

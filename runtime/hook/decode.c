@@ -264,11 +264,10 @@ bool hook_is_old(const char *name) {
 // What is put into a stream and runs there; and what waits for that.
 static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     const char *type = hook_type(slot);
-    bool copy = !strcmp(type, "memcpy") || !strcmp(type, "memset");
-    if ((slot->layout == LAYOUT_LAUNCH || (copy && slot->layout == LAYOUT_MEMORY) ||
-         !strcmp(name, "cuGraphLaunch")))
-        return SLOT_WATCHED | SLOT_TIMED | (copy && !strstr(name, "Async") ? SLOT_SYNC : 0);
-    return !strcmp(type, "sync") ? SLOT_WATCHED | SLOT_SYNC : 0;
+    bool copy = (!strcmp(type, "memcpy") || !strcmp(type, "memset")) && slot->layout == LAYOUT_MEMORY;
+    bool waits = !strcmp(type, "sync") || (copy && !strstr(name, "Async"));
+    bool runs = copy || slot->layout == LAYOUT_LAUNCH || !strcmp(name, "cuGraphLaunch");
+    return (waits ? SLOT_SYNC : 0) | (runs ? SLOT_TIMED : 0);
 }
 
 void hook_describe(struct slot *slot, const char *symbol) {
@@ -299,8 +298,8 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
     if (slot->words < STACK_WORDS)
         flags |= SLOT_SCALAR;
-    if (hook_gpu_time)
-        flags |= gpu_flags(slot, name);
+    uint32_t gpu = gpu_flags(slot, name);
+    flags |= hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
     // What waits for the GPU tells what happened there: hook_leave looks at it.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)

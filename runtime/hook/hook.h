@@ -39,7 +39,7 @@
 #define SLOT_QUERY 16
 #define SLOT_SCALAR 32  // no argument and no result is in a vector register
 #define SLOT_TIMED 64   // what it puts into a stream is timed on the GPU
-#define SLOT_SYNC 128   // when it returns, what was timed has probably ended
+#define SLOT_SYNC 128   // waits for the GPU: when it returns, what was timed has probably ended
 #define SLOT_LEAN 256   // a call is a row of time and result, and nothing else
 #define SLOT_BEFORE 512 // it has a handler before the call
 #define SLOT_AFTER 1024 // and one after any call
@@ -53,9 +53,11 @@
 #define LIVE_PID 0
 #define THREAD_PID 0
 #define THREAD_CHUNK 8
-#define THREAD_PREVIOUS 16
-#define THREAD_NEXT 32 // of the batch of plain rows
-#define THREAD_END 40
+#define THREAD_NEXT 24 // of the batch of plain rows
+#define THREAD_END 32
+#define THREAD_EARLIER 144
+#define THREAD_QUERIES 208
+#define EARLIER 4 // chunks of a thread that stay mapped beside the one that it writes
 
 #define FRAME_SIZE 352
 #define FRAME_ARGS 0
@@ -68,8 +70,6 @@
 #define FRAME_ANSWER 264
 #define STACK_WORDS 32 // copied for a function whose number of arguments is not known
 
-#include "chunk.h"
-
 #ifndef __ASSEMBLER__
 
 #include <pthread.h>
@@ -80,6 +80,7 @@
 #include <sys/types.h>
 
 #include "calm.h"
+#include "chunk.h"
 #include "objects.h"
 #include "records.h"
 
@@ -162,7 +163,7 @@ struct slot {
     const char *symbol;         // as the program asked for it
     const struct known *known;
     int8_t words;  // of stack arguments, an even number; STACK_WORDS where it is not known
-    uint8_t query; // its place in hook_queries
+    uint8_t query; // its place in the queries of a thread
     char pad[6];
 };
 _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
@@ -266,13 +267,12 @@ struct live {
     _Atomic uint32_t state; // see trace.c
     _Atomic uint32_t modules, functions, pool_lock;
     struct tail *tail;
-    uint64_t device, inode; // of the file
     struct timeline *_Atomic timelines;
     char path[4096];
-    struct thread *pool;                                // of threads that are gone
-    unsigned char *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries
-    _Atomic uint32_t count_rows[2];                     // that are given out
-    _Atomic uint64_t devices;                           // bits of those that have a record
+    struct thread *pool;                               // of threads that are gone
+    struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries: rows, by chunk
+    _Atomic uint32_t count_rows[2];                    // that are given out
+    _Atomic uint64_t devices;                          // bits of those that have a record
     _Atomic uint32_t libraries;
     uint64_t libraries_added; // what the dynamic linker had counted
     _Atomic uint32_t scanning;
@@ -323,12 +323,19 @@ struct counter {                // of a thread's table: open addressing
     struct reference reference; // to that
 };
 
+struct mapped { // a chunk; all zero if there is none
+    unsigned char *start;
+    size_t size;
+};
+
 struct thread {
-    uint32_t pid, tid;       // pid is that of struct live, else this is the state of another process
-    unsigned char *chunk;    // mapped
-    unsigned char *previous; // the one before it, still mapped: calls in flight have rows there
-    uint32_t used;           // bytes of the chunk's data
+    uint32_t pid, tid; // pid is that of struct live, else this is the state of another process
+    struct mapped chunk;
     struct batch batches[LAYOUTS];
+    struct mapped earlier[EARLIER];     // the newest first: calls in flight have rows there
+    struct count *queries[MAX_QUERIES]; // by slot->query; the first stands for none
+    struct mapped spare;                // the next chunk, if it was made before it is needed
+    uint32_t used;                      // bytes of the chunk's data
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
     struct timeline *timelines;
@@ -337,7 +344,8 @@ struct thread {
 
 _Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread, pid) == THREAD_PID &&
                    offsetof(struct thread, chunk) == THREAD_CHUNK &&
-                   offsetof(struct thread, previous) == THREAD_PREVIOUS &&
+                   offsetof(struct thread, earlier) == THREAD_EARLIER &&
+                   offsetof(struct thread, queries) == THREAD_QUERIES &&
                    offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
                    offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
                "as the stub has it");
@@ -361,13 +369,16 @@ void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
 void hook_say(const char *where, const char *fact, const char *consequence);
 extern TLS bool hook_writing; // a record: a signal handler that comes now writes none
-bool hook_open(struct gpt_buffer *buffer,
-               bool fresh);                 // room for a record, in a fresh chunk if the last had none
+// Room for a record: in the thread's chunk, if that had none in the next one, then in one of the largest.
+enum { TRIES = 3 };
+bool hook_open(struct gpt_buffer *buffer, int try);
 bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
 // After a record whose last value is not bytes: makes them `size` bytes, aligned, that stay as they are,
 // zero. Gives where they begin, or NULL where they do not fit.
 unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
-unsigned char *hook_new_chunk(void); // mapped for ever, or NULL
+struct mapped hook_new_chunk(uint32_t size); // for ever
+uint32_t hook_chunk_size(unsigned step);     // of those of 4 KiB on that grow
+void hook_make_spare(struct thread *thread); // in a call that takes its time anyway
 void hook_set_used(unsigned char *chunk, uint32_t used);
 
 // Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
@@ -377,7 +388,7 @@ void hook_set_used(unsigned char *chunk, uint32_t used);
         struct gpt_buffer buffer_;                                                                           \
         bool done_ = false, nested_ = hook_writing;                                                          \
         hook_writing = true;                                                                                 \
-        for (int try_ = nested_ ? 2 : 0; try_ < 2 && !done_ && hook_open(&buffer_, try_); try_++)            \
+        for (int try_ = nested_ ? TRIES : 0; try_ < TRIES && !done_ && hook_open(&buffer_, try_); try_++)    \
             done_ = gpt_pack_##kind(&buffer_, &record_) && hook_close(&buffer_);                             \
         hook_writing = nested_;                                                                              \
         done_;                                                                                               \
@@ -400,11 +411,8 @@ static inline uint64_t hook_now(void) {
 // counts.c
 struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
 void hook_count(struct count *row, uint64_t now);
-uint32_t hook_newest_launch(void);             // the function that was launched for the first time last, or 0
-extern TLS uint32_t hook_queries[MAX_QUERIES]; // that this thread made and are in no row yet
-void hook_count_query(struct slot *slot);
-void hook_keep_queries(struct thread *thread);
-void hook_forget_queries(void);
+uint32_t hook_newest_launch(void); // the function that was launched for the first time last, or 0
+void hook_count_query(struct thread *thread, struct slot *slot, uint64_t now);
 
 // graphs.c
 extern handler hook_on_instantiate;

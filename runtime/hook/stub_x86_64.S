@@ -121,12 +121,19 @@ look:
     jnz 5f
     call hook_count_second
     jmp 4f
-5:  movq hook_queries@gottpoff(%rip), %rax
-    movzbl SLOT_QUERY_INDEX(%r11), %r10d
-    leaq (%rax, %r10, 4), %r10
-    cmpl $0, %fs:(%r10)             // the first is looked at
-    je 1f
-    incl %fs:(%r10)
+5:  movq hook_thread@gottpoff(%rip), %rax
+    movq %fs:(%rax), %r10
+    testq %r10, %r10
+    jz 1f
+    movq hook_live(%rip), %rax
+    movl LIVE_PID(%rax), %eax
+    cmpl THREAD_PID(%r10), %eax
+    jne 1f
+    movzbl SLOT_QUERY_INDEX(%r11), %eax
+    movq THREAD_QUERIES(%r10, %rax, 8), %rax
+    testq %rax, %rax                // the first is looked at
+    jz 1f
+    incq (%rax)                     // its counter, in the trace
     jmp 9b
 4:  testb %al, %al
     jnz 9b
@@ -244,7 +251,7 @@ lean:
     jz 3f
     movq %rbx, %rcx                 // is the row mapped, and still that of this call?
     subq THREAD_CHUNK(%r10), %rcx
-    cmpq $(1 << CHUNK_SHIFT), %rcx
+    cmpq THREAD_CHUNK + 8(%r10), %rcx
     jae 2f
 1:  cmpq %r12, ROW_START(%rbx)
     jne 3f
@@ -261,13 +268,12 @@ lean:
     .cfi_def_cfa %rsp, 8
     ret
     .cfi_restore_state
-2:  movq THREAD_PREVIOUS(%r10), %rdx
-    testq %rdx, %rdx
-    jz 3b
+2:  .irp i, 0, 1, 2, 3              // EARLIER
     movq %rbx, %rcx
-    subq %rdx, %rcx
-    cmpq $(1 << CHUNK_SHIFT), %rcx
+    subq THREAD_EARLIER + 16 * \i(%r10), %rcx
+    cmpq THREAD_EARLIER + 16 * \i + 8(%r10), %rcx
     jb 1b
+    .endr
     jmp 3b
     .cfi_endproc
     .size lean, . - lean

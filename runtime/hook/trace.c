@@ -1,12 +1,15 @@
-// The trace on disk: a file of chunks of one size, each a msgpack record of its own and mapped into memory.
+// The trace on disk: a file of chunks, each a msgpack record of its own and mapped into memory.
 //
 // A chunk has one writing thread. `used`, an aligned word in it, is stored with release order after the
 // record that it covers, so whoever reads the file, also after SIGKILL, finds whole records only. Chunks are
-// numbered by an atomic counter, the ticket, that lies in the unused tail of the file's first chunk:
-// processes that share a NAME use it to tell of each other. Before a chunk is mapped its blocks are
-// allocated, so that a full disk is an error here and no SIGBUS later. The file is opened for each chunk and
-// closed again: a descriptor that is kept could be closed by the program, and its number be given to a file
-// of the program's own.
+// as large as a thread has shown to need: its first has 4 KiB, the next four times as much. They are given
+// out by an atomic word, the ticket, that lies in the unused tail of the file's first chunk: processes that
+// share a NAME use it to tell of each other. Before a chunk is mapped its blocks are allocated, so that a
+// full disk is an error here and no SIGBUS later. A thread that has used half of a larger chunk makes the
+// next one before a call that waits for the GPU, so that no launch has to.
+//
+// The file stays open, for later it may not be possible to open it again. The program may close what it did
+// not open, and get the number for a file of its own: so before each use it is seen whose number it is.
 //
 // The calls of a thread go into batches, `calls` records that are whole from the start, of rows that are zero
 // until they are used.
@@ -22,6 +25,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,8 +38,6 @@
 #endif
 
 enum { FRESH, STARTING, ON, OFF };
-
-#define PAGE 4096
 
 struct live *hook_live;
 TLS struct thread *hook_thread;
@@ -50,10 +52,14 @@ static pid_t first_pid;      // that loaded this library
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
-// {kind: "chunk", used: ...., data: ....}, two texts in a longer form than they need: so `used` is aligned.
-static const unsigned char HEAD[CHUNK_HEAD] = "\x83\xd9\x04kind\xd9\x05"
-                                              "chunk\xa4used\xce\0\0\0\0\xa4"
-                                              "data\xc6";
+static uint64_t run; // of gpt-hook: which processes share files; 0 without it
+
+// The file, which outlives a fork.
+static struct {
+    _Atomic int number; // its descriptor, if it is that still
+    dev_t device;
+    ino_t inode;
+} opened;
 
 // Errors
 
@@ -73,108 +79,194 @@ void hook_turn_off(const char *where, const char *fact) {
 
 void hook_fail(const char *where, int error) {
     const char *fact = strerrordesc_np(error);
-    bool unread = live_stream && error == ENOENT; // nobody reads it any more
+    bool unread = live_stream && (error == ENOENT || error == ESTALE); // nobody reads it any more
     hook_turn_off(where, unread ? NULL : fact ? fact : "unknown error");
 }
 
-// Chunks
+// The file
 
 static int open_trace(const char *path, int flags) {
     int file;
     do
-        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | flags, 0666);
+        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | flags, 0600);
     while (file < 0 && errno == EINTR);
     return file;
 }
 
-// Gives the chunk blocks on disk, and pages in memory: written to in one go it gets large ones, which are
-// mapped in a quarter of the time (ext4). File systems that cannot allocate do it by being written to.
-static bool allocate(int file, uint64_t number) {
-    off_t at = (off_t)(number * CHUNK_SIZE);
+static bool is_ours(int file, const struct stat *found) {
+    return file >= 0 && found->st_dev == opened.device && found->st_ino == opened.inode;
+}
+
+// Keeps a descriptor, under a number that the program's own files do not reach.
+static int keep_open(int file) {
     struct rlimit limit;
-    if (!getrlimit(RLIMIT_FSIZE, &limit) && (rlim_t)at + CHUNK_SIZE > limit.rlim_cur) {
+    bool small = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur <= 1024;
+    int high = fcntl(file, F_DUPFD_CLOEXEC, small ? (int)(limit.rlim_cur / 4 * 3) : 1000);
+    if (high < 0)
+        return file;
+    close(file);
+    return high;
+}
+
+// The descriptor of the file; -1 with errno set if there is none any more.
+static int find_file(void) {
+    struct stat found;
+    int file = atomic_load(&opened.number);
+    if (fstat(file, &found) || !is_ours(file, &found)) {
+        int again = open_trace(hook_live->path, 0);
+        if (again < 0)
+            return -1;
+        if (fstat(again, &found) || !is_ours(again, &found)) {
+            close(again);
+            errno = ESTALE; // somebody put another file there
+            return -1;
+        }
+        again = keep_open(again);
+        if (atomic_compare_exchange_strong(&opened.number, &file, again))
+            file = again;
+        else
+            close(again); // another thread was here
+    }
+    if (found.st_nlink)
+        return file;
+    errno = ESTALE;
+    return -1;
+}
+
+static void close_file(void) {
+    struct stat found;
+    int file = atomic_load(&opened.number);
+    if (opened.inode && !fstat(file, &found) && is_ours(file, &found))
+        close(file);
+    opened.inode = 0;
+}
+
+// Chunks
+
+uint32_t hook_chunk_size(unsigned step) { return step < 4 ? CHUNK_PAGE << (2 * step) : CHUNK_MAX; }
+
+// The smallest chunk with room for so many bytes of records, or the largest.
+static uint32_t size_for(size_t bytes) {
+    unsigned step = 0;
+    while (hook_chunk_size(step) < CHUNK_MAX && hook_chunk_size(step) - CHUNK_HEAD - CHUNK_TAIL < bytes)
+        step++;
+    return hook_chunk_size(step);
+}
+
+static uint32_t next_size(uint32_t size) {
+    unsigned step = 0;
+    while (hook_chunk_size(step) <= size && hook_chunk_size(step) < CHUNK_MAX)
+        step++;
+    return hook_chunk_size(step);
+}
+
+static struct tail *tail_of(struct mapped chunk) { return (void *)(chunk.start + chunk.size - CHUNK_TAIL); }
+
+static struct gpt_buffer room_in(struct mapped chunk, uint32_t used) {
+    return (struct gpt_buffer){chunk.start + CHUNK_HEAD + used, chunk.start + chunk.size - CHUNK_TAIL, false};
+}
+
+// Gives a chunk blocks on disk, and pages in memory: written to in one go it gets large ones, which are
+// mapped in a quarter of the time (ext4). File systems that cannot allocate do it by being written to.
+static bool allocate(int file, uint64_t at, uint32_t size) {
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && at + size > limit.rlim_cur) {
         errno = EFBIG; // trying brings a signal
         return false;
     }
     int status;
     do
-        status = fallocate(file, 0, at, CHUNK_SIZE);
+        status = fallocate(file, 0, (off_t)at, size);
     while (status && errno == EINTR);
     if (status && errno != EOPNOTSUPP && errno != ENOSYS)
         return false;
-    static char zeros[CHUNK_SIZE]; // never written: one page
-    for (unsigned done = 0; done < CHUNK_SIZE;) {
-        ssize_t size = pwrite(file, zeros, CHUNK_SIZE - done, at + done);
-        if (size < 0 && errno != EINTR)
+    static char zeros[CHUNK_MAX]; // never written: one page
+    struct iovec parts[] = {{(char *)CHUNK_START, CHUNK_LENGTH}, {zeros, size - CHUNK_LENGTH}};
+    for (uint32_t done = 0; done < size;) {
+        ssize_t more = done ? pwrite(file, zeros, size - done, (off_t)(at + done))
+                            : pwritev(file, parts, 2, (off_t)at); // whole, or not at all
+        if (more < 0 && errno != EINTR)
             return false;
-        if (size > 0)
-            done += (unsigned)size;
+        if (more > 0)
+            done += (uint32_t)more;
     }
     return true;
 }
 
-static unsigned char *map_chunk(int file, uint64_t number) {
-    unsigned char *chunk = hook_map(file, CHUNK_SIZE, (off_t)(number * CHUNK_SIZE));
-    if (!chunk)
-        return NULL;
-    madvise(chunk, CHUNK_SIZE,
-            MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
-    memcpy(chunk, HEAD, sizeof(HEAD));
-    uint32_t size = htobe32(CHUNK_SIZE - CHUNK_HEAD);
-    memcpy(chunk + CHUNK_HEAD - 4, &size, 4);
-    return chunk;
+static struct mapped map_chunk(int file, uint64_t at, uint32_t size) {
+    unsigned char *start = hook_map(file, size, (off_t)at);
+    if (!start)
+        return (struct mapped){0};
+    madvise(start, size, MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
+    atomic_store_explicit((_Atomic uint32_t *)(start + CHUNK_LENGTH), htobe32(size - CHUNK_HEAD),
+                          memory_order_release);
+    return (struct mapped){start, size};
 }
 
 void hook_set_used(unsigned char *chunk, uint32_t used) {
     atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
 }
 
-// Takes the next chunk of the file. `flag` is ENDED for the last one.
-static unsigned char *take_chunk(uint64_t flag) {
+// Takes a chunk at the end of the file. `flag` is ENDED for the last one.
+static struct mapped take_chunk(uint32_t size, uint64_t flag) {
     HOOK_CALM;
-    uint64_t number = atomic_load(&hook_live->tail->ticket);
+    struct mapped chunk = {0};
+    uint64_t at = atomic_load(&hook_live->tail->ticket);
     do {
-        if (number & ENDED)
-            return NULL;
-        if (!number) { // a chunk that was being added made the file long again, so no signal came (bus.c)
+        if (at & ENDED)
+            return chunk;
+        if (!at) { // a chunk that was being added made the file long again, so no signal came (bus.c)
             hook_turn_off(hook_live->path, "was truncated");
-            return NULL;
+            return chunk;
         }
-    } while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &number, (number + 1) | flag));
+    } while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &at, (at + size) | flag));
 
-    int file = open_trace(hook_live->path, 0);
-    unsigned char *chunk = NULL;
-    struct stat found;
-    if (file >= 0 && !fstat(file, &found)) {
-        if (found.st_dev != hook_live->device || found.st_ino != hook_live->inode)
-            errno = ESTALE; // somebody put another file there
-        else if (allocate(file, number))
-            chunk = map_chunk(file, number);
+    int before = errno, file = find_file();
+    if (file >= 0 && allocate(file, at, size))
+        chunk = map_chunk(file, at, size);
+    if (!chunk.start)
+        hook_fail(hook_live->path, errno);
+    errno = before;
+    return chunk;
+}
+
+struct mapped hook_new_chunk(uint32_t size) { return take_chunk(size, 0); }
+
+// The next chunk of a thread, of so many bytes at least.
+static struct mapped next_chunk(struct thread *thread, uint32_t size) {
+    struct mapped spare = thread->spare;
+    if (spare.size < size)
+        return take_chunk(size, 0);
+    thread->spare = (struct mapped){0};
+    return spare;
+}
+
+// Smaller ones are made as fast as they are looked for, and most threads end with them.
+void hook_make_spare(struct thread *thread) {
+    size_t size = thread->chunk.size;
+    if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
+        return;
+    struct mapped made = take_chunk(next_size((uint32_t)size), 0);
+    if (hook_thread == thread)
+        thread->spare = made;
+}
+
+static void retire(struct mapped *chunk) {
+    if (chunk->start) {
+        atomic_store_explicit(&tail_of(*chunk)->closed, 1, memory_order_release);
+        hook_unmap(chunk->start, chunk->size);
     }
-    int error = errno;
-    if (file >= 0)
-        close(file);
-    if (!chunk)
-        hook_fail(hook_live->path, error);
-    return chunk;
+    *chunk = (struct mapped){0};
 }
 
-unsigned char *hook_new_chunk(void) {
-    int error = errno;
-    unsigned char *chunk = take_chunk(0);
-    errno = error;
-    return chunk;
-}
-
-static bool use_chunk(struct thread *thread, unsigned char *chunk) {
-    if (!chunk)
+// One of the largest stays mapped after it, or all that are smaller.
+static bool use_chunk(struct thread *thread, struct mapped chunk) {
+    if (!chunk.start)
         return false;
-    if (thread->previous) {
-        struct tail *tail = (void *)(thread->previous + CHUNK_SIZE - CHUNK_TAIL);
-        atomic_store_explicit(&tail->closed, 1, memory_order_release);
-        hook_unmap(thread->previous, CHUNK_SIZE);
-    }
-    thread->previous = thread->chunk;
+    for (int i = thread->chunk.size == CHUNK_MAX ? 0 : EARLIER - 1; i < EARLIER; i++)
+        retire(&thread->earlier[i]);
+    memmove(&thread->earlier[1], &thread->earlier[0], (EARLIER - 1) * sizeof(struct mapped));
+    thread->earlier[0] = thread->chunk;
     thread->chunk = chunk;
     thread->used = 0;
     for (int i = 0; i < LAYOUTS; i++)
@@ -184,23 +276,21 @@ static bool use_chunk(struct thread *thread, unsigned char *chunk) {
 
 // Records
 
-static void set_buffer(const struct thread *thread, struct gpt_buffer *buffer) {
-    unsigned char *chunk = thread->chunk;
-    *buffer = (struct gpt_buffer){chunk + CHUNK_HEAD + thread->used, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
-}
-
-bool hook_open(struct gpt_buffer *buffer, bool fresh) {
+bool hook_open(struct gpt_buffer *buffer, int try) {
     struct thread *thread = hook_this_thread();
     if (!thread)
         return false;
-    if (fresh) {
-        if (!use_chunk(thread, hook_new_chunk()))
+    if (try) {
+        uint32_t size = try > 1 ? CHUNK_MAX : next_size((uint32_t)thread->chunk.size);
+        if (try > 1 && thread->chunk.size == CHUNK_MAX) // the record is larger than that
             return false;
-        set_buffer(thread, buffer);
+        if (!use_chunk(thread, next_chunk(thread, size)))
+            return false;
+        *buffer = room_in(thread->chunk, 0);
         if (hook_has_tsc && gpt_pack_clock(buffer, &(struct gpt_clock){hook_monotonic(), hook_now()}))
             hook_close(buffer);
     }
-    set_buffer(thread, buffer);
+    *buffer = room_in(thread->chunk, thread->used);
     return true;
 }
 
@@ -208,8 +298,8 @@ bool hook_close(struct gpt_buffer *buffer) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(!thread)) // a child that was forked by a signal handler in between
         return false;
-    thread->used = (uint32_t)(buffer->at - thread->chunk - CHUNK_HEAD);
-    hook_set_used(thread->chunk, thread->used);
+    thread->used = (uint32_t)(buffer->at - thread->chunk.start - CHUNK_HEAD);
+    hook_set_used(thread->chunk.start, thread->used);
     atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);
     return true;
 }
@@ -234,7 +324,6 @@ static void leave_thread(void *state) {
     hook_thread = NULL;
     if (thread->pid != atomic_load(&hook_live->pid))
         return;
-    hook_keep_queries(thread);
     if (atomic_exchange(&hook_live->pool_lock, 1))
         return;
     thread->next = hook_live->pool;
@@ -244,7 +333,6 @@ static void leave_thread(void *state) {
 
 static struct thread *new_thread(void) {
     struct thread *thread = NULL;
-    hook_forget_queries();                            // of a parent
     if (!atomic_exchange(&hook_live->pool_lock, 1)) { // it is never waited for
         thread = hook_live->pool;
         if (thread)
@@ -252,7 +340,7 @@ static struct thread *new_thread(void) {
         atomic_store(&hook_live->pool_lock, 0);
     }
     if (!thread) {
-        thread = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        thread = mmap(NULL, sizeof(*thread), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (thread == MAP_FAILED) {
             hook_fail("memory", errno);
             return NULL;
@@ -281,7 +369,7 @@ struct thread *hook_begin_thread(void) {
     struct thread *thread = started ? hook_thread : NULL;
     if (!started && state == ON && (thread = new_thread())) {
         thread->pid = atomic_load(&hook_live->pid);
-        if (thread->chunk || use_chunk(thread, hook_new_chunk()))
+        if (thread->chunk.start || use_chunk(thread, take_chunk(hook_chunk_size(0), 0)))
             hook_thread = thread;
         else
             thread = NULL;
@@ -296,21 +384,6 @@ struct thread *hook_begin_thread(void) {
 // The beginning
 
 static size_t expand(char *path, size_t size) { return gpt_expand_name(template, path, size); }
-
-// Creates the file: NAME, or if this process is not the first there, NAME.PID, NAME.PID.2, ...
-static int create(bool *first) {
-    char *path = hook_live->path;
-    size_t size = sizeof(hook_live->path) - 32, length = expand(path, size);
-    int file = open_trace(path, O_CREAT | O_EXCL);
-    *first = file >= 0;
-    for (int i = 1; file < 0 && errno == EEXIST && i < 1000; i++) {
-        int more = snprintf(path + length, 16, ".%d", getpid());
-        if (i > 1)
-            snprintf(path + length + more, 16, ".%d", i);
-        file = open_trace(path, O_CREAT | O_EXCL);
-    }
-    return file;
-}
 
 // When this process began, in clock ticks since boot.
 static uint64_t read_birth(void) {
@@ -327,9 +400,72 @@ static uint64_t read_birth(void) {
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-static struct tail *map_tail(int file) {
-    unsigned char *page = hook_map(file, PAGE, CHUNK_SIZE - PAGE);
-    return page ? (void *)(page + PAGE - CHUNK_TAIL) : NULL;
+static struct tail *map_tail(int file, uint32_t size) {
+    unsigned char *page = hook_map(file, CHUNK_PAGE, (off_t)size - CHUNK_PAGE);
+    return page ? (void *)(page + CHUNK_PAGE - CHUNK_TAIL) : NULL;
+}
+
+// The trace of another process, or of this one before exec.
+struct other {
+    int file;
+    struct tail *tail;
+};
+
+static void close_other(struct other *other) {
+    hook_unmap((unsigned char *)other->tail + CHUNK_TAIL - CHUNK_PAGE, CHUNK_PAGE);
+    close(other->file);
+}
+
+static bool open_other(struct other *other, const char *path) {
+    *other = (struct other){open_trace(path, O_NONBLOCK), NULL};
+    struct stat found;
+    _Alignas(8) unsigned char head[CHUNK_HEAD];
+    if (other->file >= 0 && !fstat(other->file, &found) && S_ISREG(found.st_mode) &&
+        pread(other->file, head, CHUNK_HEAD, 0) == CHUNK_HEAD) {
+        uint32_t size = chunk_size(head);
+        if (size && found.st_size >= size)
+            other->tail = map_tail(other->file, size);
+    }
+    if (other->tail && atomic_load(&other->tail->ticket))
+        return true;
+    if (other->tail)
+        close_other(other);
+    else if (other->file >= 0)
+        close(other->file);
+    return false;
+}
+
+// Whether the file is a trace that processes of this run write, or an old one of a process that had our pid.
+// Who has created it may still be filling in its tail.
+static bool may_stay(const char *path) {
+    struct other other;
+    int tries = 0;
+    while (!open_other(&other, path) && tries++ < 200)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (tries > 200)
+        return false;
+    bool ours = atomic_load(&other.tail->run) == run || atomic_load(&other.tail->pid) == (uint64_t)getpid();
+    close_other(&other);
+    return ours;
+}
+
+// Creates the file: NAME, or if this process is not the first there, NAME.PID, NAME.PID.2, ...
+static int create(bool *first) {
+    char *path = hook_live->path;
+    size_t size = sizeof(hook_live->path) - 32, length = expand(path, size);
+    int file = open_trace(path, O_CREAT | O_EXCL);
+    *first = file >= 0;
+    if (file < 0 && errno == EEXIST && !may_stay(path)) {
+        hook_turn_off(path, "another run of gpt-hook writes to it, or it is not a trace");
+        return -1;
+    }
+    for (int i = 1; file < 0 && errno == EEXIST && i < 1000; i++) {
+        int more = snprintf(path + length, 16, ".%d", getpid());
+        if (i > 1)
+            snprintf(path + length + more, 16, ".%d", i);
+        file = open_trace(path, O_CREAT | O_EXCL);
+    }
+    return file;
 }
 
 // The command line of this process, at most 64 KiB of it.
@@ -377,31 +513,6 @@ static size_t pack_header(struct gpt_buffer *buffer, bool whole) {
     return gpt_pack_header(buffer, &header);
 }
 
-// The trace of another process, or of this one before exec.
-struct other {
-    int file;
-    struct tail *tail;
-};
-
-static bool open_other(struct other *other, const char *path) {
-    other->tail = NULL;
-    other->file = open_trace(path, O_NONBLOCK);
-    struct stat found;
-    unsigned char head[CHUNK_USED];
-    if (other->file >= 0 && !fstat(other->file, &found) && S_ISREG(found.st_mode) &&
-        found.st_size >= CHUNK_SIZE && pread(other->file, head, CHUNK_USED, 0) == CHUNK_USED &&
-        !memcmp(head, HEAD, CHUNK_USED))
-        other->tail = map_tail(other->file);
-    if (!other->tail && other->file >= 0)
-        close(other->file);
-    return other->tail;
-}
-
-static void close_other(struct other *other) {
-    hook_unmap((unsigned char *)other->tail + CHUNK_TAIL - PAGE, PAGE);
-    close(other->file);
-}
-
 static bool was_ours(const struct other *other) {
     return atomic_load(&other->tail->pid) == (uint64_t)getpid() &&
            atomic_load(&other->tail->born) == read_birth();
@@ -411,13 +522,16 @@ static bool was_ours(const struct other *other) {
 // who we are, and with `end` that nothing more comes.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
     hook_bus_setup();
-    uint64_t number = atomic_fetch_add(&other->tail->ticket, 1);
-    bool ended = number & ENDED;
-    number &= ~ENDED;
-    unsigned char *chunk = allocate(other->file, number) ? map_chunk(other->file, number) : NULL;
-    if (!chunk)
+    uint32_t size = size_for(1024 + (child ? child->path.size : 0));
+    uint64_t at = atomic_fetch_add(&other->tail->ticket, size);
+    bool ended = at & ENDED;
+    at &= ~ENDED;
+    struct mapped chunk = {0};
+    if (allocate(other->file, at, size))
+        chunk = map_chunk(other->file, at, size);
+    if (!chunk.start)
         return;
-    struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
+    struct gpt_buffer buffer = room_in(chunk, 0);
     if (ended)
         pack_header(&buffer, false);
     if (child)
@@ -427,8 +541,8 @@ static void write_other(struct other *other, const struct gpt_child *child, bool
         gpt_pack_end(&buffer, &(struct gpt_end){.records = records + (child != NULL)});
     if (end)
         atomic_fetch_or(&other->tail->ticket, ENDED);
-    hook_set_used(chunk, (uint32_t)(buffer.at - chunk - CHUNK_HEAD));
-    hook_unmap(chunk, CHUNK_SIZE);
+    hook_set_used(chunk.start, (uint32_t)(buffer.at - chunk.start - CHUNK_HEAD));
+    hook_unmap(chunk.start, chunk.size);
 }
 
 // The path of a trace as a record in another one has it: relative to its folder.
@@ -450,6 +564,10 @@ static void announce(bool first) {
     struct other other;
     if (!*to || !strcmp(to, hook_live->path) || !open_other(&other, to))
         return;
+    if (atomic_load(&other.tail->run) != run) {
+        close_other(&other);
+        return;
+    }
     const char *how = was_ours(&other) ? "exec" : last_pid ? "fork" : "spawn";
     struct gpt_child child = {(uint64_t)getpid(), hook_str(how), relative(hook_live->path, to)};
     write_other(&other, &child, false);
@@ -482,32 +600,41 @@ static bool start(void) {
         atomic_store(&hook_live->state, OFF);
         return false;
     }
+    static unsigned char header[96 << 10]; // its command line takes at most 64 KiB
+    struct gpt_buffer buffer = {header, header + sizeof(header), false};
+    size_t length = pack_header(&buffer, true);
+    uint32_t size = size_for(length);
     hook_bus_setup();
+    close_file(); // of who forked us
     bool first;
     int file = create(&first);
+    if (file < 0 && atomic_load(&hook_live->state) == OFF)
+        return false;
     struct stat found;
-    unsigned char *chunk = NULL;
-    if (file >= 0 && !fstat(file, &found) && allocate(file, 0) && (chunk = map_chunk(file, 0)))
-        hook_live->tail = map_tail(file);
-    int error = errno;
-    if (file >= 0)
-        close(file);
+    struct mapped chunk = {0};
+    if (file >= 0 && !fstat(file, &found) && allocate(file, 0, size) &&
+        (chunk = map_chunk(file, 0, size)).start)
+        hook_live->tail = map_tail(file, size);
     struct thread *thread = hook_live->tail ? new_thread() : NULL;
     if (!thread) {
-        hook_fail(hook_live->path, error);
+        hook_fail(hook_live->path, errno);
+        if (file >= 0)
+            close(file);
         return false;
     }
-    hook_live->device = found.st_dev;
-    hook_live->inode = found.st_ino;
-    atomic_store(&hook_live->tail->ticket, 1);
-    atomic_store(&hook_live->tail->pid, (uint64_t)pid);
-    atomic_store(&hook_live->tail->born, read_birth());
+    opened.device = found.st_dev;
+    opened.inode = found.st_ino;
+    atomic_store(&opened.number, keep_open(file));
     use_chunk(thread, chunk);
+    thread->used = (uint32_t)length;
+    memcpy(chunk.start + CHUNK_HEAD, header, length);
+    hook_set_used(chunk.start, thread->used);
+    struct tail *tail = hook_live->tail;
+    atomic_store(&tail->pid, (uint64_t)pid);
+    atomic_store(&tail->born, read_birth());
+    atomic_store(&tail->run, run);
+    atomic_store(&tail->ticket, size);
 
-    struct gpt_buffer buffer = {chunk + CHUNK_HEAD, chunk + CHUNK_SIZE - CHUNK_TAIL, false};
-    pack_header(&buffer, true);
-    thread->used = (uint32_t)(buffer.at - chunk - CHUNK_HEAD);
-    hook_set_used(chunk, thread->used);
     announce(first);
     last_pid = pid;
     strcpy(last_path, hook_live->path);
@@ -528,9 +655,7 @@ void hook_finish(unsigned status) {
     int error = errno;
     hook_scan_libraries();
     struct thread *thread = hook_this_thread();
-    if (thread)
-        hook_keep_queries(thread);
-    if (thread && use_chunk(thread, take_chunk(ENDED))) {
+    if (thread && use_chunk(thread, take_chunk(hook_chunk_size(0), ENDED))) {
         if (hook_has_tsc)
             HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
         HOOK_WRITE(end, .records = atomic_load(&hook_live->tail->records), .status = status);
@@ -543,6 +668,7 @@ void hook_finish(unsigned status) {
 // In the child of fork. Its calls in flight are the parent's to finish.
 static void forget(void) {
     madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED);
+    close_file();
     hook_thread = NULL;
 }
 
@@ -552,6 +678,8 @@ void hook_trace_setup(void) {
     first_pid = getpid();
     template = getenv("GPT_HOOK_OUTPUT");
     live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
+    const char *number = getenv("GPT_HOOK_RUN");
+    run = number ? strtoull(number, NULL, 16) : 0;
     struct live *live =
         mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (live == MAP_FAILED)

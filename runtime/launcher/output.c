@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,16 +35,29 @@ static bool is_trace(const char *path) {
     return same;
 }
 
-// Removes the traces that an earlier run left: FILE, and those of its other processes, FILE.PID.
-static void remove_old(const char *path) {
+static void refuse_written(const char *path) {
+    struct segment *segment = segment_open(path);
+    bool written = segment && segment_lives(segment);
+    if (segment)
+        segment_close(segment);
+    if (written)
+        fail(BAD, path, "another run writes to it; wait for its end, or choose another file");
+}
+
+static void remove_one(const char *path) {
     if (unlink(path) && errno != ENOENT)
         fail(BAD, path, "%s", strerror(errno));
+}
+
+// The traces that an earlier run left: FILE, and those of its other processes, FILE.PID.
+static void each_old(const char *path, void (*visit)(const char *path)) {
     char folder[PATH_MAX], other[2 * PATH_MAX];
     snprintf(folder, sizeof(folder), "%s", path);
     char *name = strrchr(folder, '/');
     *name++ = '\0';
     size_t size = strlen(name);
     DIR *entries = opendir(*folder ? folder : "/");
+    visit(path);
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         const char *rest = entry->d_name + size;
         if (strncmp(entry->d_name, name, size) || *rest != '.' || !rest[1] ||
@@ -51,7 +65,7 @@ static void remove_old(const char *path) {
             continue;
         snprintf(other, sizeof(other), "%s/%s", folder, entry->d_name);
         if (is_trace(other))
-            unlink(other);
+            visit(other);
     }
     if (entries)
         closedir(entries);
@@ -68,7 +82,8 @@ static void prepare_output(const char *output, bool force) {
             fail(BAD, path, "not a regular file");
         if (!force)
             fail(BAD, path, "exists; -f overwrites it");
-        remove_old(path);
+        each_old(path, refuse_written);
+        each_old(path, remove_one);
     }
     // Better to say it now than from within the command.
     char *slash = strrchr(path, '/'), kept = slash[1];
@@ -84,6 +99,11 @@ static void set_output(const char *template) {
     expand(template, path);
     setenv("GPT_HOOK_OUTPUT", template, 1);
     setenv("GPT_HOOK_ROOT", path, 1);
+    uint64_t run = 0; // processes of one run share FILE, others keep away
+    if (getrandom(&run, sizeof(run), 0) != sizeof(run))
+        run = (uint64_t)getpid();
+    snprintf(path, sizeof(path), "%016lx", run);
+    setenv("GPT_HOOK_RUN", path, 1);
 }
 
 // The traces go to a private folder, and a helper makes them one stream.

@@ -15,9 +15,11 @@ static void put(int file, const void *data, size_t size, uint64_t at) {
         abort();
 }
 
-static void put_used(int file, uint64_t chunk, uint32_t used) {
-    used = htobe32(used);
-    put(file, &used, sizeof(used), chunk * CHUNK_SIZE + CHUNK_USED);
+static uint64_t ends[MOST + 1]; // of the chunks, from the second entry on
+
+static void put_word(int file, unsigned chunk, uint64_t at, uint32_t word) {
+    word = htobe32(word);
+    put(file, &word, sizeof(word), ends[chunk] + at);
 }
 
 // What is passed on can be read, whatever it was made of.
@@ -36,9 +38,6 @@ static void check_stream(int stream) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const char head[] = "\x83\xd9\x04kind\xd9\x05"
-                               "chunk\xa4used\xce\0\0\0\0\xa4"
-                               "data\xc6\0\x07\xff\xde";
     static int file = -1;
     if (file < 0) {
         snprintf(trace, sizeof(trace), "trace-%d", getpid());
@@ -51,8 +50,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     unsigned count = 1 + data[0] % MOST, doing = data[1];
     const uint8_t *at = data + 2, *end = data + size, *records[MOST];
     uint32_t used[MOST] = {0};
-    if (ftruncate(file, count * (off_t)CHUNK_SIZE))
-        abort();
     for (unsigned i = 0; i < count; i++) {
         if (end - at >= 2) {
             used[i] = at[0] | (uint32_t)at[1] << 8;
@@ -61,12 +58,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         used[i] = used[i] < (size_t)(end - at) ? used[i] : (uint32_t)(end - at);
         records[i] = at;
         at += used[i];
-        put(file, head, CHUNK_HEAD, i * (uint64_t)CHUNK_SIZE);
-        put(file, records[i], used[i], i * (uint64_t)CHUNK_SIZE + CHUNK_HEAD);
-        put_used(file, i, i && doing & 1 ? 0 : used[i]);
+        uint32_t size = 4 * CHUNK_PAGE;
+        while (size - CHUNK_HEAD - CHUNK_TAIL < used[i] || (i == 1 && size < (doing & 64 ? CHUNK_MAX : 0)))
+            size *= 2;
+        ends[i + 1] = ends[i] + size;
+        if (ftruncate(file, (off_t)ends[i + 1]))
+            abort();
+        put(file, CHUNK_START, CHUNK_LENGTH, ends[i]);
+        put_word(file, i, CHUNK_LENGTH, i == 1 && doing & 128 ? 0 : size - CHUNK_HEAD);
+        put(file, records[i], used[i], ends[i] + CHUNK_HEAD);
+        put_word(file, i, CHUNK_USED, i && doing & 1 ? 0 : used[i]);
     }
-    struct tail tail = {.pid = 1, .ticket = doing & 2 ? UINT64_MAX : count};
-    put(file, &tail, sizeof(tail), CHUNK_SIZE - CHUNK_TAIL);
+    struct tail tail = {.pid = 1, .ticket = doing & 2 ? UINT64_MAX : ends[count]};
+    put(file, &tail, sizeof(tail), ends[1] - CHUNK_TAIL);
 
     struct segment *segment = segment_open(trace);
     if (!segment)
@@ -76,15 +80,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (unsigned i = 0; i < count; i++) { // rows are filled in, chunks closed, `used` may say anything
         uint64_t closed = 1, word = 77;
         for (size_t j = 0; j < 4 && (doing & 4) && used[i]; j++)
-            put(file, &word, sizeof(word),
-                i * (uint64_t)CHUNK_SIZE + CHUNK_HEAD + ((size_t)doing * 131 + 64 * j) % used[i]);
-        put_used(file, i,
+            put(file, &word, sizeof(word), ends[i] + CHUNK_HEAD + ((size_t)doing * 131 + 64 * j) % used[i]);
+        put_word(file, i, CHUNK_USED,
                  doing & 8    ? UINT32_MAX - doing
-                 : doing & 16 ? CHUNK_SIZE - CHUNK_HEAD - CHUNK_TAIL
+                 : doing & 16 ? (uint32_t)(ends[i + 1] - ends[i] - CHUNK_HEAD - CHUNK_TAIL)
                               : used[i]);
         if (i && doing & 32)
-            put(file, &closed, sizeof(closed),
-                i * (uint64_t)CHUNK_SIZE + CHUNK_SIZE - CHUNK_TAIL + offsetof(struct tail, closed));
+            put(file, &closed, sizeof(closed), ends[i + 1] - CHUNK_TAIL + offsetof(struct tail, closed));
     }
     for (int i = 0; i < 50 && step != STEP_DONE && step != STEP_FAILED; i++)
         step = segment_step(segment, &output, i > 1);

@@ -261,7 +261,7 @@ def test_a_pid_that_comes_again_ends_nothing(tmp_path):
     hooked.run(tmp_path / "t.mp", program)
     data = bytearray((tmp_path / "t.mp").read_bytes())
     script = "os.execv('/bin/true', ['true'])"
-    tail = (512 << 10) - 40
+    tail = 36 + int.from_bytes(data[32:36], "big") - 48  # of the first chunk
     time.sleep(0.05)  # times of birth are told in clock ticks
     code = f"""
 import os, struct
@@ -424,21 +424,6 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
     done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source))
     assert done.returncode == 0 and "Stale file handle" in done.stderr
     assert (tmp_path / "t.mp").stat().st_size == 0
-
-
-def test_no_descriptor_is_left_open(tmp_path):
-    source = r"""
-    #include <dirent.h>
-    static int count(void) {
-        int n = 0;
-        DIR *d = opendir("/proc/self/fd");
-        while (readdir(d))
-            n++;
-        closedir(d);
-        return n; }
-    int main(void) { int before = count(); begin(); launch(kernel("foo")); assert(count() == before); }
-    """
-    hooked.traced(tmp_path, source)
 
 
 def test_a_program_without_driver_leaves_no_trace(tmp_path):
