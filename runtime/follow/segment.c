@@ -122,7 +122,7 @@ static void take_record(struct segment *segment, struct chunk *chunk, struct cur
     struct value key = read_value(cursor), kind = read_value(cursor);
     cursor->at = start;
     skip_value(cursor);
-    if (map.type != MAP || !is(key, "kind") || cursor->bad) {
+    if (map.type != MAP || !map.number || !is(key, "kind") || cursor->bad) {
         cursor->bad = true; // the program wrote into its own trace
         return;
     }
