@@ -1,7 +1,7 @@
 """PTX text as a file: it is recognised by its head, which says the version and the target.
 
-The rest is read in gpt/ptx. The pattern does not backtrack (its repetitions are possessive), so that hostile text, and
-C source with many comments, takes time in proportion to its size.
+The rest is read in gpt/ptx, which a test holds this against. The pattern does not backtrack (its repetitions are
+possessive), so that hostile text, and C source with many comments, takes time in proportion to its size.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from gpt.patterns import compiled
 
-_BLANKS = rb"(?>\s++|//[^\n]*+\n|/\*.*?\*/)*+"
+_LINE = rb'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as a preprocessor leaves it
+_BLANKS = rb"(?>\s++|//[^\n]*+|/\*.*?\*/|%b)*+" % _LINE
 _HEAD = compiled(
-    rb"%b\.version\s++(\d{1,4})\.(\d{1,4})(?:%b\.target\s++(sm_\d{1,4}[af]?))?+" % (_BLANKS, _BLANKS), re.DOTALL
+    rb"%b\.version\s++(\d{1,4})\.(\d{1,4})(?!\w)(?:%b\.target(?!\w)%b(sm_\d{1,4}[af]?))?+" % ((_BLANKS,) * 3),
+    re.DOTALL,
 )
 
 

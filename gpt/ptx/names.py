@@ -1,5 +1,9 @@
 """The names that a module defines, without cutting it: gigabytes of text in a second, for what lists libraries.
 
+Compilers write few block comments but a line comment for each inline `asm`, and nothing in strings but paths. So in
+most texts a directive is looked for first, and then for a line comment before it. Where that could be wrong, comments,
+`#line`s and strings are blanked first, as the scanner does.
+
 No pattern here goes back over what it has read (possessive repetition, no repetition over lines): hostile text,
 and innocent C with its many comments, takes time in proportion to its size.
 """
@@ -11,16 +15,19 @@ from collections.abc import Iterator
 from gpt.errors import MalformedError
 from gpt.formats.symbols import SPACE, Contents, Symbol
 from gpt.patterns import compiled
-from gpt.ptx.tokens import COMMENT, LINE_COMMENT, NAME
+from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, WORD
 
 FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE
 MAX_DIRECTIVES = 1 << 18  # that define functions and variables; 2,600 are the most ever seen
 
-_DEFINED = compiled(rf"\.(?:(entry|func)\s++(?:\([^()]*+\)\s*+)?({NAME})|(?:global|const)\s)".encode())
-_DIRECTIVE = compiled(rb"\.(?:entry|func|global|const)\s")  # three times as fast: nothing is captured
-_BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b"*/", b".visible", b".weak", b".common")
-_COMMENT = compiled(rf"{COMMENT}|/\*".encode())
-_LINE_COMMENT = compiled(LINE_COMMENT.encode())
+_WORDS = r"\.(?:entry|func|global|const)(?=[\s(/#])"
+_DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: nothing is captured
+_DEFINED = compiled(
+    rf"\.(?:(entry|func)\s*+(?:{WORD}{ARGUMENT}\s*+){{0,12}}+(?:{RETURNS}\s*+)?+({NAME})|(?:global|const)\s)".encode()
+)
+_BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b".visible", b".weak", b".common")
+_STRING = compiled(rf'"(?:(?:[^"\n/.]++|/(?!/)|(?!{_WORDS})\.)*+"|())'.encode())  # the group: one that may mislead
+_HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".encode())  # an open comment is one
 
 
 def parse_names(text: bytes) -> Contents:
@@ -28,6 +35,21 @@ def parse_names(text: bytes) -> Contents:
 
     Functions come once each: they may be declared before they are defined.
     """
+    block_comment = b"*" in text and b"/*" in text  # the first is the quicker search
+    if not block_comment and not any(found.lastindex for found in _STRING.finditer(text)):
+        try:
+            return _parse(text)
+        except _HiddenNameError:
+            pass
+    return _parse(_HIDDEN.sub(b"\n", text), blanked=True)
+
+
+class _HiddenNameError(Exception):
+    """Something stands between a directive and its name, perhaps a comment."""
+
+
+def _parse(text: bytes, blanked: bool = False) -> Contents:
+    """The names in a text that has line comments at most. Raises _HiddenNameError if they were not blanked."""
     functions: dict[bytes, dict[str, Symbol]] = {b"entry": {}, b"func": {}}
     variables, room = 0, SPACE + len(text)
     for at in _iter_directives(text):
@@ -39,23 +61,21 @@ def parse_names(text: bytes) -> Contents:
                 room -= FUNCTION
                 if room < 0:
                     raise MalformedError("PTX: more functions than its text can define")
-        elif found and text[max(0, at - 32) : at].rstrip(b" \t").endswith(_BEFORE_VARIABLE):
-            variables += 1
+        elif found:
+            variables += text[max(0, at - 32) : at].rstrip(b" \t").endswith(_BEFORE_VARIABLE)
+        elif not blanked:
+            raise _HiddenNameError
     return Contents(list(functions[b"entry"].values()), list(functions[b"func"].values()), variables)
 
 
 def _iter_directives(text: bytes) -> Iterator[int]:
-    """Where `.entry`, `.func`, `.global` and `.const` stand outside of comments, and a blank after them.
-
-    Compilers write few block comments but a line comment for each inline `asm`: if there are no block comments,
-    it is seen to only whether a line that has a directive has a comment before it.
-    """
-    if b"*" in text and b"/*" in text:  # the first is the quicker search
-        yield from _iter_outside(text, _iter_comments(text))
-        return
+    """Where `.entry`, `.func`, `.global` and `.const` stand outside of line comments."""
     line = done = 0  # where the line begins; how far it was searched for comments
     comment = False  # whether one began on it
-    for at in _iter_candidates(text):
+    for count, found in enumerate(_DIRECTIVE.finditer(text)):
+        if count >= MAX_DIRECTIVES:
+            raise MalformedError(f"PTX: over {MAX_DIRECTIVES} functions and variables")
+        at = found.start()
         start = text.rfind(b"\n", done, at) + 1
         if start:
             line, comment = start, False
@@ -63,30 +83,3 @@ def _iter_directives(text: bytes) -> Iterator[int]:
         done = at
         if not comment:
             yield at
-
-
-def _iter_candidates(text: bytes) -> Iterator[int]:
-    """The same, those in comments too."""
-    for count, found in enumerate(_DIRECTIVE.finditer(text)):
-        if count >= MAX_DIRECTIVES:
-            raise MalformedError(f"PTX: over {MAX_DIRECTIVES} functions and variables")
-        yield found.start()
-
-
-def _iter_outside(text: bytes, comments: Iterator[tuple[int, int]]) -> Iterator[int]:
-    """Those that are in none of the comments."""
-    start, end = next(comments, (len(text), len(text)))
-    for at in _iter_candidates(text):
-        while end <= at:
-            start, end = next(comments, (len(text), len(text)))
-        if start > at:
-            yield at
-
-
-def _iter_comments(text: bytes) -> Iterator[tuple[int, int]]:
-    """Where each comment begins and ends. One that is never closed is none."""
-    for found in _COMMENT.finditer(text):
-        if found[0] == b"/*":  # nor is a later one closed
-            yield from (line.span() for line in _LINE_COMMENT.finditer(text, found.end()))
-            return
-        yield found.span()

@@ -43,15 +43,15 @@ def _block(inner: str) -> str:
 
 _VALUE = r"\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}"  # 4 dimensions
 _TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
-_ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"
-_RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"
-_SPECIFIER = rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{_ARGUMENT}\s*+"
+_SPECIFIER = (
+    rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{tokens.ARGUMENT}\s*+"
+)
 
 # An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
 _ITEM = compiled(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
-        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{_RETURNS}\s*+)?+ (?P<fname>{_NAME})
+        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{tokens.RETURNS}\s*+)?+ (?P<fname>{_NAME})
         (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
     | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
     | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++

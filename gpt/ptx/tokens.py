@@ -28,6 +28,8 @@ NUMBER = (
 FRACTION = r"\.\d++[eE][-+]\d++(?![\w$])"
 DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one may stand
 STRING = r'"[^"]*+"'
+ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"  # of a specifier
+RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # what a function returns
 DWARF = r"@@DWARF[^\n]*+"
 MARK = r"<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^?:!~=@,;(){}\[\]]"
 

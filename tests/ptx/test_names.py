@@ -1,10 +1,14 @@
 """The names of a module, whatever its text, and that they are those of the scanner."""
 
+from itertools import cycle
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt.errors import MalformedError
+from gpt.formats.ptxtext import find_head
 from gpt.ptx.names import parse_names
 from gpt.ptx.scan import scan_module
 
@@ -14,7 +18,7 @@ SHAPES = Path(__file__).with_name("shapes.ptx").read_bytes()
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from([
     b".version 8.0\n", b".entry ", b".func ", b"(", b")", b"name", b" ", b"\n", b"//", b"/*", b"*/", b".visible ",
-    b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0",
+    b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0", b".func", b".entry", b"#line 1 ",
 ]), max_size=60))  # fmt: skip
 def test_any_text(parts):
     text = b"".join(parts)
@@ -47,3 +51,48 @@ def test_names_are_those_of_the_scanner():
     for kind, found in ("entry", contents.kernels), ("func", contents.functions):
         names = dict.fromkeys(item.name for item in module.items if item.kind == kind)
         assert [symbol["name"] for symbol in found] == list(names)
+
+
+def assert_same(text):
+    """That the scanner, if it takes a module, and those who only look at it see the same."""
+    contents, head = parse_names(text), find_head(text)
+    try:
+        module = scan_module(text)
+        version, target = module.version, module.target
+    except MalformedError:
+        return False
+    for kind, found in ("entry", contents.kernels), ("func", contents.functions):
+        assert [symbol["name"] for symbol in found] == list(
+            dict.fromkeys(item.name for item in module.items if item.kind == kind)
+        )
+    assert head
+    assert (head.version, head.target or "sm_0") == (version, f"sm_{target}")
+    return True
+
+
+BLANKS = st.sampled_from([
+    b" ", b"\n", b"/**/", b"// c\n", b"/* .entry no */", b"// .entry no\n", b'/* " */', b'// "\n', b"// /*\n",
+    b"/*//*/", b'\n# 3 "x.cu"\n', b'\n#line 3 "x.cu" 1 2\n', b'\n# 3 "/*"\n', b'\n# 3 "//"\n',
+    b'\n# 3 ".entry no"\n',
+])  # fmt: skip
+HEAD = [b".version 8.0", b".target", b"sm_90"]
+ITEMS = [
+    b".visible .entry k ( .param .u64 p ) { ret; }", b".weak .entry l {  }", b".entry  m() ;",
+    b".func f() {}", b".func ( .reg .b32 r ) g () {}", b".extern .func (.param .align 4 .b8 r[4]) h(.param .b64 a) ;",
+    b".func .attribute(.unified(1,2)) (.reg .b32 r) i() {}", b".global .u32 x ;",
+    b'.file 1 "/a//b.cu" ', b'.file 1 "/*" ', b'.file 2 "*/" ', b'.file 3 ".entry no()" ', b'.pragma "a\n.func no()" ;',
+    b".section .s { .b8 1 }",
+]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(BLANKS, max_size=3), st.lists(st.sampled_from(ITEMS), max_size=5), st.lists(BLANKS, min_size=9))
+def test_who_only_looks_at_a_module_sees_what_the_scanner_does(before, items, blanks):
+    assert_same(b"".join(before) + b" ".join(HEAD + items))
+    parts = [*HEAD, *b" ".join(items).split(b" ")]
+    assert_same(b"".join(before) + b"".join(part + blank for part, blank in zip(parts, cycle(blanks), strict=False)))
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_of_these_items_is_one_to_the_scanner(item):
+    assert assert_same(b" ".join([*HEAD, item]))
