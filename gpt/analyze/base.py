@@ -151,10 +151,14 @@ class _Passage:
         self._process: Process | None = None  # of the segment that is open
         self._begun = False
         self._news = False  # since the last answer
+        self._kinds: set[str] = set()  # of all records
+        self._told = False  # whether a stage before has reported an error
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
         kind = record["kind"]
+        self._kinds.add(kind)
+        self._told |= kind == "diag" and record.get("level") == "error"
         match kind:
             case "header":
                 self._begin(record)
@@ -225,5 +229,8 @@ class _Passage:
             return
         for path in absent:
             self._write(self._stage.warn(path, "the trace of a child is absent and not counted", path))
+        idle = self._kinds - {"header", "end", "diag"} and not self._kinds & (self._analysis.kinds | {"answer", "sync"})
+        if idle and not (self._told or self._stage.faults):
+            self._write(self._stage.error(GptError("no calls in the stream: 'gpt-hook run' records some")))
         self._write_answer()
         self._write_end()

@@ -121,9 +121,10 @@ def render(lines: Callable[[int], Iterator[Text]]) -> str:
 
     from rich.console import Console
 
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=os.isatty(1) or None, highlight=False, markup=False, emoji=False)
-    for line in lines(screen_width()):
+    file, width = io.StringIO(), screen_width()
+    terminal = os.isatty(1) or None
+    console = Console(file=file, width=width, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+    for line in lines(width):
         safe = line if line.plain.isprintable() else Text(printable(line.plain))  # whoever forgot it
         console.print(safe, soft_wrap=True)
     return file.getvalue()

@@ -9,7 +9,7 @@ def human(size: float) -> str:
     """Bytes in binary units, three digits."""
     size = round(size)
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while value >= 1000 and len(units) > 1:
+    while abs(value) >= 1000 and len(units) > 1:
         value /= 1024
         units.pop(0)
     return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
@@ -34,7 +34,8 @@ def human_share(share: float) -> str:
 
 def human_time(ns: float) -> str:
     """A duration with three digits: `12ns`, `3.14ms`, `86400s`."""
-    unit, scale = next((u for u in TIMES if ns < 999.5 * u[1]), TIMES[-1])
-    value = ns / scale
-    digits = 0 if unit == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
+    size = abs(ns)
+    unit, scale = next((u for u in TIMES if size < 999.5 * u[1]), TIMES[-1])
+    value, size = ns / scale, size / scale
+    digits = 0 if unit == "ns" or size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:.{digits}f}{unit}"

@@ -57,6 +57,8 @@ def ptx_probe(
 
     if not probe:
         raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
+    if show and (kernel or filter_ or count or relocatable or table or json or from_json):
+        raise UsageError("--show can be combined with -p and --no-verify only")
     loaded = load_all(probe)
     if not no_verify:
         for file in loaded:

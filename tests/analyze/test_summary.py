@@ -434,3 +434,20 @@ def test_the_wildest_rows_are_no_fault():
             done = subprocess.run(["gpt-analyze", command, "--json"], input=data, capture_output=True, timeout=60)
             assert (done.returncode, done.stderr) == (0, b"")
             assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("command", ["summary", "events"])
+def test_a_stream_without_calls_is_named_as_one(command):
+    library = records.make("library", path="libfoo.so", size=1)
+    fact = "gpt-analyze: error: no calls in the stream: 'gpt-hook run' records some\n"
+    failed = records.make("diag", level="error", where="libfoo.so", text="truncated")
+    for segment, expected in (
+        ([library], (1, fact)),
+        ([library, failed], (0, "")),
+        ([library, records.make("sync", id=1)], (0, "")),
+        ([], (0, "")),
+        ([library, *APIS], (0, "")),
+    ):
+        args = ["gpt-analyze", command]
+        done = subprocess.run(args, input=forge.pack(forge.trace(*segment)), capture_output=True, check=False)
+        assert (done.returncode, done.stderr.decode()) == expected

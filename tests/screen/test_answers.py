@@ -78,6 +78,19 @@ def test_markdown_means_what_it_shows_and_is_short():
     assert "<b>" not in text.replace("`a\\|b'c\\n<b>", "") and text.endswith("\n*There is more than fits.*\n")
 
 
+@pytest.mark.parametrize("form", ["md", "csv"])
+def test_a_report_loses_no_other_answer_for_one_that_is_malformed(form):
+    report, bad = AnswerReport(form), answer([("t", "text", {})], [("x",)] * 3, name="bad")
+    assert report.add(answer([("t", "text", {})], [("y",)], name="good")) is None
+    assert report.add(bad | {"rows": bad["rows"][:8] + b"\7\0\0\0"}) == "answer: column 't' has text 7 of 1"
+    assert "y" in report.text() and "x" not in report.text()
+
+
+def test_numbers_below_zero_have_units_too():
+    columns = [(unit, "i64", {"unit": unit}) for unit in ("ns", "bytes")]
+    assert [line.split() for line in table(answer(columns, [(-3_140_000, -2048)]))][1] == ["-3.14ms", "-2", "KiB"]
+
+
 def test_a_report_has_the_last_answer_of_each_name_and_names_what_is_wrong():
     report = AnswerReport("csv")
     for value in (1, 2):

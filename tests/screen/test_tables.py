@@ -7,10 +7,11 @@ import shutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.text import Text
 
 from gpt import messages, packed, records, stream
 from gpt.printable import shorten
-from gpt.screen.grid import Grid, screen_width
+from gpt.screen.grid import Grid, render, screen_width
 from gpt.screen.tables import LibraryTables
 from tests.stages.contract import STAGES, run
 
@@ -228,6 +229,7 @@ def test_the_grid_is_as_wide_as_it_may_be(monkeypatch):
             assert screen_width() == width
         else:
             assert 1 <= screen_width() <= 160
+        assert render(lambda _: iter([Text("a line")])) == "a line\n"
     source = random.Random(1)
     for width in (80, 120, 160):
         grid = Grid("a", "b", "n", texts=2, paths=True)

@@ -296,3 +296,6 @@ def test_what_is_not_shown(probe_file, tmp_path):
     assert (two.status, two.err) == (2, "gpt-ptx-probe: error: --show prints one probe file: give -p once\n")
     stream = run("gpt-ptx-probe", "-p", probe_file, "--show", "in.mp")
     assert (stream.status, stream.err) == (2, "gpt-ptx-probe: error: in.mp: --show reads no stream\n")
+    for option in ("--json", "--table", "--count", "-c", "--kernel=k"):
+        other = run("gpt-ptx-probe", "-p", probe_file, "--show", option)
+        assert (other.status, other.out) == (2, b"") and "--show can be combined with" in other.err
