@@ -25,7 +25,7 @@ _DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: nothing is captur
 _DEFINED = compiled(
     rf"\.(?:(entry|func)\s*+(?:{WORD}{ARGUMENT}\s*+){{0,12}}+(?:{RETURNS}\s*+)?+({NAME})|(?:global|const)\s)".encode()
 )
-_BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b".visible", b".weak", b".common")
+_BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b'"', b".visible", b".weak", b".common")
 _STRING = compiled(rf'"(?:(?:[^"\n/.]++|/(?!/)|(?!{_WORDS})\.)*+"|())'.encode())  # the group: one that may mislead
 _HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".encode())  # an open comment is one
 
@@ -41,7 +41,7 @@ def parse_names(text: bytes) -> Contents:
             return _parse(text)
         except _HiddenNameError:
             pass
-    return _parse(_HIDDEN.sub(b"\n", text), blanked=True)
+    return _parse(_HIDDEN.sub(lambda found: b'""' if found[0].startswith(b'"') else b"\n", text), blanked=True)
 
 
 class _HiddenNameError(Exception):
