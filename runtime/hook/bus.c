@@ -15,8 +15,6 @@
 
 #include "hook.h"
 
-static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
-static void (*(*real_signal)(int, void (*)(int)))(int);
 static struct sigaction dispositions[2]; // of the program
 static _Atomic unsigned current;
 static _Atomic bool installed;
@@ -73,7 +71,7 @@ static void handle(int signal, siginfo_t *info, void *context) {
     if (theirs.sa_handler == SIG_IGN && info->si_code <= 0)
         return;
     if (theirs.sa_handler == SIG_DFL || theirs.sa_handler == SIG_IGN) {
-        real_sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+        hook_real_sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
         if (info->si_code <= 0) // else the fault comes again
             syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, info);
         return;
@@ -90,37 +88,29 @@ static bool install(const struct sigaction *theirs, struct sigaction *before) {
         ours.sa_mask = theirs->sa_mask;
         ours.sa_flags = SA_SIGINFO | (theirs->sa_flags & (SA_ONSTACK | SA_RESTART | SA_NODEFER));
     }
-    return !real_sigaction(SIGBUS, &ours, before);
+    return !hook_real_sigaction(SIGBUS, &ours, before);
 }
 
 // A sanitizer calls them before it is ready for code of its own.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
-EARLY static void find_real_functions(void) {
-    if (!hook_real_dlsym)
-        hook_find_real();
-    real_signal = (void (*(*)(int, void (*)(int)))(int))hook_real_dlsym(RTLD_NEXT, "signal");
-    real_sigaction =
-        (int (*)(int, const struct sigaction *, struct sigaction *))hook_real_dlsym(RTLD_NEXT, "sigaction");
-}
-
 // Called by the thread that begins a trace.
 void hook_bus_setup(void) {
     struct sigaction theirs;
-    if (!real_sigaction)
-        find_real_functions();
-    if (atomic_load(&installed) || real_sigaction(SIGBUS, NULL, &theirs))
+    if (!hook_real_sigaction)
+        hook_find_real();
+    if (atomic_load(&installed) || hook_real_sigaction(SIGBUS, NULL, &theirs))
         return;
     dispositions[0] = theirs;
     atomic_store(&installed, install(&theirs, NULL));
 }
 
 EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
-    if (!real_sigaction)
-        find_real_functions();
+    if (!hook_real_sigaction)
+        hook_find_real();
     // A vfork child has dispositions of its own, and our memory.
     if (signal != SIGBUS || !installed || hook_in_vfork)
-        return real_sigaction(signal, action, before);
+        return hook_real_sigaction(signal, action, before);
     unsigned now = atomic_load(&current);
     struct sigaction old = dispositions[now];
     if (action) {
@@ -137,10 +127,10 @@ EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct si
 
 __attribute__((no_sanitize("address", "thread", "undefined")))
 EXPORT void (*signal(int signal, void (*handler)(int)))(int) {
-    if (!real_signal)
-        find_real_functions();
+    if (!hook_real_signal)
+        hook_find_real();
     if (signal != SIGBUS || !installed || hook_in_vfork)
-        return real_signal(signal, handler);
+        return hook_real_signal(signal, handler);
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
     sigaddset(&action.sa_mask, signal);
     return sigaction(signal, &action, &before) ? SIG_ERR : before.sa_handler;

@@ -1,6 +1,5 @@
 // The ways in which a process ends by itself; each writes the end of its trace.
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -32,9 +31,8 @@ EXPORT _Noreturn void _Exit(int status) { _exit(status); }
 // Handlers are not told the status.
 EXPORT _Noreturn void quick_exit(int status) {
     quick_status = status;
-    if (!hook_real_dlsym)
+    if (!hook_real_quick_exit)
         hook_find_real();
-    void (*real)(int) = (void (*)(int))hook_real_dlsym(RTLD_NEXT, "quick_exit");
-    real(status);
+    hook_real_quick_exit(status);
     __builtin_unreachable();
 }

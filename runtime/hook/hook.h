@@ -15,7 +15,8 @@
 //   ioctl.c        what the driver asks the kernel for
 //   nvtx.c         ranges and marks of the program
 //   libs.c         the shared libraries of the process, the devices
-//   replaced.c     which of them were replaced
+//   linker.c       what the dynamic linker loaded, and its symbols
+//   maps.c         what is mapped, as the kernel says it
 //   bus.c          its mappings, and who truncates them
 //   exits.c        how a process ends
 //   trace.c        the file: chunks, one writing thread each
@@ -73,6 +74,7 @@
 #ifndef __ASSEMBLER__
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -258,8 +260,9 @@ struct library {
     } segments[MAX_SEGMENTS];
     unsigned count;
     const char *path;
-    const char *replaces; // the path that the program knows, where it is another one
-    uint64_t mapping;     // a digest of the line of /proc/self/maps that it was seen in
+    const char *replaces;  // the path that the program knows, where it is another one
+    uint64_t mapping;      // a digest of where it begins
+    uint64_t end, dynamic; // of all segments; of its dynamic section
 };
 
 struct live {
@@ -274,7 +277,7 @@ struct live {
     _Atomic uint32_t count_rows[2];                    // that are given out
     _Atomic uint64_t devices;                          // bits of those that have a record
     _Atomic uint32_t libraries;
-    uint64_t libraries_added; // what the dynamic linker had counted
+    _Atomic bool unmapped; // some may have been closed since they were looked for
     _Atomic uint32_t scanning;
     uint32_t paths_used;
     struct library library[MAX_LIBRARIES];
@@ -363,7 +366,6 @@ static inline struct thread *hook_this_thread(void) {
 }
 
 void hook_trace_setup(void);
-bool hook_is_forked(void);                    // since the library was loaded
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
@@ -452,7 +454,14 @@ bool hook_setup(void);
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void *hook_driver_function(const char *symbol);  // the real one, or NULL
 bool hook_driver_is_simulated(void);
+// The functions of libc behind those that this library defines. All are found when it is set up, or before,
+// if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold while it
+// waits for the thread that calls.
 extern void *(*hook_real_dlsym)(void *, const char *);
+extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
+extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
+extern void (*(*hook_real_signal)(int, void (*)(int)))(int);
+extern void (*hook_real_quick_exit)(int);
 void hook_find_real(void);
 extern handler hook_on_get_proc_address;
 
@@ -475,9 +484,11 @@ void hook_on_failure(struct frame *frame);
 
 // libs.c
 void hook_scan_libraries(void);
+void hook_before_close(const void *handle);
 bool hook_peek(const void *from, void *into, size_t size); // memory that the program may have given back
-bool hook_is_readable(const void *start, size_t size);     // all of it
-const char *hook_find_library(const void *address);        // whose code or data it is in, or NULL
+bool hook_peek_text(const char *from, char *into, size_t size);
+bool hook_is_readable(const void *start, size_t size); // all of it
+const char *hook_find_library(const void *address);    // whose code or data it is in, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 void hook_see_device(int device); // writes its record
 
@@ -497,10 +508,35 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
 // ioctl.c
 void hook_ioctl_setup(void);
 
-// replaced.c
-const char *hook_read_maps(void); // /proc/self/maps, until it is read again; one thread at a time
-void hook_begin_replaced(void);
-bool hook_find_replaced(const void *address, const char *path, char *buffer, size_t buffer_size);
+// linker.c
+#define MAX_LINKED 8192 // libraries that are looked at: a list that changes may have no end
+struct linked {
+    uintptr_t address, dynamic; // what is added to addresses in the file; the dynamic section
+    const char *name;           // a path, "" for the program
+    const void *map, *next, *other;
+    unsigned index, name_space; // from 1 on; of dlmopen
+    uintptr_t end;              // set by hook_linked_of, unless it is the program
+};
+void hook_linker_setup(void);
+bool hook_is_glibc(void);
+bool hook_next_linked(struct linked *linked); // from {0} on
+bool hook_linked_at_start(const struct linked *linked);
+bool hook_comes_after_us(const struct linked *linked);
+bool hook_is_driver(const struct linked *linked);                      // by its soname
+bool hook_linked_of(const void *address, struct linked *linked);       // what an address is in
+void *hook_function_in(const struct linked *linked, const char *name); // or NULL
+void *hook_next_function(const char *name);                            // what RTLD_NEXT is to us, or NULL
+void hook_each_function(const struct linked *linked,
+                        void (*see)(void *state, uintptr_t address, const char *name), void *state);
+
+// maps.c
+struct mapping {
+    uint64_t start, end, offset, inode;
+    const char *path; // until the next one is read
+};
+struct maps *hook_open_maps(void); // NULL without memory: nothing is mapped then
+bool hook_next_mapping(struct maps *maps, struct mapping *mapping);
+void hook_close_maps(struct maps *maps);
 
 // sha256.c
 void hook_sha256(const void *data, size_t size, char hex[65]);

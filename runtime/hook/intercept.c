@@ -12,9 +12,7 @@
 // one.
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <errno.h>
-#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -28,20 +26,27 @@ struct answer {
 };
 
 void *(*hook_real_dlsym)(void *, const char *);
-static int (*real_dlclose)(void *);
+int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
+int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
+void (*(*hook_real_signal)(int, void (*)(int)))(int);
+void (*hook_real_quick_exit)(int);
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
 uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
 void hook_resolve(void);
 
-// A sanitizer asks for symbols before it is ready for code of its own.
+// A sanitizer asks for symbols before it is ready for code of its own. What it asks for then is told in turn.
 __attribute__((no_sanitize("address", "thread", "undefined"))) void hook_find_real(void) {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5"}; // in libc, in libdl before that
-    for (int i = 0; i < 2 && !hook_real_dlsym; i++)
-        hook_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    if (!hook_real_dlsym)
+    hook_linker_setup();
+    hook_real_sigaction = hook_next_function("sigaction");
+    hook_real_signal = hook_next_function("signal");
+    hook_real_ioctl = hook_next_function("ioctl");
+    hook_real_quick_exit = hook_next_function("quick_exit");
+    hook_real_dlclose = hook_next_function("dlclose");
+    hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
+    if (!hook_real_dlsym || !hook_real_dlclose || !hook_real_ioctl || !hook_real_sigaction ||
+        !hook_real_signal)
         abort(); // there is no way to go on, and no libc like that
-    real_dlclose = (int (*)(void *))hook_real_dlsym(RTLD_NEXT, "dlclose");
 }
 
 // Slots of named functions are there before any code runs.
@@ -57,9 +62,10 @@ struct symbol {
 };
 
 struct driver {
-    uintptr_t start, end;         // what it occupies
-    const struct symbol *symbols; // its functions by address
-    size_t count;
+    uintptr_t start, end, dynamic; // what it occupies
+    const void *map;
+    size_t count, room;
+    struct symbol symbols[]; // its functions by address
 };
 
 static _Atomic(struct driver *) the_driver;
@@ -71,88 +77,58 @@ static int by_address(const void *a, const void *b) {
     return strcmp(one->name, two->name);
 }
 
-static const void *dynamic_entry(const struct link_map *map, ElfW(Sxword) tag) {
-    for (const ElfW(Dyn) *entry = map->l_ld; entry && entry->d_tag != DT_NULL; entry++)
-        if (entry->d_tag == tag) // some loaders leave addresses as they are in the file
-            return (void *)(entry->d_un.d_ptr < map->l_addr ? entry->d_un.d_ptr + map->l_addr
-                                                            : entry->d_un.d_ptr);
-    return NULL;
-}
-
-static const char *soname(const struct link_map *map) {
-    const char *strings = dynamic_entry(map, DT_STRTAB);
-    for (const ElfW(Dyn) *entry = map->l_ld; entry && entry->d_tag != DT_NULL; entry++)
-        if (entry->d_tag == DT_SONAME && strings)
-            return strings + entry->d_un.d_val;
-    return "";
-}
-
-static size_t count_symbols(const struct link_map *map) {
-    const uint32_t *hash = dynamic_entry(map, DT_HASH);
-    if (hash)
-        return hash[1];
-    hash = dynamic_entry(map, DT_GNU_HASH);
-    if (!hash)
-        return 0;
-    const uint32_t *buckets = hash + 4 + 2 * hash[2], *chains = buckets + hash[0];
-    uint32_t last = 0;
-    for (uint32_t i = 0; i < hash[0]; i++)
-        last = buckets[i] > last ? buckets[i] : last;
-    if (last < hash[1])
-        return 0;
-    while (!(chains[last - hash[1]] & 1))
-        last++;
-    return last + 1;
-}
-
-// The end of what the library that begins at `start` occupies. dl_iterate_phdr would tell, with a lock that
-// stays taken for ever in the child of a fork that another thread's call was in.
-static uintptr_t find_end(const ElfW(Ehdr) * start, uintptr_t address) {
-    const ElfW(Phdr) *segments = (const void *)((const char *)start + start->e_phoff);
-    uintptr_t end = 0;
-    for (int i = 0; i < start->e_phnum; i++)
-        if (segments[i].p_type == PT_LOAD && address + segments[i].p_vaddr + segments[i].p_memsz > end)
-            end = address + segments[i].p_vaddr + segments[i].p_memsz;
-    return end;
-}
-
 static void *pages(size_t size) {
     void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return found == MAP_FAILED ? NULL : found;
 }
 
-// The driver, if the address lies in it.
-static struct driver *driver_of(void *address) {
-    struct driver *driver = atomic_load(&the_driver);
-    if (driver && (uintptr_t)address - driver->start < driver->end - driver->start)
-        return driver;
-    Dl_info info;
-    struct link_map *map = NULL;
-    if (!dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) || !map ||
-        strncmp(soname(map), "libcuda.so", 10))
-        return NULL;
+static void count_function(void *state, uintptr_t address, const char *name) {
+    (void)address, (void)name;
+    ++*(size_t *)state;
+}
 
-    const ElfW(Sym) *table = dynamic_entry(map, DT_SYMTAB);
-    const char *strings = dynamic_entry(map, DT_STRTAB);
-    size_t count = table && strings ? count_symbols(map) : 0;
-    driver = pages(sizeof(*driver) + count * sizeof(struct symbol));
+static void keep_function(void *state, uintptr_t address, const char *name) {
+    struct driver *driver = state;
+    if (driver->count < driver->room)
+        driver->symbols[driver->count++] = (struct symbol){address, name};
+}
+
+static struct driver *read_driver(const struct linked *linked) {
+    size_t count = 0;
+    hook_each_function(linked, count_function, &count);
+    struct driver *driver = pages(sizeof(*driver) + count * sizeof(struct symbol));
     if (!driver)
         return NULL;
-    struct symbol *symbols = (struct symbol *)(driver + 1);
-    driver->start = map->l_addr;
-    driver->end = find_end(info.dli_fbase, map->l_addr);
-    for (size_t i = 0; i < count; i++)
-        if (ELF64_ST_TYPE(table[i].st_info) == STT_FUNC && table[i].st_shndx)
-            symbols[driver->count++] =
-                (struct symbol){map->l_addr + table[i].st_value, strings + table[i].st_name};
-    qsort(symbols, driver->count, sizeof(*symbols), by_address);
-    driver->symbols = symbols;
+    driver->start = linked->address;
+    driver->end = linked->end;
+    driver->dynamic = linked->dynamic;
+    driver->map = linked->map;
+    driver->room = count;
+    hook_each_function(linked, keep_function, driver);
+    qsort(driver->symbols, driver->count, sizeof(*driver->symbols), by_address);
     atomic_store(&the_driver, driver); // one that it replaces stays, for somebody may be looking at it
     return driver;
 }
 
+// The driver, if the address lies in it.
+static struct driver *driver_of(const void *address) {
+    struct driver *driver = atomic_load(&the_driver);
+    if (driver && (uintptr_t)address - driver->start < driver->end - driver->start)
+        return driver;
+    struct linked linked;
+    return hook_linked_of(address, &linked) && hook_is_driver(&linked) ? read_driver(&linked) : NULL;
+}
+
+static struct driver *find_driver(void) {
+    struct driver *driver = atomic_load(&the_driver);
+    for (struct linked linked = {0}, whole; !driver && hook_next_linked(&linked);)
+        if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole))
+            driver = read_driver(&whole);
+    return driver;
+}
+
 // The exported name of a function, of several the first that is an entry point of the API.
-static const char *symbol_at(const struct driver *driver, void *address) {
+static const char *symbol_at(const struct driver *driver, const void *address) {
     size_t low = 0, high = driver ? driver->count : 0;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -168,7 +144,7 @@ static const char *symbol_at(const struct driver *driver, void *address) {
 }
 
 void *hook_driver_function(const char *symbol) {
-    const struct driver *driver = atomic_load(&the_driver);
+    const struct driver *driver = find_driver();
     for (size_t i = 0; driver && i < driver->count; i++)
         if (!strcmp(driver->symbols[i].name, symbol))
             return (void *)driver->symbols[i].address;
@@ -268,20 +244,22 @@ void hook_on_get_proc_address(struct frame *frame) {
     *function = hook_wrap(*function, symbol);
 }
 
+// The function behind a directly linked stub: what comes after it among what the program began with, else the
+// driver's, else that of a library that was loaded later, which brings its own way to the driver.
+static void *find_real(const char *symbol) {
+    void *real = hook_next_function(symbol);
+    if (!real)
+        real = hook_driver_function(symbol);
+    for (struct linked linked = {0}; !real && hook_next_linked(&linked);)
+        if (!hook_linked_at_start(&linked))
+            real = hook_function_in(&linked, symbol);
+    return real;
+}
+
 uint64_t hook_resolve_slot(struct slot *slot) {
     int error = errno;
     bool early = hook_setup();
-    void *real = hook_real_dlsym(RTLD_NEXT, slot->symbol);
-    if (!real) { // the driver may be in the scope of one library only
-        void *handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        if (handle) {
-            real = hook_real_dlsym(handle, slot->symbol);
-            real_dlclose(handle);
-        }
-    }
-    if (real)
-        driver_of(real);
-    void *expected = (void *)hook_resolve;
+    void *real = find_real(slot->symbol), *expected = (void *)hook_resolve;
     __atomic_compare_exchange_n(&slot->real, &expected, real ? real : (void *)missing, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     errno = error;
@@ -291,84 +269,88 @@ uint64_t hook_resolve_slot(struct slot *slot) {
 // dlsym
 
 // What RTLD_DEFAULT means to the caller, the stubs left out.
-static void *find_default(const char *name, void *caller) {
+static void *find_default(const char *name, const void *caller) {
     void *found = hook_real_dlsym(RTLD_DEFAULT, name); // where a program defines it itself
     if (found && is_stub(found))
-        found = hook_real_dlsym(RTLD_NEXT, name);
-    Dl_info info;
-    struct link_map *map = NULL;
-    if (!found && dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP) && map && *map->l_name) {
-        void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+        found = hook_next_function(name);
+    struct linked linked;
+    if (!found && hook_linked_of(caller, &linked) && *linked.name) {
+        void *handle = dlopen(linked.name, RTLD_LAZY | RTLD_NOLOAD);
         if (handle) {
             found = hook_real_dlsym(handle, name);
-            real_dlclose(handle);
+            hook_real_dlclose(handle);
         }
     }
-    return found ? found : hook_real_dlsym(RTLD_NEXT, name); // for the message that dlerror gives
+    return found ? found
+                 : hook_real_dlsym(RTLD_NEXT, name); // what was made global later; the message for dlerror
 }
 
-// Nothing stands between the program and this library.
-static bool is_program(void *address) {
-    Dl_info info;
-    struct link_map *map = NULL;
-    return !dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) || !map || !*map->l_name;
+// Whether a library gives out functions of the driver as its own: it defines this one, or dlsym.
+static bool is_interposer(const struct linked *linked, const char *name) {
+    return hook_function_in(linked, name) || hook_function_in(linked, "dlsym");
 }
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller) {
     struct answer answer = {NULL, 0};
     hook_setup();
+    if (!hook_live)
+        return answer;
+    struct linked linked;
+    bool in_library = hook_linked_of(caller, &linked) && linked.index > 1;
     // A library that asks for the next function stands between the program and the driver: the call was seen
     // before. Next to the program itself are the stubs; it gets what is next to those.
-    if (handle == RTLD_NEXT && !is_program(caller))
+    if (handle == RTLD_NEXT && in_library)
         return answer;
-    if ((handle == RTLD_NEXT || handle == RTLD_DEFAULT) && !hook_named_slot(name))
+    const struct slot *named = hook_named_slot(name);
+    if ((handle == RTLD_NEXT || handle == RTLD_DEFAULT) && !named)
         return answer;
     answer.given = 1;
     answer.value = handle == RTLD_DEFAULT ? find_default(name, caller) : hook_real_dlsym(handle, name);
-    if (is_stub(answer.value)) // in the scope of the program itself
-        answer.value = hook_real_dlsym(RTLD_NEXT, name);
-    if (answer.value) {
-        int error = errno;
-        if (driver_of(answer.value)) {
-            answer.value = hook_wrap(answer.value, name);
-            hook_this_thread(); // begins the trace
-        }
-        errno = error;
+    if (is_stub(answer.value)) { // in the scope of the program itself
+        void *next = hook_next_function(name);
+        answer.value = next ? next : hook_real_dlsym(RTLD_NEXT, name);
     }
+    // So does one that asks the driver itself, where the program was given its functions in turn.
+    if (!answer.value || (in_library && hook_comes_after_us(&linked) && is_interposer(&linked, name)))
+        return answer;
+    int error = errno;
+    if (driver_of(answer.value) || (named && hook_linked_of(answer.value, &linked) && linked.index > 1 &&
+                                    is_interposer(&linked, name))) {
+        answer.value = hook_wrap(answer.value, name);
+        hook_this_thread(); // begins the trace
+    }
+    errno = error;
     return answer;
 }
 
 // Where the driver was, another library may come to lie.
 static void forget_driver(void) {
     struct driver *driver = atomic_load(&the_driver);
-    Dl_info info;
-    struct link_map *map = NULL;
-    if (driver && (!dladdr1((void *)driver->start, &info, (void **)&map, RTLD_DL_LINKMAP) || !map ||
-                   map->l_addr != driver->start || strncmp(soname(map), "libcuda.so", 10)))
+    bool there = !driver;
+    for (struct linked linked = {0}; !there && hook_next_linked(&linked);)
+        there = linked.map == driver->map && linked.address == driver->start &&
+                linked.dynamic == driver->dynamic && hook_is_driver(&linked);
+    if (!there)
         atomic_compare_exchange_strong(&the_driver, &driver, NULL);
 }
 
 // A library that goes is recorded first.
 EXPORT int dlclose(void *handle) {
-    if (!hook_real_dlsym)
+    if (!hook_real_dlclose)
         hook_find_real();
-    if (hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed) && !hook_in_vfork) {
-        int error = errno;
-        hook_scan_libraries();
-        errno = error;
-    }
-    int status = real_dlclose(handle);
+    int error = errno;
+    bool recorded =
+        hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed) && !hook_in_vfork;
+    if (recorded)
+        hook_before_close(handle);
+    errno = error;
+    int status = hook_real_dlclose(handle);
+    error = errno;
+    if (recorded)
+        atomic_store(&hook_live->unmapped, true);
     forget_driver();
+    errno = error;
     return status;
-}
-
-static int begin_if_linked(struct dl_phdr_info *info, size_t size, void *unused) {
-    (void)size, (void)unused;
-    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    if (!name || strncmp(name, "/libcuda.so", 11))
-        return 0;
-    driver_of((char *)info->dlpi_addr + info->dlpi_phdr[0].p_vaddr);
-    return 1;
 }
 
 // The constructors of libraries that the program is linked to run before this one, and may use the driver:
@@ -378,14 +360,14 @@ bool hook_setup(void) {
     if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
         return false;
     int error = errno;
+    if (!hook_real_dlsym)
+        hook_find_real();
     hook_clock_setup();
     hook_trace_setup();
     hook_decode_setup();
     hook_ioctl_setup();
     hook_save_setup();
-    if (!hook_real_dlsym)
-        hook_find_real();
-    if (dl_iterate_phdr(begin_if_linked, NULL))
+    if (find_driver())
         hook_this_thread();
     errno = error;
     return true;

@@ -5,7 +5,6 @@
 // Numbers are those of NVIDIA's open kernel modules: nv_escape.h, nv-ioctl-numbers.h, nv-ioctl-numa.h,
 // uvm_ioctl.h, uvm_linux_ioctl.h.
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -139,7 +138,6 @@ static const struct number uvm[] = {
     {0, NULL},
 };
 
-static int (*_Atomic real_ioctl)(int, unsigned long, ...);
 static bool wanted;
 
 void hook_ioctl_setup(void) { wanted = getenv("GPT_HOOK_IOCTL") != NULL; }
@@ -178,7 +176,7 @@ static int record_ioctl(int file, unsigned long request, void *argument) {
     struct thread *thread = find_device(file, path) ? hook_this_thread() : NULL;
     uint64_t parent = thread ? hook_call_in_flight(thread) : 0, start = hook_now();
     errno = before;
-    int result = real_ioctl(file, request, argument);
+    int result = hook_real_ioctl(file, request, argument);
     int error = errno;
     uint64_t duration = hook_now() - start;
     if (thread && (thread = hook_this_thread())) {
@@ -205,11 +203,8 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) EXPORT int ioctl(
     va_start(rest, request);
     void *argument = va_arg(rest, void *);
     va_end(rest);
-    if (!real_ioctl) {
-        if (!hook_real_dlsym)
-            hook_find_real();
-        real_ioctl = (int (*)(int, unsigned long, ...))hook_real_dlsym(RTLD_NEXT, "ioctl");
-    }
+    if (!hook_real_ioctl)
+        hook_find_real();
     return wanted && !hook_in_vfork ? record_ioctl(file, request, argument)
-                                    : real_ioctl(file, request, argument);
+                                    : hook_real_ioctl(file, request, argument);
 }

@@ -1,11 +1,14 @@
 // The shared libraries of the process, in `library` records, with those that were closed before the end;
 // where in a file an address is; and the devices, in `device` records.
+//
+// Libraries are looked for when the trace begins, when an address is in none that is known, before one is
+// closed, and at the end. No lock of the dynamic linker is taken: a program may hold it and wait for the
+// thread that is here.
 
-#include <dlfcn.h>
 #include <elf.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -52,9 +55,23 @@ static uint64_t gpu_bytes(int file) {
     return bytes;
 }
 
+__attribute__((no_sanitize("address", "thread", "undefined"))) //
 bool hook_peek(const void *from, void *into, size_t size) {
     struct iovec here = {into, size}, there = {(void *)from, size};
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
+}
+
+bool hook_peek_text(const char *from, char *into, size_t size) {
+    for (size_t at = 0; at < size;) { // to the end of the page: what is after it may not be there
+        size_t part = 4096 - ((uintptr_t)from + at) % 4096;
+        part = part < size - at ? part : size - at;
+        if (!hook_peek(from + at, into + at, part))
+            return false;
+        if (memchr(into + at, '\0', part))
+            return true;
+        at += part;
+    }
+    return false;
 }
 
 bool hook_is_readable(const void *start, size_t size) {
@@ -72,49 +89,76 @@ bool hook_is_readable(const void *start, size_t size) {
     return true;
 }
 
-static void find_build_id(const struct dl_phdr_info *info, char hex[2 * GPT_BUILD_ID + 1]) {
-    static unsigned char notes[4096];
+static struct linked loaded[MAX_LIBRARIES]; // one scan at a time
+static size_t loaded_count;
+
+// A library that is being looked at, one at a time.
+static struct {
+    const struct mapping *first; // of the file's beginning
+    const char *path;            // of the file
+    int file;
+    Elf64_Phdr headers[MAX_HEADERS];
+    unsigned count;
+    uint64_t address, dynamic;
+    unsigned char notes[4096];
+} seen;
+
+// Reads what lies at an offset of the file: in memory where it is mapped with the beginning, for the file may
+// have changed since.
+static bool read_part(uint64_t offset, void *into, size_t size) {
+    uint64_t room = seen.first->end - seen.first->start;
+    if (offset <= room && size <= room - offset)
+        return hook_peek((void *)(seen.first->start + offset), into, size);
+    return seen.file >= 0 && pread(seen.file, into, size, (off_t)offset) == (ssize_t)size;
+}
+
+static void find_build_id(char hex[2 * GPT_BUILD_ID + 1]) {
+    static const char digits[] = "0123456789abcdef";
     *hex = '\0';
-    for (int i = 0; i < info->dlpi_phnum && !*hex; i++) {
-        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-        size_t room = segment->p_memsz < sizeof(notes) ? segment->p_memsz : sizeof(notes);
-        if (segment->p_type != PT_NOTE ||
-            !hook_peek((void *)(info->dlpi_addr + segment->p_vaddr), notes, room))
+    for (const Elf64_Phdr *segment = seen.headers; segment < seen.headers + seen.count && !*hex; segment++) {
+        size_t room = segment->p_filesz < sizeof(seen.notes) ? segment->p_filesz : sizeof(seen.notes);
+        if (segment->p_type != PT_NOTE || !read_part(segment->p_offset, seen.notes, room))
             continue;
         const unsigned char *id;
-        size_t size = gpt_find_build_id(notes, room, segment->p_align, &id);
-        for (size_t j = 0; j < size; j++)
-            sprintf(hex + 2 * j, "%02x", id[j]);
+        size_t size = gpt_find_build_id(seen.notes, room, segment->p_align, &id);
+        for (size_t i = 0; i < size; i++) {
+            *hex++ = digits[id[i] >> 4];
+            *hex++ = digits[id[i] & 15];
+        }
+        *hex = '\0';
+        hex -= 2 * size;
     }
 }
 
-static void set_segments(struct library *library, const struct dl_phdr_info *info) {
+static void record_library(const struct library *library) {
+    struct stat status;
+    if (seen.file < 0 || fstat(seen.file, &status) || !S_ISREG(status.st_mode))
+        return;
+    char build_id[2 * GPT_BUILD_ID + 1];
+    find_build_id(build_id);
+    uint64_t gpu = gpu_bytes(seen.file);
+    HOOK_WRITE(library, .path = hook_str(library->path), .type = GPT_STR("elf"),
+               .size = (uint64_t)status.st_size, .build_id = hook_str(*build_id ? build_id : NULL),
+               .machine = GPT_STR("x86_64"), .gpu = {gpu != 0, gpu}, .replaces = hook_str(library->replaces));
+}
+
+static void set_segments(struct library *library, uint64_t mapping) {
     unsigned count = 0;
-    for (int i = 0; i < info->dlpi_phnum && count < MAX_SEGMENTS; i++) {
-        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    library->end = 0;
+    for (const Elf64_Phdr *segment = seen.headers; segment < seen.headers + seen.count; segment++) {
         if (segment->p_type != PT_LOAD)
             continue;
-        uint64_t start = info->dlpi_addr + segment->p_vaddr;
+        uint64_t start = seen.address + segment->p_vaddr, end = start + segment->p_memsz;
+        library->end = end > library->end ? end : library->end;
+        if (count == MAX_SEGMENTS)
+            continue;
         library->segments[count].start = start;
         library->segments[count].offset = segment->p_offset;
         library->segments[count++].end = start + segment->p_filesz;
     }
     library->count = count;
-}
-
-static void record_library(const struct dl_phdr_info *info, const char *path, const char *replaces) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat status;
-    if (file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode)) {
-        char build_id[2 * GPT_BUILD_ID + 1];
-        find_build_id(info, build_id);
-        uint64_t gpu = gpu_bytes(file);
-        HOOK_WRITE(library, .path = hook_str(path), .type = GPT_STR("elf"), .size = (uint64_t)status.st_size,
-                   .build_id = hook_str(*build_id ? build_id : NULL), .machine = GPT_STR("x86_64"),
-                   .gpu = {gpu != 0, gpu}, .replaces = hook_str(replaces));
-    }
-    if (file >= 0)
-        close(file);
+    library->dynamic = seen.dynamic;
+    library->mapping = mapping;
 }
 
 static const char *keep_path(const char *path) {
@@ -127,112 +171,148 @@ static const char *keep_path(const char *path) {
     return kept;
 }
 
-// Takes in a library, one thread at a time.
-static int add_library(const struct dl_phdr_info *info, uint64_t mapping) {
+// Reads the program headers; gives whether the dynamic linker loaded this, and what it calls it.
+static const struct linked *find_loaded(void) {
+    Elf64_Ehdr head;
+    seen.count = 0;
+    if (!read_part(0, &head, sizeof(head)) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
+        head.e_phentsize != sizeof(*seen.headers) || !head.e_phnum || head.e_phnum > MAX_HEADERS ||
+        !read_part(head.e_phoff, seen.headers, head.e_phnum * sizeof(*seen.headers)))
+        return NULL;
+    seen.count = head.e_phnum;
+    const Elf64_Phdr *first = NULL, *dynamic = NULL;
+    for (const Elf64_Phdr *segment = seen.headers; segment < seen.headers + seen.count; segment++) {
+        if (segment->p_type == PT_LOAD && !first)
+            first = segment;
+        if (segment->p_type == PT_DYNAMIC)
+            dynamic = segment;
+    }
+    if (!first || !dynamic)
+        return NULL;
+    seen.address = seen.first->start - (first->p_vaddr & -4096ul);
+    seen.dynamic = seen.address + dynamic->p_vaddr;
+    for (const struct linked *one = loaded; one < loaded + loaded_count; one++)
+        if (one->address == seen.address && one->dynamic == seen.dynamic)
+            return one;
+    return NULL;
+}
+
+static bool same_file(const char *one, const char *two) {
+    struct stat first, second;
+    return !stat(one, &first) && !stat(two, &second) && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+// Takes in what begins at a mapping, if it is a library. The program may know it by a link's name, or by that
+// of a file that it replaces (--replace).
+static struct library *add_library(const struct mapping *first, uint64_t mapping) {
     struct live *live = hook_live;
-    static char program[4096], other[4096];
-    char *path = (char *)info->dlpi_name;
-    if (!path || !*path) {
-        ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
-        if (length <= 0)
-            return 0;
-        program[length] = '\0';
-        path = program;
-    }
-    if (!strchr(path, '/') || !strncmp(path, "linux-vdso", 10))
-        return 0;
-    if (*path != '/' && (path = realpath(path, program)) == NULL)
-        return 0;
+    static char name[4096], whole[4096];
+    struct library *library = NULL;
+    seen.first = first;
+    seen.file = open(first->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const struct linked *found = find_loaded();
+    if (!found)
+        goto done;
+    const char *path = first->path, *replaces = NULL, *folder = getenv("GPT_HOOK_REPLACE");
+    if (hook_peek_text(found->name, name, sizeof(name)) && strchr(name, '/'))
+        path = *name == '/' ? name : realpath(name, whole);
+    if (!path)
+        path = first->path;
+    if (folder && *folder && path != first->path && !same_file(path, first->path) && seen.file >= 0)
+        replaces = path, path = first->path;
     uint32_t count = atomic_load(&live->libraries);
-    for (uint32_t i = 0; i < count; i++)
-        if (!strcmp(live->library[i].path, path) ||
-            (live->library[i].replaces && !strcmp(live->library[i].replaces, path))) {
-            set_segments(&live->library[i], info); // it may have come back elsewhere
-            live->library[i].mapping = mapping;
-            return 0;
-        }
-    if (count == MAX_LIBRARIES)
-        return 0;
-    struct library *library = &live->library[count];
-    set_segments(library, info);
-    bool replaced = hook_find_replaced((void *)library->segments[0].start, path, other, sizeof(other));
-    const char *kept = keep_path(replaced ? other : path), *replaces = replaced ? keep_path(path) : NULL;
+    for (uint32_t i = 0; i < count && !library; i++)
+        if (!strcmp(live->library[i].path, path))
+            library = &live->library[i];
+    if (library) { // it came back elsewhere
+        set_segments(library, mapping);
+        goto done;
+    }
+    const char *kept = count < MAX_LIBRARIES ? keep_path(path) : NULL;
     if (!kept)
-        return 0;
+        goto done;
+    library = &live->library[count];
     library->path = kept;
-    library->replaces = replaces;
-    library->mapping = mapping;
+    library->replaces = replaces ? keep_path(replaces) : NULL;
+    set_segments(library, mapping);
     atomic_store(&live->libraries, count + 1);
-    record_library(info, library->path, library->replaces);
-    return 0;
+    if (seen.file < 0) // "(deleted)"
+        seen.file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    record_library(library);
+done:
+    if (seen.file >= 0)
+        close(seen.file);
+    return library;
 }
 
-static int see_library(struct dl_phdr_info *info, size_t size, void *at) {
-    bool *first = at;
-    if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof(info->dlpi_subs) && *first) {
-        *first = false;
-        if (hook_live->libraries_added == info->dlpi_adds)
-            return 1; // nothing was loaded since
-        hook_live->libraries_added = info->dlpi_adds;
-        hook_begin_replaced();
-    }
-    return add_library(info, 0);
-}
-
-static bool is_known(uint64_t mapping) {
+static struct library *find_known(uint64_t mapping) {
     for (uint32_t i = 0; i < atomic_load(&hook_live->libraries); i++)
-        if (hook_live->library[i].mapping == mapping)
-            return true;
-    return false;
+        if (hook_live->library[i].count && hook_live->library[i].mapping == mapping)
+            return &hook_live->library[i];
+    return NULL;
 }
 
-// A library, if the dynamic linker knows what is mapped there.
-static void see_mapping(const char *start, uint64_t mapping) {
-    static ElfW(Phdr) segments[MAX_HEADERS];
-    ElfW(Ehdr) head;
-    Dl_info found;
-    struct link_map *map = NULL;
-    if (is_known(mapping) || !hook_peek(start, &head, sizeof(head)) ||
-        memcmp(head.e_ident, ELFMAG, SELFMAG) || !head.e_phnum || head.e_phnum > MAX_HEADERS ||
-        !hook_peek((void *)((uintptr_t)start + head.e_phoff), segments, head.e_phnum * sizeof(*segments)) ||
-        !dladdr1(start, &found, (void **)&map, RTLD_DL_LINKMAP) || !map)
-        return;
-    add_library(&(struct dl_phdr_info){.dlpi_addr = map->l_addr,
-                                       .dlpi_name = map->l_name,
-                                       .dlpi_phdr = segments,
-                                       .dlpi_phnum = head.e_phnum},
-                mapping);
+// Where a library begins, as one number.
+static uint64_t digest(const struct mapping *mapping) {
+    uint64_t value = 14695981039346656037u ^ mapping->inode;
+    value = value * 1099511628211u ^ mapping->start;
+    for (const char *c = mapping->path; *c; c++)
+        value = (value ^ (unsigned char)*c) * 1099511628211u;
+    return value;
 }
 
-// What the kernel says. In a forked child dl_iterate_phdr may wait for a thread that is not there.
-static void scan_mappings(void) {
-    if (atomic_exchange(&hook_live->scanning, 1))
-        return;
-    for (const char *line = hook_read_maps(), *next; *line; line = next) {
-        next = line + strcspn(line, "\n");
-        uint64_t digest = 14695981039346656037u;
-        for (const char *c = line; c < next; c++)
-            digest = (digest ^ (unsigned char)*c) * 1099511628211u;
-        char *after;
-        uintptr_t start = strtoul(line, &after, 16);
-        strtoul(after + 1, &after, 16);
-        bool first = !strtoul(after + strlen(" r-xp "), NULL, 16); // at the file's beginning
-        if (first && memchr(line, '/', (size_t)(next - line)))
-            see_mapping((const char *)start, digest | 1);
-        next += *next == '\n';
+static void list_loaded(void) {
+    loaded_count = 0;
+    for (struct linked linked = {0}; loaded_count < MAX_LIBRARIES && hook_next_linked(&linked);)
+        loaded[loaded_count++] = linked;
+}
+
+static void scan(void) {
+    struct live *live = hook_live;
+    static bool there[MAX_LIBRARIES];
+    memset(there, 0, sizeof(there));
+    atomic_store(&live->unmapped, false);
+    bool read = false;
+    uint64_t inode = 0, end = 0; // of the library that came last
+    struct maps *maps = hook_open_maps();
+    for (struct mapping mapping; hook_next_mapping(maps, &mapping);) {
+        if (*mapping.path != '/' || mapping.offset || (mapping.inode == inode && mapping.start < end))
+            continue;
+        uint64_t number = digest(&mapping);
+        struct library *library = find_known(number);
+        if (!library && !read)
+            list_loaded(), read = true;
+        if (!library && !(library = add_library(&mapping, number)))
+            continue;
+        there[library - live->library] = true;
+        inode = mapping.inode, end = library->end;
     }
-    atomic_store(&hook_live->scanning, 0);
+    for (uint32_t i = 0; maps && i < atomic_load(&live->libraries); i++)
+        if (!there[i])
+            live->library[i].count = 0;
+    hook_close_maps(maps);
 }
 
 void hook_scan_libraries(void) {
     HOOK_CALM;
-    bool first = true;
     if (!hook_this_thread())
         return;
-    if (hook_is_forked())
-        scan_mappings();
-    else
-        dl_iterate_phdr(see_library, &first);
+    while (atomic_exchange(&hook_live->scanning, 1)) // by a thread that waits for nobody
+        sched_yield();
+    scan();
+    atomic_store(&hook_live->scanning, 0);
+}
+
+// A library is about to be closed, and is recorded first. The handle of dlopen is that of the linker's list.
+void hook_before_close(const void *handle) {
+    struct link_map map;
+    bool known = false;
+    if (!atomic_load(&hook_live->unmapped) && hook_peek(handle, &map, sizeof(map)))
+        for (uint32_t i = 0; i < atomic_load(&hook_live->libraries) && !known; i++)
+            known = hook_live->library[i].count && hook_live->library[i].dynamic == (uintptr_t)map.l_ld;
+    if (!known)
+        hook_scan_libraries();
 }
 
 static const char *find_library(uint64_t at, uint64_t *offset) {
@@ -249,33 +329,39 @@ static const char *find_library(uint64_t at, uint64_t *offset) {
 
 const char *hook_find_library(const void *address) {
     uint64_t offset;
+    const char *path = atomic_load(&hook_live->unmapped) ? NULL : find_library((uint64_t)address, &offset);
+    if (path)
+        return path;
+    hook_scan_libraries();
     return find_library((uint64_t)address, &offset);
 }
 
 // The file that is mapped at an address, and the offset in it.
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
     uint64_t at = (uint64_t)address;
-    const char *path = find_library(at, offset);
+    const char *path = atomic_load(&hook_live->unmapped) ? NULL : find_library(at, offset);
     if (path)
         return path;
-    FILE *maps = fopen("/proc/self/maps", "re"); // a file that the program mapped itself
-    const char *found = NULL;
-    while (maps && !found && fgets(buffer, (int)size, maps)) {
-        unsigned long start, end, from;
-        int path = 0;
-        if (sscanf(buffer, "%lx-%lx %*s %lx %*s %*s %n", &start, &end, &from, &path) == 3 && path &&
-            at >= start && at < end) {
-            buffer[strcspn(buffer, "\n")] = '\0';
-            if (buffer[path] != '/' || strstr(buffer + path, " (deleted)") ||
-                !strncmp(buffer + path, "/dev/", 5) || !strncmp(buffer + path, "/memfd:", 7))
+    uint64_t from = 0;
+    bool mapped = false;
+    struct maps *maps = hook_open_maps();
+    for (struct mapping mapping; !mapped && hook_next_mapping(maps, &mapping);)
+        if (at >= mapping.start && at < mapping.end) {
+            if (*mapping.path != '/' || strlen(mapping.path) >= size)
                 break;
-            *offset = at - start + from;
-            found = buffer + path;
+            strcpy(buffer, mapping.path);
+            from = at - mapping.start + mapping.offset;
+            mapped = true;
         }
-    }
-    if (maps)
-        fclose(maps);
-    return found;
+    hook_close_maps(maps);
+    if (!mapped) // no file
+        return NULL;
+    hook_scan_libraries();
+    if ((path = find_library(at, offset)))
+        return path;
+    *offset = from; // of a file that the program mapped itself
+    bool kept = !strstr(buffer, " (deleted)") && strncmp(buffer, "/dev/", 5) && strncmp(buffer, "/memfd:", 7);
+    return kept ? buffer : NULL;
 }
 
 // Devices. What is asked of the driver here changes nothing that the program could see.

@@ -102,7 +102,6 @@ static void find_place(const void *start, struct place *place) {
         return;
     if (hook_peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
         place->start = wrapper.data;
-    hook_scan_libraries();
     place->path = hook_find_file(place->start, &place->offset, place->buffer, sizeof(place->buffer));
     place->cut = has_gaps(place->start, false) || (place->path && was_patched(place->path));
 }

@@ -104,7 +104,6 @@ void hook_on_module_image(struct frame *frame) {
     uint32_t id = add_module(frame, image.start, image.size);
     if (!id)
         return;
-    hook_scan_libraries();
     char buffer[4096], digest[65];
     uint64_t offset = 0;
     const char *path = hook_find_file(image.start, &offset, buffer, sizeof(buffer)), *saved = NULL;

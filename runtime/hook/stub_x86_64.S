@@ -305,9 +305,10 @@ hook_resolve:
 // dlsym looks at its caller's address (RTLD_NEXT, RTLD_DEFAULT): where it need not be answered here, it is jumped
 // to. hook_dlsym gives two values: the answer, and whether it is one.
     .p2align 4
-    .globl dlsym
-    .type dlsym, @function
-dlsym:
+    .globl hook_dlsym_here
+    .hidden hook_dlsym_here
+    .type hook_dlsym_here, @function
+hook_dlsym_here:
     .cfi_startproc
     endbr64
     testq %rsi, %rsi
@@ -354,7 +355,17 @@ dlsym:
     .cfi_def_cfa_offset 8
     jmp *hook_real_dlsym(%rip)
     .cfi_endproc
-    .size dlsym, . - dlsym
+    .size hook_dlsym_here, . - hook_dlsym_here
+
+// In the versions that glibc has it in: a library that looks for the next dlsym names one (dlvsym).
+    .globl dlsym_first
+    .type dlsym_first, @function
+    .set dlsym_first, hook_dlsym_here
+    .symver dlsym_first, dlsym@GLIBC_2.2.5, remove
+    .globl dlsym_now
+    .type dlsym_now, @function
+    .set dlsym_now, hook_dlsym_here
+    .symver dlsym_now, dlsym@@GLIBC_2.34, remove
 
 // A vfork child runs in its parent's memory while the parent's thread waits. It must not write the parent's
 // trace: this thread says so until the parent goes on. The return address is kept in a register, for the child

@@ -48,7 +48,6 @@ static TLS bool busy; // this thread is in code that must not call itself
 static const char *template; // of the file's name
 static bool live_stream;     // the file lies in the folder of a helper that follows it
 static char last_path[4096]; // of the trace that this process, or the one that forked it, began
-static pid_t first_pid;      // that loaded this library
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
@@ -672,10 +671,7 @@ static void forget(void) {
     hook_thread = NULL;
 }
 
-bool hook_is_forked(void) { return getpid() != first_pid; }
-
 void hook_trace_setup(void) {
-    first_pid = getpid();
     template = getenv("GPT_HOOK_OUTPUT");
     live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
     const char *number = getenv("GPT_HOOK_RUN");

@@ -17,10 +17,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char hex[129];
     gpu_bytes(harness_file(data, size));
     size_t count = size / sizeof(Elf64_Phdr);
-    struct dl_phdr_info info = {.dlpi_addr = (uintptr_t)data,
-                                .dlpi_phdr = (const Elf64_Phdr *)data,
-                                .dlpi_phnum = (Elf64_Half)(count < 16 ? count : 16)};
-    find_build_id(&info, hex);
+    struct mapping whole = {.start = (uintptr_t)data, .end = (uintptr_t)data + size};
+    seen.first = &whole;
+    seen.file = -1;
+    seen.count = (unsigned)(count < 16 ? count : 16);
+    memcpy(seen.headers, data, seen.count * sizeof(*seen.headers));
+    find_build_id(hex);
     if (strlen(hex) > 128)
         abort();
     has_gaps((const char *)data, size % 2);

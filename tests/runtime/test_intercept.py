@@ -305,6 +305,150 @@ def test_export_tables_are_left_alone(tmp_path):
     hooked.traced(tmp_path, source)
 
 
+# Another thread holds a lock of the dynamic linker and waits for calls of the driver. The library's constructor runs
+# under one, the callback of dl_iterate_phdr under another one.
+HOLDER = r"""
+#include <sched.h>
+extern _Atomic int held, done;
+#define HOLD() do { held = 1; while (!done) sched_yield(); } while (0)
+__attribute__((constructor)) static void hold(void) { HOLD(); }
+"""
+UNDER_LOCKS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+#define PTX ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n"
+_Atomic int held, done;
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void *,
+                   void *);
+static int hold(struct dl_phdr_info *info, size_t size, void *data) {
+    held = 1;
+    while (!done) sched_yield();
+    return 1;
+}
+static void *take(void *library) {
+    if (*(char *)library) dlopen(library, RTLD_NOW);
+    else dl_iterate_phdr(hold, 0);
+    return 0;
+}
+int main(int argc, char **argv) {
+    pthread_t thread;
+    pthread_create(&thread, 0, take, argv[1]);
+    while (!held) sched_yield();
+    void *context, *module, *function;
+    int bad = cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
+              cuModuleLoadData(&module, PTX) || cuModuleGetFunction(&function, module, "foo") ||
+              cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+    if (argc > 2) _exit(bad);
+    done = 1;
+    pthread_join(thread, 0);
+    return bad;
+}
+"""
+
+
+@pytest.mark.parametrize("lock", ["constructor", "dl_iterate_phdr"])
+@pytest.mark.parametrize("end", [(), ("_exit",)])
+def test_calls_while_another_thread_holds_a_lock_of_the_linker(tmp_path, lock, end):
+    library = hooked.compile_c(tmp_path / "libholder.so", HOLDER, *SHARED, prelude=False)
+    driver = hooked.runtime() / "sim" / "libcuda.so.1"
+    program = hooked.compile_c(tmp_path / "client", UNDER_LOCKS, "-rdynamic", driver, prelude=False)
+    args = (library if lock == "constructor" else "", *end)
+    done = hooked.run(tmp_path / "t.mp", program, *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.names["cuLaunchKernel"] == 1 and trace.records[-1]["kind"] == "end"
+    assert any(r["path"].endswith("libcuda.so.1") for r in trace.of("library"))
+
+
+# A library that shares a GPU among programs: it has a dlsym of its own, which gives out functions of its own.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static void *(*real_dlsym)(void *, const char *);
+static int (*init)(unsigned), (*version)(int *), (*find)(const char *, void **, int, unsigned long, void *), calls[2];
+static int shim_init(unsigned flags) { calls[0]++; return init(flags); }
+static int shim_version(int *number) { calls[1]++; return version(number); }
+static void *replace(const char *name, void *real) {
+    if (!strcmp(name, "cuInit")) { init = real; return shim_init; }
+    if (!strcmp(name, "cuDriverGetVersion")) { version = real; return shim_version; }
+    return 0;
+}
+static int shim_find(const char *name, void **function, int wanted, unsigned long flags, void *status) {
+    int result = find(name, function, wanted, flags, status);
+    void *ours = replace(name, *function);
+    if (ours) *function = ours;
+    return result;
+}
+__attribute__((visibility("default"))) void *dlsym(void *handle, const char *name) {
+    if (!real_dlsym) real_dlsym = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT) return real_dlsym(handle, name);
+    void *real = real_dlsym(handle, name), *ours = real ? replace(name, real) : 0;
+    if (real && !strcmp(name, "cuGetProcAddress_v2")) { find = real; return shim_find; }
+    return ours ? ours : real;
+}
+__attribute__((destructor)) static void tell(void) { printf("shim: %d %d\n", calls[0], calls[1]); }
+"""
+SHIMMED = r"""
+int main(void) {
+    begin();
+    int (*find)(const char *, void **, int, uint64_t, int *) = dlsym(driver, "cuGetProcAddress_v2"), number, status;
+    for (int i = 0; i < 3; i++) OK(cuDriverGetVersion(&number));
+    OK(find("cuDriverGetVersion", (void **)&cuDriverGetVersion, 13000, 0, &status));
+    for (int i = 0; i < 4; i++) OK(cuDriverGetVersion(&number));
+    launch(kernel("foo"));
+    dlclose(driver);
+}
+"""
+
+
+@pytest.mark.parametrize("order", ["theirs after ours", "theirs before ours"])
+def test_another_library_with_its_own_dlsym(tmp_path, monkeypatch, order):
+    shim = hooked.compile_c(tmp_path / "libshim.so", SHIM, *SHARED, "-fvisibility=hidden", prelude=False)
+    program = hooked.compile_c(tmp_path / "client", SHIMMED)
+    line = [program]
+    if order == "theirs after ours":
+        monkeypatch.setenv("LD_PRELOAD", str(shim))
+    else:
+        line = ["sh", "-c", f'LD_PRELOAD="{shim}:$LD_PRELOAD" exec "{program}"']
+    done = hooked.run(tmp_path / "t.mp", *line)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "shim: 1 7"
+    names = Trace(tmp_path / "t.mp").names
+    assert (names["cuInit"], names["cuDriverGetVersion"], names["cuLaunchKernel"]) == (1, 7, 1)
+
+
+# A library that stands between without a dlsym: it defines a function, and asks the driver by its handle.
+def test_an_interposer_that_asks_the_driver(tmp_path, monkeypatch):
+    source = """
+    #include <dlfcn.h>
+    #include <stdio.h>
+    static int calls;
+    int cuInit(unsigned flags) {
+        calls++;
+        return ((int (*)(unsigned))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuInit"))(flags);
+    }
+    __attribute__((destructor)) static void tell(void) { printf("%d", calls); }
+    """
+    library = hooked.compile_c(tmp_path / "libbetween.so", source, *SHARED, prelude=False)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    client = "int cuInit(unsigned);\nint main(void) { return cuInit(0) || cuInit(0); }"
+    driver = hooked.runtime() / "sim" / "libcuda.so.1"
+    program = hooked.compile_c(tmp_path / "client", client, driver, prelude=False)
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2", "")
+    assert Trace(tmp_path / "t.mp").names == {"cuInit": 2}
+
+
 # What stays as it is
 
 
@@ -416,6 +560,17 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
     text = subprocess.run(
         ["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True
     )
-    names = {line.split()[2] for line in text.stdout.splitlines()}
-    stands_in = {"dlsym", "dlclose", "vfork", "_exit", "_Exit", "quick_exit", "ioctl", "sigaction", "signal"}
+    names = {line.split()[2] for line in text.stdout.splitlines()} - {"GLIBC_2.2.5", "GLIBC_2.34"}
+    stands_in = {
+        "dlsym@GLIBC_2.2.5",
+        "dlsym@@GLIBC_2.34",
+        "dlclose",
+        "vfork",
+        "_exit",
+        "_Exit",
+        "quick_exit",
+        "ioctl",
+        "sigaction",
+        "signal",
+    }
     assert {name for name in names if not name.startswith("cu")} == stands_in | {"InitializeInjectionNvtx2"}

@@ -47,6 +47,7 @@ def build(folder, sanitizer):
     source = hooked.ROOT / "runtime"
     files = list((source / "hook").glob("*.[cS]"))
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-fvisibility=hidden", "-fPIC", "-shared", f"-I{source}"]
+    flags += [f"-Wl,--version-script={source}/hook/versions.map"]
     flags += [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     line = ["gcc", *flags, *files, "-o", folder / "libgpthook.so"]
     subprocess.run(line, check=True)
