@@ -60,7 +60,7 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) r
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S $(wildcard runtime/hook/*.h) \
-    runtime/hook/versions.map runtime/build_id.h runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h runtime/say.h
+    runtime/hook/versions.map runtime/build_id.h runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h runtime/say.h runtime/unpack.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \

@@ -1,4 +1,4 @@
-// Reading msgpack that anybody may have written, for the helper of live streams: no value is believed to be
+// Reading msgpack that anybody may have written, in traces: no value is believed to be
 // within the bytes that there are. Once something is not, `bad` is set, and what is read then means nothing.
 
 #ifndef GPT_UNPACK_H

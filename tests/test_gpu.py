@@ -153,7 +153,7 @@ def test_a_workload_says_what_it_used(tmp_path):
     """The driver's own count is asked for as well: in a process of the simulated device."""
     code = "import workload; print(workload.gpu_bytes())"
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu")}
-    line = [HOOK, "run", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
+    line = [HOOK, "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
     if not HOOK.exists():
         pytest.skip("no gpt-hook: make runtime")
     done = subprocess.run(line, env=env, capture_output=True, text=True)

@@ -8,12 +8,17 @@
 
 static _Atomic int quick_status;
 
-static void at_exit(int status, void *unused) {
-    (void)unused;
+static void end(int status) {
     hook_finish((unsigned)status & 0xff);
+    hook_report();
 }
 
-static void at_quick(void) { hook_finish((unsigned)quick_status & 0xff); }
+static void at_exit(int status, void *unused) {
+    (void)unused;
+    end(status);
+}
+
+static void at_quick(void) { end(quick_status); }
 
 void hook_exits_setup(void) {
     on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
@@ -21,7 +26,7 @@ void hook_exits_setup(void) {
 }
 
 EXPORT _Noreturn void _exit(int status) {
-    hook_finish((unsigned)status & 0xff);
+    end(status);
     for (;;)
         syscall(SYS_exit_group, status);
 }

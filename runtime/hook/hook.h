@@ -500,6 +500,10 @@ void hook_bus_setup(void);
 // exits.c
 void hook_exits_setup(void);
 
+// report.c
+void hook_report_setup(void);
+void hook_report(void); // in the root process: one line about what was written
+
 // save.c
 void hook_save_setup(void);
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,

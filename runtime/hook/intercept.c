@@ -367,6 +367,7 @@ bool hook_setup(void) {
     hook_decode_setup();
     hook_ioctl_setup();
     hook_save_setup();
+    hook_report_setup();
     if (find_driver())
         hook_this_thread();
     errno = error;

@@ -12,7 +12,7 @@
 #include "launcher.h"
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
     "                    [--save-modules DIR] [--device real|sim] [--replace DIR] [--]\n"
     "                    COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
@@ -22,6 +22,7 @@ static const char HELP[] =
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK; a FIFO,\n"
     "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
+    "  -q, --quiet         do not say at the end what was written\n"
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel, query; -WORD excludes\n"
     "                      (all,-query; with --ioctl all)\n"
@@ -91,25 +92,34 @@ static void check_calls(const char *calls) {
 // What the command line asks for.
 struct request {
     const char *output, *calls, *device, *modules, *replacements;
-    bool force, gpu_time, ioctls, simulated;
+    bool force, quiet, gpu_time, ioctls, simulated;
     char **command; // and its arguments
 };
 
 static void read_options(struct request *request, int argc, char **argv) {
     static const struct option options[] = {
-        {"output", required_argument, NULL, 'o'}, {"force", no_argument, NULL, 'f'},
-        {"calls", required_argument, NULL, 'c'},  {"gpu-time", no_argument, NULL, 'g'},
-        {"ioctl", no_argument, NULL, 'i'},        {"save-modules", required_argument, NULL, 's'},
-        {"device", required_argument, NULL, 'd'}, {"replace", required_argument, NULL, 'r'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"output", required_argument, NULL, 'o'},
+        {"force", no_argument, NULL, 'f'},
+        {"calls", required_argument, NULL, 'c'},
+        {"gpu-time", no_argument, NULL, 'g'},
+        {"ioctl", no_argument, NULL, 'i'},
+        {"save-modules", required_argument, NULL, 's'},
+        {"device", required_argument, NULL, 'd'},
+        {"replace", required_argument, NULL, 'r'},
+        {"quiet", no_argument, NULL, 'q'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
-    for (int option; (option = getopt_long(argc, argv, "+:o:fh", options, NULL)) != -1;)
+    for (int option; (option = getopt_long(argc, argv, "+:o:fqh", options, NULL)) != -1;)
         switch (option) {
         case 'o':
             request->output = optarg;
             break;
         case 'f':
             request->force = true;
+            break;
+        case 'q':
+            request->quiet = true;
             break;
         case 'c':
             request->calls = optarg;
@@ -170,6 +180,19 @@ static void set(const char *name, const char *value) {
         unsetenv(name);
 }
 
+// The process that this one becomes says at its end what was written, if there still is our standard error.
+static void set_report(bool wanted) {
+    struct stat error;
+    char value[96];
+    if (!wanted || getenv("GPT_HOOK_FOLDER") || fstat(STDERR_FILENO, &error)) {
+        set("GPT_HOOK_REPORT", NULL);
+        return;
+    }
+    snprintf(value, sizeof(value), "%d %llu %llu", getpid(), (unsigned long long)error.st_dev,
+             (unsigned long long)error.st_ino);
+    set("GPT_HOOK_REPORT", value);
+}
+
 static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
@@ -185,6 +208,7 @@ static int run(int argc, char **argv) {
     check_command(path, request.replacements);
     begin_trace(request.output, request.force, request.command);
 
+    set_report(!request.quiet);
     set("GPT_HOOK_CALLS", request.calls);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);

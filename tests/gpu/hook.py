@@ -165,7 +165,7 @@ TOOLKIT = ("usr/local/cuda*/extras/CUPTI/lib64", "usr/local/cuda*/lib64")
 
 
 def hooked(trace: Path, command: list[str], *options: str) -> list[str]:
-    return [str(HOOK), "run", "-f", "-o", str(trace), *options, "--", *command]
+    return [str(HOOK), "run", "-qf", "-o", str(trace), *options, "--", *command]
 
 
 def execute(command: list[str], cores: set[int] | None = None) -> tuple[str, float]:

@@ -83,8 +83,10 @@ def compile_c(out: Path, source: str, *flags: str | Path, prelude: bool = True) 
     return out
 
 
-def command(*args: str | Path) -> list[str]:
-    return [str(runtime() / "gpt-hook"), *map(str, args)]
+def command(*args: str | Path, quiet: bool = True) -> list[str]:
+    """The command line of gpt-hook; a `quiet` run leaves standard error to the program."""
+    more = ["--quiet"] if quiet and args[:1] == ("run",) else []
+    return [str(runtime() / "gpt-hook"), *map(str, args[:1]), *more, *map(str, args[1:])]
 
 
 def run(

@@ -149,7 +149,7 @@ def test_a_program_with_capabilities(tmp_path):
         for file in ("gpt-hook", "libgpthook.so"):
             shutil.copy(hooked.runtime() / file, folder)
         program = shutil.copy("/bin/true", folder / "able")
-        line = [folder / "gpt-hook", "run", "-o", "/var/tmp/none.mp", program]
+        line = [folder / "gpt-hook", "run", "-qo", "/var/tmp/none.mp", program]
         more = {"user": 65534, "group": 65534, "extra_groups": [], "capture_output": True, "text": True, "timeout": 60}
         done = subprocess.run(line, **more)
         assert (done.returncode, done.stderr) == (0, "")

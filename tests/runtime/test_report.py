@@ -1,0 +1,107 @@
+"""The line that gpt-hook's process says at its end."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.clients import FORK, LOOP, THREADS
+from tests.runtime.hooked import Trace
+
+
+def said(tmp_path, *args, options=(), **more) -> list[str]:
+    line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", *options, "--", *args, quiet=False)
+    done = subprocess.run(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=False, **more)
+    return done.stderr.splitlines()
+
+
+def ends(how: str) -> str:
+    return LOOP.replace("launch(f); }", f"launch(f); {how} }}")
+
+
+def counted(paths) -> list[int]:
+    """Calls, launches, traces and their bytes."""
+    traces = [Trace(path) for path in paths]
+    calls = sum(len(trace.calls) for trace in traces)
+    launches = sum(sum(trace.launches.values()) for trace in traces)
+    return [calls, launches, len(traces), sum(path.stat().st_size for path in paths)]
+
+
+def numbers(line: str, path) -> list[int | float]:
+    found = re.fullmatch(
+        rf"gpt-hook: {path}: (\d+) calls?, (\d+) launch(?:es)?, (\d+) process(?:es)?, ([\d.]+) ([KM]iB)", line
+    )
+    assert found, line
+    return [*map(int, found.groups()[:3]), float(found[4]) * {"K": 1 << 10, "M": 1 << 20}[found[5][0]]]
+
+
+@pytest.fixture
+def loop(tmp_path):
+    return hooked.compile_c(tmp_path / "loop", LOOP)
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "args"),
+    [
+        (LOOP, (), ("30000",)),
+        (THREADS, ("-DROUNDS=30", "-DAT_ONCE=4"), ()),
+        (FORK, (), ("x",)),  # children that others have to say
+        (ends("_exit(0);"), (), ("7",)),
+        (ends("quick_exit(3);"), (), ("7",)),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.mp", "t-%p.mp"])
+def test_it_counts_what_the_traces_have(tmp_path, source, flags, args, name):
+    program = hooked.compile_c(tmp_path / "client", source, *flags)
+    (line,) = said(tmp_path, program, *args, options=("-o", tmp_path / name))
+    paths = sorted(tmp_path.glob("t*.mp*"))
+    (root,) = [path for path in paths if f": {path}: " in line]
+    *exact, size = numbers(line, root)
+    *expected, expected_size = counted(paths)
+    assert exact == expected and size == pytest.approx(expected_size, rel=0.06)
+
+
+def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
+    (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; {loop} 4; true")
+    assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 2]
+
+
+def test_nothing_was_written(tmp_path):
+    assert said(tmp_path, "true") == [f"gpt-hook: {tmp_path}/t.mp: not written: nothing used the CUDA driver"]
+
+
+def test_after_exec_the_last_program_says_it(tmp_path, loop):
+    (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; exec {loop} 4")
+    assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 2]
+
+
+def test_who_is_killed_says_nothing(tmp_path, loop):
+    assert said(tmp_path, "sh", "-c", f"{loop} 3; kill -9 $$") == []
+
+
+def test_the_programs_own_files_stay_its_own(tmp_path, loop):
+    assert said(tmp_path, "sh", "-c", f"{loop} 3; exec 2>&-; true") == []
+    assert said(tmp_path, "sh", "-c", f"exec 2>{tmp_path}/own; {loop} 3; true") == []
+    assert (tmp_path / "own").read_text() == ""
+    closes = ends(f'close(2); assert(creat("{tmp_path}/own", 0600) == 2);')
+    assert said(tmp_path, hooked.compile_c(tmp_path / "closes", closes, "-includefcntl.h"), "3") == []
+    assert (tmp_path / "own").read_text() == ""
+    assert said(tmp_path, loop, "3", preexec_fn=lambda: os.close(2)) == []
+
+
+def test_quiet_streams_and_outer_hooks(tmp_path, loop):
+    assert said(tmp_path, loop, "3", options=("-q",)) == []
+    assert said(tmp_path, loop, "3", options=("-o", "|cat >/dev/null")) == []
+    inner = hooked.command("run", "-o", tmp_path / "inner.mp", "--device", "sim", "--", loop, "3")
+    assert said(tmp_path, *inner) == []
+
+
+def test_a_trace_that_is_damaged_or_gone_harms_nobody(tmp_path, loop):
+    gone = f"{loop} 3; rm {tmp_path}/t.mp; {{ echo; head -c 99999 /dev/urandom; }} >{tmp_path}/t.mp; true"
+    (line,) = said(tmp_path, "sh", "-c", gone)
+    assert numbers(line, tmp_path / "t.mp")[:2] == [0, 0]
+    loops = f"{loop} 3; cat {tmp_path}/t.mp >{tmp_path}/u; truncate -s 9000 {tmp_path}/t.mp; true"
+    (line,) = said(tmp_path, "sh", "-c", loops)
+    assert numbers(line, tmp_path / "t.mp")[2] == 1
