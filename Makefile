@@ -74,7 +74,7 @@ $(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/build_id.h runtim
 $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) runtime/sim/sim.h runtime/cuda_abi.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now -Wl,-Bsymbolic \
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    $(filter %.c,$^) -o $@
 
 demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact

@@ -97,6 +97,19 @@ CUresult sim_unsafe(void) {
     return status;
 }
 
+// The legacy stream would wait for blocking streams, also for those that are captured.
+CUresult sim_implicit(const struct stream *stream) {
+    const struct context *context = (const struct context *)stream->object.owner;
+    CUresult status = CUDA_SUCCESS;
+    for (struct capture *at = stream == context->legacy ? captures : NULL; at; at = at->next)
+        for (const struct stream *other = at->streams; other; other = other->next)
+            if (other->object.owner == stream->object.owner && !(other->flags & CU_STREAM_NON_BLOCKING)) {
+                at->invalid = true;
+                status = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+            }
+    return status;
+}
+
 // What is put into a stream
 
 static CUresult added(struct stream *stream, CUresult status, struct node *node) {

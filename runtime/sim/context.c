@@ -10,13 +10,18 @@ enum { DEPTH = 64 };
 static __thread struct reference current[DEPTH]; // a stack
 static __thread unsigned depth;
 
-void sim_end_context(struct object *object) { sim_free_all(object); }
+void sim_end_context(struct object *object) {
+    sim_end_queues((struct context *)object);
+    sim_free_all(object);
+}
 
 static struct context *find(void *handle) { return is_kind(handle, CONTEXT) ? handle : NULL; }
 
 CUresult sim_enter(struct context **context) {
     if (!sim_initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context = current[depth - 1].object;
@@ -27,13 +32,19 @@ CUresult sim_enter(struct context **context) {
 
 // The primary context
 
+// Waits for its work, and forgets all that is in it; unless it is used again meanwhile.
 static void end_primary(void) {
     active = false;
     primary->references = 0;
+    sim_drain(primary, true);
+    if (active)
+        return;
     primary->error = CUDA_SUCCESS;
     while (primary->object.owned)
         sim_delete(primary->object.owned);
-    sim_free_all(primary);
+    primary->legacy = NULL;
+    primary->busy = 0;
+    sim_end_context(&primary->object);
 }
 
 API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
@@ -46,7 +57,7 @@ API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
         return CUDA_ERROR_INVALID_VALUE;
     if (!primary && !(primary = sim_new(CONTEXT, NULL)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!active && !(primary->legacy = sim_add_stream(primary, 0, 0)))
+    if (!primary->legacy && !(primary->legacy = sim_add_stream(primary, 0, 0)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     active = true;
     primary->references++;
@@ -58,6 +69,8 @@ API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!active)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!--primary->references)
@@ -69,6 +82,8 @@ API cuDevicePrimaryCtxReset_v2(CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
     if (active)
         end_primary();
     return CUDA_SUCCESS;
@@ -162,8 +177,14 @@ API cuCtxDestroy_v2(void *handle) {
     struct context *context = find(handle);
     if (!context || context == primary)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
+    struct reference is = sim_refer(context);
     if (depth && current[depth - 1].object == context)
         depth--;
+    sim_drain(context, true);
+    if (!is_there(is)) // another thread was faster
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     sim_delete(context);
     return CUDA_SUCCESS;
 }
@@ -193,7 +214,9 @@ API cuCtxGetId(void *context, unsigned long long *id) {
 
 API cuCtxSynchronize(void) {
     IN_CONTEXT_UNCAPTURED;
-    return CUDA_SUCCESS;
+    struct reference is = sim_refer(context);
+    sim_drain(context, false);
+    return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuCtxGetApiVersion(void *context, unsigned *version) {

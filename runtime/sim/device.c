@@ -10,6 +10,7 @@
 
 bool sim_initialized;
 int sim_major, sim_minor;
+uint64_t sim_delay;
 
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
@@ -42,6 +43,8 @@ API cuInit(unsigned flags) {
         said = true;
         return CUDA_ERROR_NO_DEVICE;
     }
+    const char *delay = getenv("GPT_SIM_DELAY");
+    sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
     sim_initialized = true;
     return CUDA_SUCCESS;
 }

@@ -711,7 +711,7 @@ static CUresult sort(struct graph *graph, void **error) {
             *error = graph->nodes[i];
             status = CUDA_ERROR_INVALID_VALUE;
         }
-    if (!status)
+    if (!status && count)
         memcpy(graph->nodes, order, count * sizeof(*order));
     free(order);
     for (size_t i = 0; i < graph->count && !status; i++)
@@ -903,6 +903,23 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
+// What waits for events inside a graph waits before it begins, and its events are reached when it ends.
+static CUresult launch(struct stream *stream, struct operation *all, size_t count) {
+    CUresult status = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && !status; i++)
+        if (all[i].type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && is_there(all[i].event))
+            status = sim_wait_event(stream, all[i].event.object);
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = all, .count = count};
+    if (status)
+        sim_end_operation(&operation);
+    else
+        status = sim_issue(stream, &operation);
+    for (size_t i = 0; i < count && !status; i++)
+        if (all[i].type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && is_there(all[i].event))
+            sim_record(all[i].event.object, stream);
+    return status;
+}
+
 API cuGraphLaunch(void *exec, void *handle) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
@@ -917,8 +934,7 @@ API cuGraphLaunch(void *exec, void *handle) {
     size_t count = list.count;
     list.count = 0;
     flatten(((struct exec *)exec)->graph, &list);
-    return sim_issue(
-        stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = list.all, .count = count});
+    return launch(stream, list.all, count);
 }
 
 API cuGraphUpload(void *exec, void *stream) {

@@ -119,19 +119,32 @@ bool sim_copy_operation(struct operation *to, const struct operation *from) {
            keep_arguments(to, function->entry, from->kernel.arguments, NULL);
 }
 
+// Whether memory has been freed since the operation was issued.
+static bool is_wrong(const struct operation *operation) {
+    LOCKED;
+    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set)
+                                                        : sim_check_copy(&operation->copy);
+}
+
 CUresult sim_run(struct operation *operation) {
     switch (operation->type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
+        if (is_wrong(operation))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
         sim_run_copy(&operation->copy);
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
+        if (is_wrong(operation))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
         sim_run_set(&operation->set);
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
+        sim_in_host_function = true;
         if (operation->host.callback)
             operation->host.callback(operation->host.stream, CUDA_SUCCESS, operation->host.data);
         else
             operation->host.function(operation->host.data);
+        sim_in_host_function = false;
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         for (size_t i = 0; i < operation->count; i++) {
@@ -140,12 +153,6 @@ CUresult sim_run(struct operation *operation) {
                 return status;
         }
         break;
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
-        LOCKED;
-        if (is_there(operation->event))
-            sim_reach(operation->event.object);
-        break;
-    }
     case CU_GRAPH_NODE_TYPE_MEM_FREE: {
         LOCKED;
         return sim_free(operation->memory);

@@ -7,7 +7,7 @@
 
 #include "sim.h"
 
-enum type { DEVICE, PINNED, REGISTERED };
+enum type { DEVICE, MANAGED, PINNED, REGISTERED };
 
 struct range {
     uint64_t start, size;
@@ -43,7 +43,7 @@ bool sim_is_device(uint64_t start, uint64_t size) { return holding(start, size);
 
 bool sim_is_pinned(uint64_t start, uint64_t size) {
     const struct range *range = holding(start, size);
-    return range && range->type != DEVICE;
+    return range && range->type >= PINNED;
 }
 
 static bool add(uint64_t start, size_t size, const void *owner, enum type type) {
@@ -107,7 +107,7 @@ API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
 API cuMemAllocManaged(CUdeviceptr *memory, size_t size, unsigned flags) {
     (void)flags;
     IN_CONTEXT_UNCAPTURED;
-    return allocate(memory, size, context, DEVICE);
+    return allocate(memory, size, context, MANAGED);
 }
 
 API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t height, unsigned item) {
@@ -124,6 +124,7 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
 
 API cuMemFree_v2(CUdeviceptr memory) {
     IN_CONTEXT_UNCAPTURED;
+    sim_drain(context, false); // that may use it
     return memory ? sim_free(memory) : CUDA_SUCCESS;
 }
 
@@ -156,6 +157,7 @@ API cuMemAllocHost_v2(void **memory, size_t size) { return cuMemHostAlloc(memory
 
 API cuMemFreeHost(void *memory) {
     IN_CONTEXT_UNCAPTURED;
+    sim_drain(context, false);
     return !memory || drop((uint64_t)memory, PINNED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -174,6 +176,7 @@ API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
 
 API cuMemHostUnregister(void *memory) {
     IN_CONTEXT_UNCAPTURED;
+    sim_drain(context, false);
     return drop((uint64_t)memory, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
@@ -259,17 +262,60 @@ void sim_run_copy(const CUDA_MEMCPY3D *c) {
                     c->WidthInBytes);
 }
 
-static CUresult copy(const CUDA_MEMCPY3D *c, void *handle) {
+// Where one end of a copy is.
+enum place { ON_DEVICE, IN_PINNED, IN_PAGEABLE };
+
+static enum place place_of(uint32_t type, const void *host, uint64_t device) {
+    const struct range *range = holding(type == CU_MEMORYTYPE_HOST ? (uint64_t)host : device, 1);
+    return !range ? IN_PAGEABLE : range->type >= PINNED ? IN_PINNED : ON_DEVICE;
+}
+
+// Reads what is to be copied, so that the program may change it.
+static bool stage(struct operation *operation) {
+    CUDA_MEMCPY3D *c = &operation->copy, packed = *c;
+    size_t size;
+    if (__builtin_mul_overflow(c->WidthInBytes, c->Height, &size) ||
+        __builtin_mul_overflow(size, c->Depth, &size) || !(operation->owned = malloc(size)))
+        return false;
+    packed.dstMemoryType = CU_MEMORYTYPE_HOST, packed.dstHost = operation->owned;
+    packed.dstXInBytes = packed.dstY = packed.dstZ = 0;
+    packed.dstPitch = c->WidthInBytes, packed.dstHeight = c->Height;
+    sim_run_copy(&packed);
+    c->srcMemoryType = CU_MEMORYTYPE_HOST, c->srcHost = operation->owned;
+    c->srcXInBytes = c->srcY = c->srcZ = 0;
+    c->srcPitch = c->WidthInBytes, c->srcHeight = c->Height;
+    return true;
+}
+
+// What waits for what, by "API synchronization behavior" of the driver's manual: pageable memory is read
+// before the call returns and written before it returns; copies from host to host are done then, those from
+// device to device never; pinned memory is what `async` says.
+static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
     CUresult status = stream ? sim_check_copy(c) : CUDA_ERROR_INVALID_HANDLE;
+    if (!status && !async)
+        status = sim_unsafe();
     if (status || !c->WidthInBytes || !c->Height || !c->Depth)
         return status;
-    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c});
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c};
+    if (stream->capture)
+        return sim_issue(stream, &operation);
+    enum place to = place_of(c->dstMemoryType, c->dstHost, c->dstDevice);
+    enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
+    bool staged = from == IN_PAGEABLE && to == ON_DEVICE;
+    if (staged && !async && (status = sim_wait(context, stream)))
+        return status;
+    if (staged && !stage(&operation))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    status = sim_issue(stream, &operation);
+    bool waits = to == IN_PAGEABLE || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
+                 (from == IN_PINNED && !async);
+    return status || !waits ? status : sim_wait(context, stream);
 }
 
 static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t from_type, size_t size,
-                          void *stream) {
+                          void *stream, bool async) {
     return copy(&(CUDA_MEMCPY3D){.dstMemoryType = to_type,
                                  .dstHost = (void *)to,
                                  .dstDevice = to,
@@ -279,44 +325,44 @@ static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t
                                  .WidthInBytes = size,
                                  .Height = 1,
                                  .Depth = 1},
-                stream);
+                stream, async);
 }
 
 enum { HOST = CU_MEMORYTYPE_HOST, GPU = CU_MEMORYTYPE_DEVICE, ANY = CU_MEMORYTYPE_UNIFIED };
 
 API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
-    return copy_flat(to, GPU, (uint64_t)from, HOST, size, NULL);
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, NULL, false);
 }
 
 API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
-    return copy_flat((uint64_t)to, HOST, from, GPU, size, NULL);
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, NULL, false);
 }
 
 API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    return copy_flat(to, GPU, from, GPU, size, NULL);
+    return copy_flat(to, GPU, from, GPU, size, NULL, false);
 }
 
 API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
-    return copy_flat(to, GPU, (uint64_t)from, HOST, size, stream);
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, stream, true);
 }
 
 API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
-    return copy_flat((uint64_t)to, HOST, from, GPU, size, stream);
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, stream, true);
 }
 
 API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
-    return copy_flat(to, GPU, from, GPU, size, stream);
+    return copy_flat(to, GPU, from, GPU, size, stream, true);
 }
 
 API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    return copy_flat(to, ANY, from, ANY, size, NULL);
+    return copy_flat(to, ANY, from, ANY, size, NULL, false);
 }
 
 API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
-    return copy_flat(to, ANY, from, ANY, size, stream);
+    return copy_flat(to, ANY, from, ANY, size, stream, true);
 }
 
-static CUresult copy_2d(const CUDA_MEMCPY2D *c, void *stream) {
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, void *stream, bool async) {
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
     return copy(&(CUDA_MEMCPY3D){.srcXInBytes = c->srcXInBytes,
@@ -334,19 +380,19 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, void *stream) {
                                  .WidthInBytes = c->WidthInBytes,
                                  .Height = c->Height,
                                  .Depth = 1},
-                stream);
+                stream, async);
 }
 
-API cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL); }
+API cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, false); }
 
-API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL); }
+API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, false); }
 
-API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream) { return copy_2d(c, stream); }
+API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream) { return copy_2d(c, stream, true); }
 
-API cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return c ? copy(c, NULL) : CUDA_ERROR_INVALID_VALUE; }
+API cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return c ? copy(c, NULL, false) : CUDA_ERROR_INVALID_VALUE; }
 
 API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, void *stream) {
-    return c ? copy(c, stream) : CUDA_ERROR_INVALID_VALUE;
+    return c ? copy(c, stream, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Memsets
@@ -374,30 +420,35 @@ void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
     }
 }
 
+// Memory that the host has too is set when the call returns, unless it is asynchronous.
 static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item, size_t width, size_t height,
-                    void *handle) {
+                    void *handle, bool async) {
     IN_CONTEXT;
     const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
     struct stream *stream = sim_stream(context, handle);
     CUresult status = stream ? sim_check_set(&s) : CUDA_ERROR_INVALID_HANDLE;
+    if (!status && !async)
+        status = sim_unsafe();
     if (status || !width || !height)
         return status;
-    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
+    bool waits = !async && holding(to, 1)->type != DEVICE;
+    status = sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
+    return status || !waits ? status : sim_wait(context, stream);
 }
 
 #define SET(bits, type)                                                                                      \
     API cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t items) {                                     \
-        return set(to, 0, value, bits / 8, items, 1, NULL);                                                  \
+        return set(to, 0, value, bits / 8, items, 1, NULL, false);                                           \
     }                                                                                                        \
     API cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t items, void *stream) {                     \
-        return set(to, 0, value, bits / 8, items, 1, stream);                                                \
+        return set(to, 0, value, bits / 8, items, 1, stream, true);                                          \
     }                                                                                                        \
     API cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) {      \
-        return set(to, pitch, value, bits / 8, width, height, NULL);                                         \
+        return set(to, pitch, value, bits / 8, width, height, NULL, false);                                  \
     }                                                                                                        \
     API cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,      \
                                  void *stream) {                                                             \
-        return set(to, pitch, value, bits / 8, width, height, stream);                                       \
+        return set(to, pitch, value, bits / 8, width, height, stream, true);                                 \
     }
 
 SET(8, unsigned char)

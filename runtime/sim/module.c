@@ -153,7 +153,10 @@ API cuModuleUnload(void *module) {
     IN_CONTEXT;
     if (!is_kind(module, MODULE) || ((struct library *)module)->from)
         return CUDA_ERROR_INVALID_HANDLE;
-    sim_delete(module);
+    struct reference is = sim_refer(module);
+    sim_drain(context, false); // its code may be running
+    if (is_there(is))
+        sim_delete(module);
     return CUDA_SUCCESS;
 }
 

@@ -89,5 +89,12 @@ static void acquire(void) { pthread_mutex_lock(&sim_lock); }
 
 static void release(void) { pthread_mutex_unlock(&sim_lock); }
 
+static void release_child(void) {
+    sim_drop_work();
+    pthread_mutex_unlock(&sim_lock);
+}
+
 // A forked child has all objects, and nobody else in the middle of a change to them.
-__attribute__((constructor)) static void follow_forks(void) { pthread_atfork(acquire, release, release); }
+__attribute__((constructor)) static void follow_forks(void) {
+    pthread_atfork(acquire, release, release_child);
+}

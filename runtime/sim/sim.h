@@ -96,12 +96,14 @@ void sim_end_graph(struct object *object), sim_end_node(struct object *object);
 // device.c
 extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
+extern uint64_t sim_delay;       // ns that all work takes at least
 int sim_attribute(int attribute);
 
 // context.c
 struct context {
     struct object object;
     CUresult error;        // what broke it
+    unsigned busy;         // streams that have something to do
     unsigned references;   // of the primary one
     struct stream *legacy; // its default stream
 };
@@ -125,6 +127,7 @@ CUresult sim_enter(struct context **context); // the current one, where a call m
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
+bool sim_is_device(uint64_t start, uint64_t size);
 CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
@@ -175,7 +178,8 @@ int sim_function_attribute(const struct function *function, int attribute);
 // What a stream or a node of a graph does, by CU_GRAPH_NODE_TYPE_*.
 struct operation {
     int type;
-    void *owned; // arguments of a kernel, operations of a graph
+    void *owned; // arguments of a kernel, operations of a graph, bytes of a copy that were read when it was
+                 // issued
     union {
         struct {
             struct reference function;
@@ -209,7 +213,8 @@ struct stream {
     struct object object; // of its context
     unsigned flags;
     int priority;
-    bool of_thread; // the default stream of `thread`
+    struct queue *queue; // of its work
+    bool of_thread;      // the default stream of `thread`
     pthread_t thread;
     struct capture *capture;
     struct stream *next; // in the capture
@@ -218,14 +223,21 @@ struct stream {
 struct event {
     struct object object;
     unsigned flags;
-    uint64_t time;    // ns, when it was reached; 0: never recorded
+    uint64_t time; // ns, when it was reached; 0: never recorded
+    struct work *pending;
     uint64_t capture; // that it was recorded in, or 0
     struct nodes last;
 };
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
 struct stream *sim_stream(struct context *context, void *handle);       // NULL: is no stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
-void sim_reach(struct event *event);
+void sim_record(struct event *event, struct stream *stream);
+CUresult sim_wait_event(struct stream *stream, struct event *event);
+CUresult sim_wait(struct context *context, struct stream *stream);
+void sim_drain(struct context *context, bool all);
+void sim_end_queues(const struct context *context);
+void sim_drop_work(void);
+extern __thread bool sim_in_host_function;
 
 // graph.c
 struct graph {
@@ -270,8 +282,9 @@ CUresult sim_capture_graph(struct stream *stream, struct graph *graph);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
-void sim_leave_capture(struct stream *stream); // that goes
-CUresult sim_unsafe(void);                     // whether this thread may call what could disturb a capture
+void sim_leave_capture(struct stream *stream);      // that goes
+CUresult sim_implicit(const struct stream *stream); // that work may be put into; it may be the legacy one
+CUresult sim_unsafe(void); // whether this thread may call what could disturb a capture
 
 // proc.c
 struct sim_function {

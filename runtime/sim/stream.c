@@ -1,11 +1,44 @@
-// Streams and events. What is put into a stream is done at once.
+// Streams and events. The work of a stream is done by a thread of its own, in order, and later than the call
+// that issued it. What takes no time (a kernel, as long as none runs; an event) is done at once in a stream
+// that has nothing to do.
+//
+// The legacy default stream waits for all blocking streams of its context, and they for it. An event stands
+// for the work that it was last recorded with. The queue of a stream outlives its handle.
 
+#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "sim.h"
 
+struct work {
+    struct work *next;   // in the queue
+    unsigned references; // of the queue, of events, of work that waits for it
+    bool done;
+    uint64_t number;       // of all work that there ever was
+    uint64_t issued, time; // ns; when it was done
+    struct operation operation;
+    size_t count;
+    struct work *before[]; // in other streams
+};
+
+struct queue {
+    struct queue *next;
+    struct context *context; // NULL: is gone
+    unsigned flags;
+    bool has_thread, is_closed;
+    struct work *first, *last;
+    pthread_cond_t wake;
+};
+
 _Static_assert(sizeof(struct stream) <= OBJECT_SIZE && sizeof(struct event) <= OBJECT_SIZE, "fit");
+
+static struct queue *queues;
+static uint64_t numbers;
+static unsigned forks;
+static pthread_cond_t finished = PTHREAD_COND_INITIALIZER; // some work
+__thread bool sim_in_host_function;
 
 static uint64_t now(void) {
     struct timespec time;
@@ -13,16 +46,186 @@ static uint64_t now(void) {
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-void sim_end_stream(struct object *object) { sim_leave_capture((struct stream *)object); }
+static struct timespec as_timespec(uint64_t ns) {
+    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+}
 
-void sim_end_event(struct object *object) { free(((struct event *)object)->last.nodes); }
+// Work
+
+static struct work *keep(struct work *work) {
+    work->references++;
+    return work;
+}
+
+static void drop(struct work *work) {
+    if (!--work->references)
+        free(work);
+}
+
+static void finish(struct queue *queue, CUresult status) {
+    struct work *work = queue->first;
+    for (size_t i = 0; i < work->count; i++)
+        drop(work->before[i]);
+    sim_end_operation(&work->operation);
+    work->done = true;
+    work->time = now();
+    queue->first = work->next;
+    if (queue->context) {
+        queue->context->busy -= !queue->first;
+        if (status)
+            queue->context->error = status;
+    }
+    drop(work);
+}
+
+static void free_queue(struct queue *queue) {
+    struct queue **at = &queues;
+    while (*at != queue)
+        at = &(*at)->next;
+    *at = queue->next;
+    free(queue);
+}
+
+// Waits for work in the queue. Gives false where there has been none for a second.
+static bool wait_for_work(struct queue *queue) {
+    struct timespec end = as_timespec(now() + 1000000000);
+    int status = 0;
+    while (!queue->first && !queue->is_closed && !status)
+        status = pthread_cond_clockwait(&queue->wake, &sim_lock, CLOCK_MONOTONIC, &end);
+    return queue->first;
+}
+
+// Gives false in a child that the operation forked: nothing of this thread's is there.
+static bool do_first(struct queue *queue) {
+    struct work *work = queue->first;
+    for (size_t i = 0; i < work->count; i++)
+        while (!work->before[i]->done)
+            pthread_cond_wait(&finished, &sim_lock);
+    unsigned forked = forks;
+    pthread_mutex_unlock(&sim_lock);
+    if (sim_delay) {
+        struct timespec due = as_timespec(work->issued + sim_delay);
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+    }
+    CUresult status = sim_run(&work->operation);
+    pthread_mutex_lock(&sim_lock);
+    if (forks != forked)
+        return false;
+    finish(queue, status);
+    pthread_cond_broadcast(&finished);
+    return true;
+}
+
+static void *run(void *given) {
+    struct queue *queue = given;
+    pthread_mutex_lock(&sim_lock);
+    bool here = true;
+    while (here && wait_for_work(queue))
+        here = do_first(queue);
+    if (here) {
+        queue->has_thread = false;
+        if (queue->is_closed)
+            free_queue(queue);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return NULL;
+}
+
+// The thread gets no signal of the program's.
+static bool start(struct queue *queue) {
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    queue->has_thread = !pthread_create(&thread, NULL, run, queue);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (queue->has_thread)
+        pthread_detach(thread);
+    return queue->has_thread;
+}
+
+// Waits without the lock. The functions of a driver are no cancellation points.
+static void wait_for(struct work *work) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    keep(work);
+    while (!work->done)
+        pthread_cond_wait(&finished, &sim_lock);
+    drop(work);
+    pthread_setcancelstate(before, NULL);
+}
+
+// Waits for all that was issued before it was called; `all`: and for what is issued meanwhile.
+void sim_drain(struct context *context, bool all) {
+    uint64_t limit = all ? UINT64_MAX : numbers;
+    for (struct queue *queue = context->busy ? queues : NULL; queue;)
+        if (queue->context == context && queue->first && queue->first->number <= limit) {
+            wait_for(queue->first);
+            queue = queues;
+        } else
+            queue = queue->next;
+}
+
+// A forked child has no threads: the work that its parent has still to do is the parent's.
+void sim_drop_work(void) {
+    forks++;
+    sim_in_host_function = false;
+    finished = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    for (struct queue *queue = queues, *next; queue; queue = next) {
+        next = queue->next;
+        queue->wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+        queue->has_thread = false;
+        if (queue->first)
+            keep(queue->first); // it may be running: who forks there looks at it again
+        while (queue->first)
+            finish(queue, CUDA_SUCCESS);
+        if (queue->is_closed)
+            free_queue(queue);
+    }
+}
+
+// Streams
+
+void sim_end_stream(struct object *object) {
+    struct stream *stream = (struct stream *)object;
+    sim_leave_capture(stream);
+    struct queue *queue = stream->queue;
+    if (!queue)
+        return;
+    queue->is_closed = true;
+    if (queue->has_thread)
+        pthread_cond_signal(&queue->wake);
+    else
+        free_queue(queue);
+}
+
+// What is pending is not done for a context that is gone.
+void sim_end_queues(const struct context *context) {
+    for (struct queue *queue = queues; queue; queue = queue->next)
+        if (queue->context == context)
+            queue->context = NULL;
+}
+
+void sim_end_event(struct object *object) {
+    struct event *event = (struct event *)object;
+    free(event->last.nodes);
+    if (event->pending)
+        drop(event->pending);
+}
 
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority) {
     struct stream *made = sim_new(STREAM, context);
-    if (made) {
-        made->flags = flags;
-        made->priority = priority;
+    struct queue *queue = made ? calloc(1, sizeof(*queue)) : NULL;
+    if (!queue) {
+        if (made)
+            sim_delete(made);
+        return NULL;
     }
+    *queue =
+        (struct queue){.next = queues, .context = context, .flags = flags, .wake = PTHREAD_COND_INITIALIZER};
+    queues = made->queue = queue;
+    made->flags = flags;
+    made->priority = priority;
     return made;
 }
 
@@ -50,14 +253,78 @@ struct stream *sim_stream(struct context *context, void *handle) {
     return there ? handle : NULL;
 }
 
+// Whether work in a stream waits for what is in the queue of another one: one of the two is the legacy
+// default stream, the other a blocking one.
+static bool is_before(const struct queue *queue, const struct stream *stream) {
+    const struct queue *legacy = queue->context ? queue->context->legacy->queue : NULL;
+    return queue->first && queue != stream->queue && legacy && queue->context == stream->queue->context &&
+           !(queue->flags & CU_STREAM_NON_BLOCKING) && !(stream->flags & CU_STREAM_NON_BLOCKING) &&
+           (queue == legacy || stream->queue == legacy);
+}
+
+// Puts an operation into the queue of a stream, to come after `event` as well. Takes the operation over.
+static CUresult push(struct stream *stream, struct operation *operation, struct work *event) {
+    struct queue *queue = stream->queue;
+    size_t count = event != NULL;
+    for (const struct queue *at = queue->context->busy ? queues : NULL; at; at = at->next)
+        count += is_before(at, stream);
+    bool instant = operation->type == CU_GRAPH_NODE_TYPE_KERNEL ||
+                   operation->type == CU_GRAPH_NODE_TYPE_EMPTY ||
+                   operation->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+    if (instant && !sim_delay && !queue->first && !count) {
+        sim_end_operation(operation);
+        return CUDA_SUCCESS;
+    }
+    struct work *work = calloc(1, sizeof(*work) + count * sizeof(*work->before));
+    if (!work || (!queue->has_thread && !start(queue))) {
+        free(work);
+        sim_end_operation(operation);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    work->references = 1;
+    work->number = ++numbers;
+    work->issued = now();
+    work->operation = *operation;
+    if (event)
+        work->before[work->count++] = keep(event);
+    for (struct queue *at = work->count < count ? queues : NULL; at; at = at->next)
+        if (is_before(at, stream))
+            work->before[work->count++] = keep(at->last);
+    if (queue->first)
+        queue->last->next = work;
+    else {
+        queue->first = work;
+        queue->context->busy++;
+        pthread_cond_signal(&queue->wake);
+    }
+    queue->last = work;
+    return CUDA_SUCCESS;
+}
+
 CUresult sim_issue(struct stream *stream, struct operation *operation) {
     if (stream->capture)
         return sim_capture(stream, operation);
-    pthread_mutex_unlock(&sim_lock);
-    CUresult status = sim_run(operation);
-    sim_end_operation(operation);
-    pthread_mutex_lock(&sim_lock);
-    return status;
+    CUresult status = sim_implicit(stream);
+    if (status) {
+        sim_end_operation(operation);
+        return status;
+    }
+    return push(stream, operation, NULL);
+}
+
+// Waits for what is in the stream, and what stands before it.
+CUresult sim_wait(struct context *context, struct stream *stream) {
+    struct reference is = sim_refer(context);
+    if (stream->capture || !context->busy)
+        return context->error;
+    if (stream == context->legacy) {
+        CUresult status = push(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, NULL);
+        if (status)
+            return status;
+    }
+    if (stream->queue->first)
+        wait_for(stream->queue->last);
+    return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
@@ -89,12 +356,21 @@ static CUresult check(struct stream *stream) {
 
 API cuStreamSynchronize(void *handle) {
     IN_CONTEXT;
-    return check(sim_stream(context, handle));
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = check(stream);
+    return status ? status : sim_wait(context, stream);
 }
 
 API cuStreamQuery(void *handle) {
     IN_CONTEXT;
-    return check(sim_stream(context, handle));
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = check(stream);
+    if (status)
+        return status;
+    for (const struct queue *at = context->busy ? queues : NULL; at; at = at->next)
+        if (at->first && (at == stream->queue || (stream == context->legacy && is_before(at, stream))))
+            return CUDA_ERROR_NOT_READY;
+    return CUDA_SUCCESS;
 }
 
 API cuStreamGetFlags(void *handle, unsigned *flags) {
@@ -188,7 +464,29 @@ API cuEventDestroy_v2(void *event) {
     return CUDA_SUCCESS;
 }
 
-void sim_reach(struct event *event) { event->time = now(); }
+// The work that an event waits for, or NULL: it has been reached.
+static struct work *pending(struct event *event) {
+    if (event->pending && event->pending->done) {
+        event->time = event->pending->time;
+        drop(event->pending);
+        event->pending = NULL;
+    }
+    return event->pending;
+}
+
+// The event stands for what is last in the stream.
+void sim_record(struct event *event, struct stream *stream) {
+    if (event->pending)
+        drop(event->pending);
+    event->capture = 0;
+    event->time = now();
+    event->pending = stream->queue->first ? keep(stream->queue->last) : NULL;
+}
+
+CUresult sim_wait_event(struct stream *stream, struct event *event) {
+    struct work *work = pending(event);
+    return work ? push(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, work) : CUDA_SUCCESS;
+}
 
 API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
     IN_CONTEXT;
@@ -198,9 +496,11 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture && !(flags & 1))
         return sim_capture_event(stream, event);
-    event->capture = 0;
-    return sim_issue(stream,
-                     &(struct operation){.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)});
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};
+    CUresult status = sim_issue(stream, &operation);
+    if (!status && !stream->capture)
+        sim_record(event, stream);
+    return status;
 }
 
 API cuEventRecord(void *event, void *stream) { return cuEventRecordWithFlags(event, stream, 0); }
@@ -216,31 +516,41 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
             stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT, .event = sim_refer(event)});
     if (stream->capture || sim_is_captured(event))
         return sim_capture_wait(stream, event);
-    return CUDA_SUCCESS;
+    return sim_wait_event(stream, event);
 }
 
 static CUresult check_event(const struct event *event) {
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
     return event->capture ? CUDA_ERROR_CAPTURED_EVENT : sim_unsafe();
 }
 
-API cuEventQuery(void *event) {
+API cuEventQuery(void *handle) {
     LOCKED;
-    return check_event(find_event(event));
+    struct event *event = find_event(handle);
+    CUresult status = check_event(event);
+    return status || !pending(event) ? status : CUDA_ERROR_NOT_READY;
 }
 
-API cuEventSynchronize(void *event) {
+API cuEventSynchronize(void *handle) {
     LOCKED;
-    return check_event(find_event(event));
+    struct event *event = find_event(handle);
+    CUresult status = check_event(event);
+    if (!status && pending(event))
+        wait_for(event->pending);
+    return status;
 }
 
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {
     LOCKED;
-    const struct event *first = find_event(start), *last = find_event(end);
+    struct event *first = find_event(start), *last = find_event(end);
     if (!first || !last || !ms || (first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || !first->time ||
         !last->time)
         return CUDA_ERROR_INVALID_HANDLE; // or was never recorded
+    if (pending(first) || pending(last))
+        return CUDA_ERROR_NOT_READY;
     *ms = (float)((double)(int64_t)(last->time - first->time) / 1e6);
     return CUDA_SUCCESS;
 }

@@ -4,12 +4,28 @@ import pytest
 
 from tests import cuda
 from tests.runtime import simulated
+from tests.tiers import full
+
+
+@pytest.fixture(params=[None, full("thread"), full("address,undefined")])
+def play(request, tmp_path, shared):
+    """Builds a C client and runs it on the simulated device, both with sanitizers or without: it must end with 0 and
+    say nothing. Gives what it printed."""
+    folder = simulated.sanitized(request.param, shared) if request.param else None
+
+    def build_and_run(source, *args, **env):
+        program = simulated.build(tmp_path / "client", source, *([f"-fsanitize={request.param}"] if folder else []))
+        done = simulated.run(program, *args, folder=folder, **env)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    return build_and_run
 
 
 @pytest.mark.parametrize(
     ("arch", "expected"), [("9.0", "9 0"), ("sm_90", "9 0"), ("8.6", "8 6"), ("sm_120", "12 0"), ("", "9 0")]
 )
-def test_the_compute_capability(tmp_path, arch, expected):
+def test_the_compute_capability(play, arch, expected):
     source = r"""
     int main(void) {
         begin();
@@ -19,7 +35,7 @@ def test_the_compute_capability(tmp_path, arch, expected):
         printf("%d %d", major, minor);
     }
     """
-    assert simulated.play(tmp_path, source, GPT_SIM_ARCH=arch) == expected
+    assert play(source, GPT_SIM_ARCH=arch) == expected
 
 
 @pytest.mark.parametrize("arch", ["foo", "9", "sm_9", "sm_90a", "sm_", "0.9", "9.0x", "-9.0", "9.10", "sm_9000"])
@@ -38,7 +54,7 @@ def test_no_compute_capability(tmp_path, arch):
     assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: {fact}\n")
 
 
-def test_an_image_may_go_when_it_is_loaded(tmp_path):
+def test_an_image_may_go_when_it_is_loaded(play, tmp_path):
     cubin = cuda.nvrtc_compile('extern "C" __global__ void one(int *p) { *p = 1; }', "sm_90")
     (tmp_path / "code.cubin").write_bytes(cubin)
     (tmp_path / "code.fatbin").write_bytes(cuda.fatbin([("sm_90", "cubin", cubin)], "none"))
@@ -71,10 +87,10 @@ def test_an_image_may_go_when_it_is_loaded(tmp_path):
         }
     }
     """
-    simulated.play(tmp_path, source, *(str(tmp_path / f"code.{form}") for form in ("cubin", "fatbin", "ptx")))
+    play(source, *(str(tmp_path / f"code.{form}") for form in ("cubin", "fatbin", "ptx")))
 
 
-def test_a_handle_is_given_out_again_at_once(tmp_path):
+def test_a_handle_is_given_out_again_at_once(play):
     source = r"""
     int main(void) {
         begin();
@@ -100,10 +116,10 @@ def test_a_handle_is_given_out_again_at_once(tmp_path):
         IS(400, D(cuStreamDestroy_v2)(stream));
     }
     """
-    simulated.play(tmp_path, source)
+    play(source)
 
 
-def test_what_goes_with_a_context(tmp_path):
+def test_what_goes_with_a_context(play):
     source = r"""
     static void *graph; // which is of no context
     static void *create(void) {
@@ -155,11 +171,11 @@ def test_what_goes_with_a_context(tmp_path):
         OK(D(cuGraphDestroy)(graph));
     }
     """
-    simulated.play(tmp_path, source)
+    play(source)
 
 
 @pytest.mark.parametrize("end", ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset_v2"])
-def test_the_primary_context(tmp_path, end):
+def test_the_primary_context(play, end):
     source = r"""
     int main(void) {
         begin();
@@ -185,10 +201,10 @@ def test_the_primary_context(tmp_path, end):
         launch(again);
     }
     """
-    simulated.play(tmp_path, source.replace("END", end))
+    play(source.replace("END", end))
 
 
-def test_libraries_have_a_module_in_each_context(tmp_path):
+def test_libraries_have_a_module_in_each_context(play):
     source = r"""
     int main(void) {
         begin();
@@ -225,7 +241,7 @@ def test_libraries_have_a_module_in_each_context(tmp_path):
         assert(functions[0] == kernel || functions[1] == kernel);
     }
     """
-    simulated.play(tmp_path, source)
+    play(source)
 
 
 CODE = r"""
@@ -240,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(128) many(char a, struct pair b, sh
 
 
 @pytest.mark.parametrize("form", ["ptx", "cubin"])
-def test_parameters_attributes_and_variables(tmp_path, form):
+def test_parameters_attributes_and_variables(play, tmp_path, form):
     path = tmp_path / f"code.{form}"
     path.write_bytes(cuda.nvrtc_compile(CODE, "compute_90" if form == "ptx" else "sm_90"))
     source = r"""
@@ -303,7 +319,7 @@ def test_parameters_attributes_and_variables(tmp_path, form):
         assert(size == 4);
     }
     """
-    simulated.play(tmp_path, source, str(path))
+    play(source, str(path))
 
 
 GRAPHS = r"""
@@ -327,7 +343,7 @@ static void expect(const char *numbers) {
 """
 
 
-def test_graphs(tmp_path):
+def test_graphs(play):
     source = r"""
     int main(void) {
         begin();
@@ -391,10 +407,10 @@ def test_graphs(tmp_path):
         expect("3 1 5 7 ");
     }
     """
-    simulated.play(tmp_path, GRAPHS + source)
+    play(GRAPHS + source)
 
 
-def test_conditional_nodes(tmp_path):
+def test_conditional_nodes(play):
     source = r"""
     int main(void) {
         begin();
@@ -425,10 +441,10 @@ def test_conditional_nodes(tmp_path):
         expect("0 21 32 ");
     }
     """
-    simulated.play(tmp_path, GRAPHS + source)
+    play(GRAPHS + source)
 
 
-def test_kernel_nodes_keep_their_arguments(tmp_path):
+def test_kernel_nodes_keep_their_arguments(play):
     source = r"""
     #define TWO ".version 7.0\n.target sm_70\n.address_size 64\n.entry two(.param .u32 a, .param .u64 b){ret;}\n"
     int main(void) {
@@ -465,10 +481,10 @@ def test_kernel_nodes_keep_their_arguments(tmp_path):
         OK(D(cuGraphLaunch)(exec, stream));
     }
     """
-    simulated.play(tmp_path, source)
+    play(source)
 
 
-def test_capture(tmp_path):
+def test_capture(play):
     source = r"""
     static void *other_thread(void *stream) {
         uint64_t memory;
@@ -554,7 +570,7 @@ def test_capture(tmp_path):
         OK(D(cuMemAlloc_v2)(&memory, (size_t)1));
     }
     """
-    simulated.play(tmp_path, GRAPHS + source)
+    play(GRAPHS + source)
 
 
 THREADS = r"""
@@ -604,5 +620,310 @@ int main(void) {
 """
 
 
-def test_threads_load_and_unload(tmp_path):
-    simulated.play(tmp_path, THREADS)
+def test_threads_load_and_unload(play):
+    play(THREADS)
+
+
+# A stream that waits until it is let go, so that what is behind it is pending as long as a test wants.
+GATES = r"""
+#include <stdatomic.h>
+#include <sched.h>
+static atomic_int gates[8]; // closed, reached, open
+enum { CLOSED, REACHED, OPEN };
+static void gate(void *number) {
+    atomic_store(&gates[(long)number], REACHED);
+    while (atomic_load(&gates[(long)number]) != OPEN)
+        sched_yield();
+}
+static void close_stream(void *stream, long number) {
+    atomic_store(&gates[number], CLOSED);
+    OK(D(cuLaunchHostFunc)(stream, gate, (void *)number));
+    while (atomic_load(&gates[number]) != REACHED)
+        sched_yield();
+}
+static void open_stream(long number) { atomic_store(&gates[number], OPEN); }
+"""
+
+
+def test_work_is_done_later_and_in_order(play):
+    source = r"""
+    static pthread_t own, other;
+    static void take_note(void *unused) { other = pthread_self(); }
+    static void back(void *stream, int status, void *data) {
+        void *context, *event;
+        assert(!status && stream == *(void **)data);
+        IS(800, D(cuCtxSynchronize)()); // no calls in there
+        IS(800, D(cuEventCreate)(&event, 0));
+    }
+    int main(void) {
+        begin();
+        void *stream, *event, *never, *late, *pinned, *f = kernel("foo");
+        uint64_t memory;
+        float ms;
+        OK(D(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+        OK(D(cuEventCreate)(&event, 0));
+        OK(D(cuEventCreate)(&late, 0));
+        OK(D(cuEventCreate)(&never, 0));
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
+        OK(D(cuMemHostAlloc)(&pinned, (size_t)64, 0));
+        OK(D(cuMemsetD8_v2)(memory, 0, (size_t)64));
+        OK(D(cuStreamQuery)(stream));
+        OK(D(cuEventQuery)(never));
+        close_stream(stream, 0);
+        IS(600, D(cuStreamQuery)(stream));
+        OK(D(cuEventRecord)(event, stream));
+        IS(600, D(cuEventQuery)(event));
+        char pageable[64] = "first";
+        memset(pinned, 0, 64), strcpy(pinned, "first");
+        OK(D(cuMemcpyHtoDAsync_v2)(memory, pageable, (size_t)32, stream));
+        OK(D(cuMemcpyHtoDAsync_v2)(memory + 32, pinned, (size_t)32, stream));
+        strcpy(pageable, "second"), strcpy(pinned, "second"); // the one was staged, the other is read later
+        OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+        OK(D(cuLaunchHostFunc)(stream, take_note, (void *)0));
+        OK(D(cuStreamAddCallback)(stream, back, &stream, 0));
+        OK(D(cuMemcpyDtoHAsync_v2)((char *)pinned + 32, memory, (size_t)32, stream));
+        OK(D(cuEventRecord)(late, stream));
+        IS(600, D(cuEventElapsedTime_v2)(&ms, event, late));
+        IS(400, D(cuEventElapsedTime_v2)(&ms, never, late));
+        assert(!((char *)pinned)[32]);
+        usleep(2000);
+        IS(600, D(cuEventQuery)(late));
+        open_stream(0);
+        OK(D(cuEventSynchronize)(late));
+        OK(D(cuEventQuery)(event));
+        OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuStreamQuery)(stream));
+        assert(!pthread_equal(other, pthread_self()));
+        assert(!strcmp((char *)pinned + 32, "first"));
+        OK(D(cuMemcpyDtoH_v2)(pageable, memory, (size_t)64));
+        assert(!strcmp(pageable, "first") && !strcmp(pageable + 32, "second"));
+        OK(D(cuEventElapsedTime_v2)(&ms, event, late));
+        assert(ms >= 0 && ms < 60000);
+        close_stream(stream, 0);
+        OK(D(cuEventRecord)(event, stream));
+        OK(D(cuEventRecord)(never, 0)); // in another stream: at once
+        OK(D(cuEventQuery)(never));
+        usleep(3000);
+        open_stream(0);
+        OK(D(cuEventSynchronize)(event));
+        OK(D(cuEventElapsedTime_v2)(&ms, never, event));
+        assert(ms >= 3);
+    }
+    """
+    play(GATES + source)
+
+
+def test_streams_wait_for_each_other(play):
+    source = r"""
+    static int order[8], steps;
+    static void step(void *number) { order[__atomic_fetch_add(&steps, 1, __ATOMIC_SEQ_CST)] = (int)(long)number; }
+    int main(void) {
+        begin();
+        void *blocking, *free_one, *legacy = (void *)1, *own = (void *)2, *event;
+        OK(D(cuStreamCreate)(&blocking, 0));
+        OK(D(cuStreamCreate)(&free_one, CU_STREAM_NON_BLOCKING));
+        OK(D(cuEventCreate)(&event, 0));
+
+        close_stream(blocking, 0); // the legacy stream waits for it, others do not
+        OK(D(cuLaunchHostFunc)(legacy, step, (void *)2));
+        OK(D(cuLaunchHostFunc)(own, step, (void *)3)); // waits for the legacy one
+        OK(D(cuLaunchHostFunc)(free_one, step, (void *)1));
+        OK(D(cuStreamSynchronize)(free_one));
+        assert(steps == 1 && order[0] == 1);
+        IS(600, D(cuStreamQuery)(legacy));
+        IS(600, D(cuStreamQuery)(own));
+        open_stream(0);
+        OK(D(cuStreamSynchronize)(own));
+        assert(steps == 3 && order[1] == 2 && order[2] == 3);
+
+        close_stream(legacy, 0);
+        OK(D(cuLaunchHostFunc)(blocking, step, (void *)2));
+        OK(D(cuLaunchHostFunc)(free_one, step, (void *)1));
+        OK(D(cuStreamSynchronize)(free_one));
+        assert(steps == 4);
+        open_stream(0);
+        OK(D(cuCtxSynchronize)());
+        assert(steps == 5);
+
+        // An event is what it was last recorded with, when it is waited for.
+        close_stream(free_one, 0);
+        OK(D(cuEventRecord)(event, free_one));
+        OK(D(cuStreamWaitEvent)(own, event, 0));
+        OK(D(cuLaunchHostFunc)(own, step, (void *)2));
+        OK(D(cuEventRecord)(event, blocking));
+        OK(D(cuEventQuery)(event));
+        OK(D(cuEventDestroy_v2)(event));
+        IS(600, D(cuStreamQuery)(own));
+        assert(steps == 5);
+        open_stream(0);
+        OK(D(cuStreamSynchronize)(own));
+        assert(steps == 6);
+        // A synchronization of the legacy stream is one with those that it would wait for.
+        close_stream(blocking, 0);
+        IS(600, D(cuStreamQuery)(legacy));
+        open_stream(0);
+        OK(D(cuStreamSynchronize)(legacy));
+        OK(D(cuStreamQuery)(blocking));
+        void *graph;
+        OK(D(cuStreamBeginCapture_v2)(blocking, 2));
+        IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // would wait for what is captured
+        IS(901, D(cuStreamEndCapture)(blocking, &graph));
+    }
+    """
+    play(GATES + source)
+
+
+def test_what_is_destroyed_while_it_has_work(play):
+    source = r"""
+    static int done;
+    static void *open_later(void *number) {
+        usleep(2000);
+        open_stream((long)number);
+        return 0;
+    }
+    static void count(void *unused) { __atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST); }
+    static void behind(void (*destroy)(void), void *stream) {
+        pthread_t thread;
+        int before = done;
+        close_stream(stream, 0);
+        OK(D(cuLaunchHostFunc)(stream, count, (void *)0));
+        pthread_create(&thread, 0, open_later, (void *)0);
+        destroy();
+        assert(done == before + 1); // it waited
+        pthread_join(thread, 0);
+    }
+    static uint64_t memory;
+    static void *module, *context;
+    static void free_memory(void) { OK(D(cuMemFree_v2)(memory)); }
+    static void unload(void) { OK(D(cuModuleUnload)(module)); }
+    static void destroy(void) { OK(D(cuCtxDestroy_v2)(context)); }
+    static void reset(void) { OK(D(cuDevicePrimaryCtxReset_v2)(0)); }
+    int main(void) {
+        begin();
+        void *stream, *again, *graph, *exec, *event;
+        OK(D(cuStreamCreate)(&stream, 1));
+        close_stream(stream, 0);
+        OK(D(cuLaunchHostFunc)(stream, count, (void *)0));
+        OK(D(cuEventCreate)(&event, 0));
+        OK(D(cuEventRecord)(event, stream));
+        OK(D(cuStreamDestroy_v2)(stream)); // at once; its work is still done
+        OK(D(cuStreamCreate)(&again, 1));
+        assert(again == stream);
+        OK(D(cuStreamQuery)(again));
+        assert(!done);
+        open_stream(0);
+        OK(D(cuEventSynchronize)(event));
+        OK(D(cuCtxSynchronize)());
+        assert(done == 1);
+
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)1));
+        behind(free_memory, again);
+        OK(cuModuleLoadData(&module, PTX));
+        behind(unload, again);
+
+        // An executable graph that is launched runs as it was then.
+        CUDA_HOST_NODE_PARAMS params = {count, 0};
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddHostNode)(&stream, graph, (void *)0, (size_t)0, &params));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        close_stream(again, 0);
+        OK(D(cuGraphLaunch)(exec, again));
+        OK(D(cuGraphLaunch)(exec, again));
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphDestroy)(graph));
+        int before = done;
+        open_stream(0);
+        OK(D(cuStreamSynchronize)(again));
+        assert(done == before + 2);
+
+        // Memory that is freed in the order of a stream; a copy behind it is an error of the context.
+        OK(D(cuCtxCreate_v2)(&context, 0, 0));
+        OK(D(cuStreamCreate)(&again, 1));
+        close_stream(again, 0);
+        OK(D(cuMemAllocAsync)(&memory, (size_t)100, again));
+        OK(D(cuMemsetD8Async)(memory, 1, (size_t)100, again));
+        OK(D(cuMemFreeAsync)(memory, again));
+        uint64_t start;
+        size_t size;
+        OK(D(cuMemGetAddressRange_v2)(&start, &size, memory)); // not yet
+        OK(D(cuMemsetD8Async)(memory, 1, (size_t)100, again));
+        open_stream(0);
+        IS(700, D(cuStreamSynchronize)(again));
+        IS(700, D(cuStreamQuery)(again));
+        IS(500, D(cuMemGetAddressRange_v2)(&start, &size, memory));
+        OK(D(cuCtxDestroy_v2)(context));
+        OK(D(cuCtxCreate_v2)(&context, 0, 0));
+        OK(D(cuStreamCreate)(&again, 1));
+        behind(destroy, again);
+        OK(D(cuStreamCreate)(&again, 1));
+        behind(reset, again);
+    }
+    """
+    play(GATES + source)
+
+
+def test_a_forked_child_has_the_objects_and_none_of_the_work(play):
+    source = r"""
+    #include <sys/wait.h>
+    static void fork_there(void *child) {
+        *(int *)child = fork();
+        if (!*(int *)child) {
+            void *context;
+            if (D(cuCtxGetCurrent)(&context))
+                _exit(3);
+            _exit(7);
+        }
+    }
+    int main(void) {
+        begin();
+        void *stream, *event, *f = kernel("foo");
+        uint64_t memory;
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)1000));
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuEventCreate)(&event, 0));
+        close_stream(stream, 0);
+        OK(D(cuEventRecord)(event, stream));
+        int child = fork(), status;
+        if (!child) {
+            OK(D(cuEventQuery)(event));
+            OK(D(cuStreamSynchronize)(stream));
+            close_stream(stream, 1);
+            OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+            IS(600, D(cuStreamQuery)(stream));
+            open_stream(1);
+            OK(D(cuMemFree_v2)(memory));
+            OK(D(cuCtxSynchronize)());
+            exit(5);
+        }
+        IS(600, D(cuEventQuery)(event));
+        assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+        open_stream(0);
+        OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuLaunchHostFunc)(stream, fork_there, &child));
+        OK(D(cuStreamSynchronize)(stream));
+        assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        OK(D(cuLaunchHostFunc)(stream, gate, (void *)2)); // pending as the process ends
+    }
+    """
+    play(GATES + source)
+
+
+def test_a_delay_of_all_work(play):
+    source = r"""
+    int main(void) {
+        begin();
+        void *first, *last, *f = kernel("foo");
+        OK(D(cuEventCreate)(&first, 0));
+        OK(D(cuEventCreate)(&last, 0));
+        OK(D(cuEventRecord)(first, (void *)0));
+        launch(f);
+        IS(600, D(cuEventQuery)(first));
+        OK(D(cuEventSynchronize)(first));
+        OK(D(cuEventRecord)(last, (void *)0));
+        OK(D(cuStreamSynchronize)((void *)0));
+        float ms;
+        OK(D(cuEventElapsedTime_v2)(&ms, first, last));
+        assert(ms >= 20);
+    }
+    """
+    play(source, GPT_SIM_DELAY="20000")
