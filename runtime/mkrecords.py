@@ -40,7 +40,7 @@ PRELUDE = """\
 // Made by runtime/mkrecords.py from gpt/records.py: change that one.
 //
 // gpt_pack_KIND appends one record and returns its size. A record that does not fit, or is larger than a
-// record may be, gives 0 and leaves `at` where it was; the bytes after it may have been overwritten. What a
+// record may be, returns 0 and leaves `at` where it was; the bytes after it may have been overwritten. What a
 // designated initializer leaves out is absent where it is optional, and 0 or empty if it is not.
 // Nothing here allocates, locks or sets errno: a signal handler may call it.
 

@@ -37,7 +37,7 @@ class Form(StrEnum):
     csv = "csv"
 
 
-Traces = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input without any.")]
+Traces = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input by default.")]
 Format = Annotated[Form | None, typer.Option("--format", help="Write Markdown or CSV.")]
 
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup"))  # what a process knows, and others use

@@ -4,7 +4,7 @@
 follows. These attributes have as payload the index of a symbol and a number:
 
     0x2f  registers of a thread       0x11  bytes of the function's own stack frame
-    0x12  bytes of stack of an entry and all that it calls; 0xffffffff where nobody knows
+    0x12  bytes of stack of an entry and all that it calls; 0xffffffff if not known
 
 Up to CUDA 12 the registers are in bits 24-31 of sh_info of `.text.K` as well. `.nv.constantN.K` are the constant
 banks that K has for itself: bank 0 has what the driver writes and the parameters, bank 2 literals. The size of

@@ -64,7 +64,7 @@ class Holding(Stage):
             self._held.write(FRAME.pack(isinstance(record, Added), len(data)) + data)
 
     def close(self) -> int:
-        """See Stage. Of a stream that ends too early nobody knows what else would have come."""
+        """See Stage. If a stream ends too early, it is not known what else would have come."""
         cut = sys.exception() is not None
         if self._held is not None:
             self.release(() if cut else self.judge(), added=not cut)

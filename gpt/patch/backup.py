@@ -1,7 +1,7 @@
 """Originals of libraries that were patched in place: `NAME.gpt-orig`, a second name of the file until it is replaced.
 
 Whoever may write to the folder can put something there first. In a folder of one's own that is somebody trusted; in
-one as /tmp, where all may create files and nobody may remove those of others, a backup has to be of the library's
+one such as /tmp, where all may create files and none may remove those of others, a backup has to be of the library's
 owner, of root, or of the caller.
 """
 

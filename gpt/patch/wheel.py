@@ -187,7 +187,7 @@ def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes]) -> N
 
 
 def _without_zip64(extra: bytes) -> bytes:
-    """Extra fields, each a kind, a size and as many bytes; what is none stays."""
+    """Extra fields, each a kind, a size and as many bytes; anything else stays."""
     kept, at = b"", 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)

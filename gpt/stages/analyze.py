@@ -13,4 +13,4 @@ ANALYSES: dict[str, Callable[..., int]] = {"summary": summary, "events": events}
 
 def main() -> int:
     """Entry point of the executable."""
-    return cli.run("gpt-analyze", ANALYSES)
+    return cli.run("gpt-analyze", ANALYSES, "Report what programs did with the GPU, from traces of gpt-hook.")

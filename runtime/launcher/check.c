@@ -41,7 +41,7 @@ static bool check_driver(void) {
     get_version(&version);
     CUresult status = init(0);
     if (status || get_count(&count)) {
-        row("driver", "CUDA %d.%d, but cuInit gives %d", version / 1000, version % 1000 / 10, status);
+        row("driver", "CUDA %d.%d, but cuInit returns %d", version / 1000, version % 1000 / 10, status);
         return false;
     }
     row("driver", "CUDA %d.%d", version / 1000, version % 1000 / 10);

@@ -249,7 +249,7 @@ static struct file *choose(const char *path, const char *name, struct identity *
     size_t count;
     struct file **found = find_files(name, &count), *best = NULL, *other = NULL;
     if (!count || identify(path, original))
-        return NULL; // what cannot be read there is the linker's to tell
+        return NULL; // the linker reports what cannot be read there
     for (size_t i = 0; i < count; i++) {
         struct file *file = found[i];
         const char *fault = file->state == UNREAD ? identify(file->path, &file->identity) : NULL;
@@ -387,7 +387,7 @@ EXPORT unsigned la_version(unsigned version) {
 }
 
 EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag) {
-    bool whole = flag == LA_SER_ORIG; // as the program gives it, not a path that is tried
+    bool whole = flag == LA_SER_ORIG; // as the program names it, not a path that is tried
     if (whole && !strchr(name, '/'))
         return (char *)name;
     char expanded[PATH_MAX], origin[PATH_MAX];

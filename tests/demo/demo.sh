@@ -42,7 +42,7 @@ run "cuobjdump -lelf -lptx libdemo.so"
 # `main matmul` uses one kernel. Which ones a program uses is what gpt-hook will record; a list does as well.
 run "echo $kernel > names.txt"
 
-# Read the library, find what nobody needs, write a library without it: three programs and one stream.
+# Read the library, find what is not needed, write a library without it: three programs and one stream.
 run "gpt-extract libdemo.so | gpt-locate --used names.txt --arch sm_90 | gpt-patch -o slim --mode compact"
 
 # What is left?
@@ -63,7 +63,7 @@ before=$(wc -c <libdemo.so)
 after=$(wc -c <slim/libdemo.so)
 test "$after" -lt "$before" || off "it did not shrink"
 
-# And it still works, where there is a GPU to show it.
+# And it still works, if there is a GPU to show it.
 result="not run: no sm_90 GPU here"
 if nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 2>/dev/null | grep -qx 9.0; then
     run "LD_LIBRARY_PATH=slim ./main matmul" || off "the program fails with it"

@@ -212,7 +212,7 @@ def main(words: list[str] | None = None) -> int:
     args = options.parse_args(words)
     names = args.names or list(WORKLOADS)
     if unknown := [name for name in names if name not in (*WORKLOADS, "apply")]:
-        options.error(f"there is no workload '{unknown[0]}'")
+        options.error(f"no such workload: '{unknown[0]}'")
     results = args.results or Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve() / "debloat.json"
     results.parent.mkdir(parents=True, exist_ok=True)
     rows = json.loads((results if results.exists() else COMMITTED).read_text())

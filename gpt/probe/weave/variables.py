@@ -13,7 +13,7 @@ written to them. One is copied in any case if its first value is not in the modu
 the address of a variable, in whose place 0 stands.
 
 What goes to `.shared` and `.local` is new for each launch. What stays impossible leaves the kernel alone: textures,
-samplers and surfaces, which are no memory; a variable of a function's own, which nobody finds by name; a call
+samplers and surfaces, which are not memory; a variable of a function's own, which cannot be found by name; a call
 through a pointer. That would run a function of the program's module, and may need more registers and stack than
 ptxas, which does not see it, assigns to the kernel.
 """

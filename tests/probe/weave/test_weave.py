@@ -732,7 +732,7 @@ def test_a_constant_of_the_program_where_ptxas_takes_none(snippet, tmp_path):
 
 
 def test_a_function_whose_arguments_vary_in_number(tmp_path):
-    """What it gets more would go after an array that must be its last parameter."""
+    """More parameters would go after an array that must be the last one."""
     text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
 {{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
 .visible .entry k() {{ .reg .b64 %rd; .reg .b32 %r;
