@@ -32,7 +32,7 @@ def catch() -> None:
 
 
 def look_each(seconds: float) -> None:
-    """From now on a signal is noticed within so many seconds, also where other threads run. 0 ends that, which has to
+    """From now on a signal is noticed within so many seconds, even if other threads run. 0 ends that, which has to
     be before the process ends.
 
     Python looks for signals between two operations of the main thread. One that comes just before an operation that

@@ -126,7 +126,7 @@ class Stage:
     def stdin(self) -> BufferedReader:
         """Standard input. All read it through this one object, for what one peeks at is in its buffer."""
         try:
-            os.read(0, 0)  # fails where it is closed, or a directory
+            os.read(0, 0)  # fails if it is closed, or a directory
             return open(0, "rb", closefd=False)
         except OSError as error:
             error.filename = STDIN
@@ -238,7 +238,7 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            if wants and not kinds & {wants[0], "sync"}:  # with a sync it is a conversation, where nothing was asked
+            if wants and not kinds & {wants[0], "sync"}:  # with a sync it is a conversation in which nothing was asked
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:
                 self._pass(one, handle, settle)

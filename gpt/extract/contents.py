@@ -35,7 +35,7 @@ EMPTY = Contents([], [], 0)
 
 @dataclass(frozen=True)
 class Opened:
-    """An element, what it defines, and its unpacked bytes where they were asked for (PTX without its NULs).
+    """An element, what it defines, and its unpacked bytes if they were asked for (PTX without its NULs).
 
     A cubin that lies in a library and in no region has a digest: the library loads it by itself, maybe from a copy.
     """

@@ -181,7 +181,7 @@ class Extraction:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
-        """The records of one file; a fault where it was named itself and holds no GPU code, or has another build id."""
+        """The records of one file; a fault if it was named itself and holds no GPU code, or has another build id."""
         progress = messages.Progress(Path(source.name).name)
         found = False
         try:

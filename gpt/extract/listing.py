@@ -56,7 +56,7 @@ class Listing:
     matched: bool = False  # whether anything was as wanted
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
-        """The records of a file; none where it holds no GPU code. Raises MalformedError."""
+        """The records of a file; none if it holds no GPU code. Raises MalformedError."""
         source = image.source
         found = list(image.iter_elements(self.scan))
         if not found and not image.has_fatbins:

@@ -55,7 +55,7 @@ def find_frame(source: Source, offset: int) -> Frame | None:
         return None
     if found.window_size > fatbin.MAX_WINDOW or found.dict_id:
         return None
-    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 where it is not stated
+    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 if it is not stated
 
 
 def parse_cubin(source: Source, offset: int, frame: Frame) -> fatbin.Element:

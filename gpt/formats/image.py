@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Image:
-    """A file that may hold GPU code. `elf` are its tables where it is an ELF file of the host."""
+    """A file that may hold GPU code. `elf` are its tables if it is an ELF file of the host."""
 
     source: Source
     type: str
@@ -57,7 +57,7 @@ class Image:
 
     @property
     def build_id(self) -> str | None:
-        """Build id, hexadecimal, where the file has one."""
+        """Build id, hexadecimal, if the file has one."""
         return self.elf.build_id if self.elf else None
 
     @property
@@ -111,7 +111,7 @@ def _type_of(head: bytes) -> str | None:
 
 
 def parse_image(source: Source) -> Image:
-    """Like `find_image`, but raises MalformedError with the reason where it finds nothing."""
+    """Like `find_image`, but raises MalformedError with the reason if it finds nothing."""
     image = find_image(source)
     if image:
         return image

@@ -13,7 +13,7 @@ from gpt.formats.source import BLOCK
 
 
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
-    """A regular file, open for reading. Raises MissingError on anything else, OSError where it cannot be opened.
+    """A regular file, open for reading. Raises MissingError on anything else, OSError if it cannot be opened.
 
     Opening a pipe would wait for a writer that may never come, a device has no end. A link is not a regular file
     without `follow`.
@@ -33,7 +33,7 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
 
 
 def read_at_most(file: IO[bytes], size: int) -> bytes:
-    """What a file holds, at most `size` bytes, without room for as many where there are fewer."""
+    """What a file holds, at most `size` bytes, without room for as many if there are fewer."""
     blocks: list[bytes] = []
     while size and (block := file.read(min(size, BLOCK))):
         blocks.append(block)
@@ -42,7 +42,7 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Its canonical form, or the path itself where no file can have it."""
+    """Its canonical form, or the path itself if no file can have it."""
     try:
         return os.path.realpath(path)
     except ValueError:

@@ -120,7 +120,7 @@ def _squeezed(text: str) -> str:
 
 
 def _before(text: str, opening: str, closing: str) -> str:
-    """What stands before the parentheses that end a text; all of it where none do."""
+    """What stands before the parentheses that end a text; all of it if none do."""
     depth = 0
     for position in range(len(text) - 1, -1, -1) if text.endswith(closing) else ():
         depth += (text[position] == closing) - (text[position] == opening)

@@ -19,7 +19,7 @@ SET_IDS = {"its set-user-ID bit": stat.S_ISUID, "its set-group-ID bit": stat.S_I
 
 
 def copy_attributes(source: int, new: int, every: bool) -> list[str]:
-    """Gives a file of mode 0600 the mode and ACL of another, and, where that is permitted, its owner and group.
+    """Gives a file of mode 0600 the mode and ACL of another, and, if that is permitted, its owner and group.
 
     With `every` also set-ID bits, capabilities and all other extended attributes. Returns what could not be kept.
     """
@@ -67,7 +67,7 @@ def find_signature(fd: int) -> str | None:
 
 
 def _names(fd: int) -> list[str]:
-    """The extended attributes of a file; none where the file system has none."""
+    """The extended attributes of a file; none if the file system has none."""
     with suppress(OSError):
         return os.listxattr(fd)
     return []

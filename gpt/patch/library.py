@@ -97,7 +97,7 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
 
 
 def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
-    """The plan of the mode that was asked for; holes, with the reason, where a file cannot be made smaller."""
+    """The plan of the mode that was asked for; holes, with the reason, if a file cannot be made smaller."""
     mode, reason = way.mode, None
     if mode == "compact":
         if doomed.changed or any(element.dead for element in doomed.all):

@@ -82,7 +82,7 @@ def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
-    """Copies inside the kernel where the file systems can, which also shares blocks where they can."""
+    """Copies inside the kernel if the file systems can, which also shares blocks if they can."""
     while size:
         try:
             count = os.copy_file_range(source, out, size, start, position)

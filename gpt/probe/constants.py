@@ -25,7 +25,7 @@ def is_constant(operand: tree.Operand) -> bool:
 
 
 def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
-    """Why a constant is none that may stand where a type is wanted, or None."""
+    """Why a constant cannot be used as one of a type, or None."""
     match operand:
         case tree.Name():
             return None if wanted is None or wanted[0] in "usb" else f"'{operand}' where .{wanted} is wanted"

@@ -22,7 +22,7 @@ HELPERS = {  # name: type, None if it is the operand's own
     "BYTES": "u32",  # what one lane moves
     "FLOPS": "u32",  # one lane's share of the arithmetic
     "ACTIVE": "u32",  # how many lanes are here
-    "PRED": "pred",  # whether the instruction's guard held; true where it has none
+    "PRED": "pred",  # whether the instruction's guard held; true if it has none
     "CLOCK": "u64",  # clocks of this SM
     "TIME": "u64",  # ns, the same on all SMs
     "SMID": "u32",
@@ -135,7 +135,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Code for positions. With `no_pred` it runs where the guard of the instruction did not hold, too.
+    """Code for positions. With `no_pred` it also runs if the guard of the instruction did not hold.
 
     `sample` is (`block` or `warp`, N): only one in N runs it.
     """

@@ -282,7 +282,7 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
 
 
 def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | None]:
-    """The operand in brackets that counts and its space: of a copy, the global one; generic where none is named."""
+    """The operand in brackets that counts and its space: of a copy, the global one; generic if none is named."""
     found = [operand for operand in instruction.operands if isinstance(operand, tree.Address)]
     if not found or instruction.opcode in ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "tensormap"):
         return None, None

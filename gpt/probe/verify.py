@@ -88,7 +88,7 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
-    """OUT and IN1 to IN4 where a type is wanted of them, and whether less than that will do: a field takes it."""
+    """OUT and IN1 to IN4 if a type is required of them, and whether less than that will do: a field takes it."""
     match node:
         case tree.Instruction():
             pairs = list(zip(node.operands, types_of(node), strict=True))

@@ -21,7 +21,7 @@ _BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isaln
 _SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
 _LABEL = compiled(rf"({tokens.IDENTIFIER})\s*+:(?!:)", re.ASCII)
 _RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
-_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # what is left out where nobody names it
+_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names it
 
 
 def prune(module: Module, entries: Iterable[str]) -> bytes:

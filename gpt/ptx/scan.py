@@ -246,7 +246,7 @@ class Module:
         return (int(found[1]), int(found[2])) if found else None
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
-        """The error for a place where no statement or item can be, or where one has no end."""
+        """The error for text that is not a statement or item, or is one without end."""
         word = _SHOWN.search(self.skeleton, offset)
         return self.fault(offset, f"{fact} '{word[0] if word else 'end'}'")
 
@@ -256,7 +256,7 @@ class Module:
 
 
 def scan_module(data: bytes, name: str = "PTX") -> Module:
-    """Cuts a module into its items. Raises MalformedError, with line and column, where something is none."""
+    """Cuts a module into its items. Raises MalformedError, with line and column, for text that is not one."""
     module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
     return replace(module, items=tuple(_items(module)))
 

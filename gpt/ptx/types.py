@@ -30,7 +30,7 @@ SPECIAL = {
 VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
 _INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,32})|([1-9]\d{0,32}))U?", re.ASCII)
 FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
-BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands that are from 0 to 255 where they are constants
+BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands that are from 0 to 255 if they are constants
 PACKED = {  # types of registers of plain bits only, and of no constants
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
@@ -116,7 +116,7 @@ def integer(text: str) -> int | None:
 
 
 def fits(opcode: str, wanted: str, given: str) -> bool:
-    """Whether an operand of one type may stand where an instruction wants another.
+    """Whether an operand of one type may be given to an instruction that asks for another.
 
     As ptxas has it: plain bits are anything of their size, integers may differ in sign, and only `cvt` takes a
     register that is too large, unless it holds a float.

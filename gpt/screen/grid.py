@@ -76,7 +76,7 @@ class Grid:
         self._styles.append(style)
 
     def least(self) -> int:
-        """Columns that it takes where all texts are cut as far as they can be."""
+        """Columns that it takes if all texts are cut as far as possible."""
         widths = _widths(self._rows)
         return _sum(min(width, LEAST) if at < self._texts else width for at, width in enumerate(widths))
 
@@ -116,7 +116,7 @@ def _sum(widths: Iterator[int] | Sequence[int]) -> int:
 
 
 def render(lines: Callable[[int], Iterator[Text]]) -> str:
-    """The text of lines that are made for a width, with colours where standard output is a terminal."""
+    """The text of lines that are made for a width, with colours if standard output is a terminal."""
     import io
 
     from rich.console import Console

@@ -285,7 +285,7 @@ def _tally_grid(rows: dict[str, Counter[str]]) -> Grid:
 
 
 def _kernel_grid(kernels: list[Record]) -> Grid:
-    """What assembled kernels need, and after it what the probes added, where that is known."""
+    """What assembled kernels need, and after it what the probes added, if that is known."""
     grid = Grid("kernel", "arch", "regs", "spills", "stack", "shared", "const", texts=2)
     for kernel, name in zip(kernels, readable([kernel["name"] for kernel in kernels]), strict=True):
         grid.add(name, kernel.get("arch", ""), *(_with_change(kernel, key) for key in NEEDS))
@@ -307,7 +307,7 @@ def _probed_lines(kernels: list[tuple[str, str, list[int]]], width: int) -> Line
 
 
 def _with_change(kernel: Record, key: str) -> str:
-    """`40`, or `40 (+4)` where it was 36 without probes."""
+    """`40`, or `40 (+4)` if it was 36 without probes."""
     value, before = kernel.get(key), kernel.get(f"{key}_before")
     if value is None:
         return "-"

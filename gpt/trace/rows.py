@@ -144,7 +144,7 @@ class Collector:
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:
-        """All that was collected: rows that were written, with the thread of each, 0 where records name none.
+        """All that was collected: rows that were written, with the thread of each, 0 if records name none.
 
         A thread's rows of one layout are in order.
         """

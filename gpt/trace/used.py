@@ -28,7 +28,7 @@ IN_MEMORY = "a module in memory"
 
 
 class Loaded(NamedTuple):
-    """A file that was loaded: size and build id where they are known, and whether it may hold GPU code."""
+    """A file that was loaded: size and build id if they are known, and whether it may hold GPU code."""
 
     size: int | None = None
     build_id: str | None = None

@@ -165,7 +165,7 @@ class Values:
     # Expressions
 
     def _value(self, node: ast.expr) -> Value:
-        """What an expression is, computed where it is not a constant or register."""
+        """The value of an expression; it is computed if it is not a constant or register."""
         constant = number(node, self.constants)
         if constant is not None:
             return Value(None, None, constant)

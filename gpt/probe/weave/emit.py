@@ -69,7 +69,7 @@ class Code:
         self._made.clear()
 
     def positive(self, condition: Condition | None) -> str:
-        """A register that holds where the condition does."""
+        """A predicate that is true if the condition holds."""
         if condition is None:
             return self.make("pred", "setp.eq.u32", 0, 0)
         return self.make("pred", "not.pred", condition.register) if condition.negated else condition.register
@@ -81,7 +81,7 @@ class Code:
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
 
     def group(self, condition: Condition | None) -> tuple[str, str]:
-        """The lanes that are here, and those of them where the condition holds."""
+        """The active lanes, and those of them for which the condition holds."""
         here = self.once("b32", "activemask.b32")
         if condition is None:
             return here, here

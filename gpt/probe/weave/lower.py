@@ -143,7 +143,7 @@ class Lowering:
             self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
             self.code.forget()
             return
-        if not node.operands:  # only where nobody verified
+        if not node.operands:  # only if it was not verified
             self.code.put(node.name, condition)
             return
         wanted = types_of(node)
@@ -165,7 +165,7 @@ class Lowering:
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
-            raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only where nobody verified
+            raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
         if placed.map.type == "total":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()

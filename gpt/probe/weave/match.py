@@ -1,4 +1,4 @@
-"""Which probes go where in a kernel: every function of it with the snippets that have a place there."""
+"""Which probes go where in a kernel: each of its functions with the snippets that are woven into it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def save(
     *,
     overwrite: bool,
 ) -> None:
-    """Saves a record's values where the condition holds: registers of `widths` bytes, those of their fields.
+    """Saves a record's values if the condition holds: registers of `widths` bytes, those of their fields.
 
     What is added to a total may be narrower, or nothing at all: an empty text.
 
@@ -124,7 +124,7 @@ def _store(
 def _add(
     code: Code, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Adds every lane's values to its unit's; where lanes share one, and the target can, its leader the group's."""
+    """Adds every lane's values to its unit's; if lanes share one, and the target can, the leader adds for the group."""
     rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
     fields = [row for row in rows if row[1]]
     if placed.map.level == "thread" or not code.redux:
