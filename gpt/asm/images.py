@@ -18,7 +18,7 @@ from gpt.outputs import replacing
 def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
     """A record for each target, such as a `cubin`, or one `fatbin`, stored with that codec.
 
-    Raises MalformedError if the text can be no element, and GptError if an image is larger than a record.
+    Raises MalformedError if the text cannot be an element, and GptError if an image is larger than a record.
     """
     common = {"id": ptx["id"], "module": ptx["module"]}
     if fatbin:

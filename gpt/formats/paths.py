@@ -1,4 +1,4 @@
-"""Paths out of records: whoever wrote them chose them, so they may name anything, or be no path at all."""
+"""Paths out of records: whoever wrote them chose them, so they may name anything, or not be paths at all."""
 
 from __future__ import annotations
 

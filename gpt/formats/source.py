@@ -77,7 +77,7 @@ class Source:
         return digest.hexdigest()
 
     def open(self) -> io.BufferedReader:
-        """A binary file over it, for libraries that want one."""
+        """A binary file over it, for libraries that require one."""
         return io.BufferedReader(_Raw(self))
 
 

@@ -232,7 +232,7 @@ class _Dropping:
         return out
 
     def _is_lost(self, numbers: np.ndarray) -> np.ndarray:
-        """Which symbols of these numbers are lost; a number may be none of a symbol."""
+        """Which symbols of these numbers are lost; a number may not be that of a symbol."""
         lost: np.ndarray = (numbers < len(self.lost)) & self.lost[np.minimum(numbers, len(self.lost) - 1)]
         return lost
 

@@ -199,7 +199,7 @@ class _Check:
             raise self.refuse(f"writes program register '{operand}'")
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
-        """Refuses an operand that is not the probe's to read, or of another type than is wanted."""
+        """Refuses an operand that is not the probe's to read, or of another type than required."""
         if is_constant(operand):
             if fault := constants.find_fault(operand, wanted):
                 raise self.refuse(fault)

@@ -36,7 +36,7 @@ def reserved(target: int) -> int:
 def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
     """Where a kernel's parameters are after so many bytes, each aligned as its type or `.align` says.
 
-    Raises MalformedError, at `where`, for numbers that are none.
+    Raises MalformedError, at `where`, for sizes that are not numbers.
     """
     found: list[Param] = []
     end = 0

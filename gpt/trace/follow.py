@@ -51,7 +51,7 @@ class Trace:
         self._open = False
 
     def __iter__(self) -> Iterator[Record]:
-        """Its records. Raises MalformedError if they are none; what was read before counts."""
+        """Its records. Raises MalformedError if they are not records; what was read before counts."""
         for record in self._read(self.path):
             match record["kind"]:
                 case "header":

@@ -273,7 +273,7 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def expressions(operand):
-    """An operand in an expression stands in no prefix and is no expression itself, or the tree would be another."""
+    """An operand of an expression has no prefix and is not an expression, or the tree would be another."""
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
     base = plain.filter(lambda node: not isinstance(node, Prefixed))
     items = st.lists(operand, max_size=3).map(tuple)

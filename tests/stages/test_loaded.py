@@ -96,7 +96,7 @@ def test_files_of_negativa(sample, tmp_path):
     assert (done.status, "loaded_sos is not a list of strings" in done.err) == (3, True)
     (tmp_path / "names").write_text("x")
     done = run("gpt-locate", "--used", tmp_path / "spans.json", "--arch", "sm_90", data=extract(sample("lz4")).out)
-    assert done.status == 3  # spans are no list of what is used
+    assert done.status == 3  # spans are not a list of what is used
     assert extract("--loaded", "-r", tmp_path).status == extract("--loaded").status == 2
 
 

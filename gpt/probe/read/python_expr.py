@@ -335,5 +335,5 @@ class Values:
 
 
 def _arithmetic(type_: Type) -> str:
-    """The type as arithmetic wants it: plain bits count as unsigned."""
+    """The type for arithmetic: plain bits count as unsigned."""
     return f"u{type_.bits}" if type_.kind == "b" else type_.name

@@ -1,4 +1,4 @@
-"""What a snippet reads of the program at a site: helpers and operands as registers of the types that it wants.
+"""What a snippet reads of the program at a site: helpers and operands as registers of the types that it requires.
 
 What an instruction overwrites is copied before it, if the snippet asks for the old value after it.
 """
