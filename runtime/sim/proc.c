@@ -7,7 +7,6 @@
 enum { FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT };
 
 API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    (void)flags; // the per-thread default stream is not a different one here
     if (!name || !function)
         return CUDA_ERROR_INVALID_VALUE;
     const struct sim_function *best = NULL;
@@ -19,7 +18,8 @@ API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
             else if (!best || at->since >= best->since)
                 best = at, found = FOUND;
         }
-    *function = best ? best->address : NULL;
+    bool own = best && best->per_thread && flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    *function = !best ? NULL : own ? best->per_thread : best->address;
     if (status)
         *status = found;
     // Whoever asks for the state gets the answer there.

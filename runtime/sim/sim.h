@@ -10,6 +10,7 @@
 //   stream.c   streams and events
 //   capture.c  streams whose work becomes a graph
 //   graph.c    graphs and what is made of them
+//   perthread.c  variants for another default stream
 //   proc.c     how the functions are found; table.c lists them
 //
 // Kernels are looked up and launches accepted, but nothing runs them yet.
@@ -238,6 +239,7 @@ void sim_drain(struct context *context, bool all);
 void sim_end_queues(const struct context *context);
 void sim_drop_work(void);
 extern __thread bool sim_in_host_function;
+extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
 
 // graph.c
 struct graph {
@@ -291,6 +293,7 @@ struct sim_function {
     const char *name; // as cuGetProcAddress is asked for it
     int since;        // the version of CUDA that this variant begins with
     void *address;
+    void *per_thread; // the variant whose default stream is the thread's, or NULL
 };
 extern const struct sim_function sim_functions[];
 

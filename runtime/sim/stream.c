@@ -245,10 +245,10 @@ static struct stream *own_stream(struct context *context) {
 }
 
 struct stream *sim_stream(struct context *context, void *handle) {
+    if ((uintptr_t)handle == CU_STREAM_PER_THREAD_HANDLE || (!handle && sim_per_thread))
+        return own_stream(context);
     if ((uintptr_t)handle <= CU_STREAM_LEGACY_HANDLE)
         return context->legacy;
-    if ((uintptr_t)handle == CU_STREAM_PER_THREAD_HANDLE)
-        return own_stream(context);
     bool there = is_kind(handle, STREAM) && ((struct object *)handle)->owner == &context->object;
     return there ? handle : NULL;
 }

@@ -3,11 +3,15 @@
 #include "sim.h"
 
 // A version is that of CUDA with which this function took the name; 0: it always had it.
-#define FUNCTION(name, suffix, since) {#name, since, (void *)name##suffix},
+// Some have a variant for programs whose default stream is that of the thread.
+#define FUNCTION(name, suffix, since) {#name, since, (void *)name##suffix, NULL},
+#define BOTH(name, suffix, since, variant)                                                                   \
+    {#name, since, (void *)name##suffix, (void *)name##suffix##variant},
 #define DECLARE(name, suffix, since) CUresult name##suffix(void);
+#define DECLARE_BOTH(name, suffix, since, variant) CUresult name##suffix(void), name##suffix##variant(void);
 
 // clang-format off
-#define FUNCTIONS(X) \
+#define FUNCTIONS(X, P) \
     X(cuInit, , 0) \
     X(cuDriverGetVersion, , 0) \
     X(cuDeviceGetCount, , 0) \
@@ -37,11 +41,11 @@
     X(cuGetErrorName, , 0) \
     X(cuGetErrorString, , 0) \
     X(cuMemAlloc, _v2, 0) \
-    X(cuMemAllocAsync, , 0) \
+    P(cuMemAllocAsync, , 0, _ptsz) \
     X(cuMemAllocManaged, , 0) \
     X(cuMemAllocPitch, _v2, 0) \
     X(cuMemFree, _v2, 0) \
-    X(cuMemFreeAsync, , 0) \
+    P(cuMemFreeAsync, , 0, _ptsz) \
     X(cuMemHostAlloc, , 0) \
     X(cuMemAllocHost, _v2, 0) \
     X(cuMemFreeHost, , 0) \
@@ -50,58 +54,58 @@
     X(cuMemHostGetDevicePointer, _v2, 0) \
     X(cuMemGetInfo, _v2, 0) \
     X(cuMemGetAddressRange, _v2, 0) \
-    X(cuMemcpyHtoD, _v2, 0) \
-    X(cuMemcpyDtoH, _v2, 0) \
-    X(cuMemcpyDtoD, _v2, 0) \
-    X(cuMemcpyHtoDAsync, _v2, 0) \
-    X(cuMemcpyDtoHAsync, _v2, 0) \
-    X(cuMemcpyDtoDAsync, _v2, 0) \
-    X(cuMemcpy, , 0) \
-    X(cuMemcpyAsync, , 0) \
-    X(cuMemcpy2D, _v2, 0) \
-    X(cuMemcpy2DUnaligned, _v2, 0) \
-    X(cuMemcpy2DAsync, _v2, 0) \
-    X(cuMemcpy3D, _v2, 0) \
-    X(cuMemcpy3DAsync, _v2, 0) \
-    X(cuMemsetD8, _v2, 0) \
-    X(cuMemsetD16, _v2, 0) \
-    X(cuMemsetD32, _v2, 0) \
-    X(cuMemsetD8Async, , 0) \
-    X(cuMemsetD16Async, , 0) \
-    X(cuMemsetD32Async, , 0) \
-    X(cuMemsetD2D8, _v2, 0) \
-    X(cuMemsetD2D16, _v2, 0) \
-    X(cuMemsetD2D32, _v2, 0) \
-    X(cuMemsetD2D8Async, , 0) \
-    X(cuMemsetD2D16Async, , 0) \
-    X(cuMemsetD2D32Async, , 0) \
+    P(cuMemcpyHtoD, _v2, 0, _ptds) \
+    P(cuMemcpyDtoH, _v2, 0, _ptds) \
+    P(cuMemcpyDtoD, _v2, 0, _ptds) \
+    P(cuMemcpyHtoDAsync, _v2, 0, _ptsz) \
+    P(cuMemcpyDtoHAsync, _v2, 0, _ptsz) \
+    P(cuMemcpyDtoDAsync, _v2, 0, _ptsz) \
+    P(cuMemcpy, , 0, _ptds) \
+    P(cuMemcpyAsync, , 0, _ptsz) \
+    P(cuMemcpy2D, _v2, 0, _ptds) \
+    P(cuMemcpy2DUnaligned, _v2, 0, _ptds) \
+    P(cuMemcpy2DAsync, _v2, 0, _ptsz) \
+    P(cuMemcpy3D, _v2, 0, _ptds) \
+    P(cuMemcpy3DAsync, _v2, 0, _ptsz) \
+    P(cuMemsetD8, _v2, 0, _ptds) \
+    P(cuMemsetD16, _v2, 0, _ptds) \
+    P(cuMemsetD32, _v2, 0, _ptds) \
+    P(cuMemsetD8Async, , 0, _ptsz) \
+    P(cuMemsetD16Async, , 0, _ptsz) \
+    P(cuMemsetD32Async, , 0, _ptsz) \
+    P(cuMemsetD2D8, _v2, 0, _ptds) \
+    P(cuMemsetD2D16, _v2, 0, _ptds) \
+    P(cuMemsetD2D32, _v2, 0, _ptds) \
+    P(cuMemsetD2D8Async, , 0, _ptsz) \
+    P(cuMemsetD2D16Async, , 0, _ptsz) \
+    P(cuMemsetD2D32Async, , 0, _ptsz) \
     X(cuStreamCreateWithPriority, , 0) \
     X(cuStreamCreate, , 0) \
     X(cuStreamDestroy, _v2, 0) \
-    X(cuStreamSynchronize, , 0) \
-    X(cuStreamQuery, , 0) \
-    X(cuStreamGetFlags, , 0) \
-    X(cuStreamGetPriority, , 0) \
-    X(cuStreamGetCtx, , 0) \
-    X(cuStreamGetId, , 0) \
-    X(cuStreamGetDevice, , 0) \
-    X(cuStreamIsCapturing, , 0) \
-    X(cuStreamBeginCapture, _v2, 10010) \
+    P(cuStreamSynchronize, , 0, _ptsz) \
+    P(cuStreamQuery, , 0, _ptsz) \
+    P(cuStreamGetFlags, , 0, _ptsz) \
+    P(cuStreamGetPriority, , 0, _ptsz) \
+    P(cuStreamGetCtx, , 0, _ptsz) \
+    P(cuStreamGetId, , 0, _ptsz) \
+    P(cuStreamGetDevice, , 0, _ptsz) \
+    P(cuStreamIsCapturing, , 0, _ptsz) \
+    P(cuStreamBeginCapture, _v2, 10010, _ptsz) \
     X(cuStreamBeginCaptureToGraph, , 0) \
-    X(cuStreamEndCapture, , 0) \
-    X(cuStreamGetCaptureInfo, , 10010) \
-    X(cuStreamGetCaptureInfo, _v2, 11030) \
+    P(cuStreamEndCapture, , 0, _ptsz) \
+    P(cuStreamGetCaptureInfo, , 10010, _ptsz) \
+    P(cuStreamGetCaptureInfo, _v2, 11030, _ptsz) \
     X(cuStreamGetCaptureInfo, _v3, 12030) \
     X(cuStreamUpdateCaptureDependencies, , 11030) \
     X(cuStreamUpdateCaptureDependencies, _v2, 12030) \
     X(cuThreadExchangeStreamCaptureMode, , 0) \
-    X(cuStreamWaitEvent, , 0) \
-    X(cuLaunchHostFunc, , 0) \
-    X(cuStreamAddCallback, , 0) \
+    P(cuStreamWaitEvent, , 0, _ptsz) \
+    P(cuLaunchHostFunc, , 0, _ptsz) \
+    P(cuStreamAddCallback, , 0, _ptsz) \
     X(cuEventCreate, , 0) \
     X(cuEventDestroy, _v2, 0) \
-    X(cuEventRecord, , 0) \
-    X(cuEventRecordWithFlags, , 0) \
+    P(cuEventRecord, , 0, _ptsz) \
+    P(cuEventRecordWithFlags, , 0, _ptsz) \
     X(cuEventQuery, , 0) \
     X(cuEventSynchronize, , 0) \
     X(cuEventElapsedTime, _v2, 12080) \
@@ -135,9 +139,9 @@
     X(cuKernelGetAttribute, , 0) \
     X(cuKernelSetAttribute, , 0) \
     X(cuKernelGetParamInfo, , 0) \
-    X(cuLaunchKernel, , 0) \
-    X(cuLaunchCooperativeKernel, , 0) \
-    X(cuLaunchKernelEx, , 0) \
+    P(cuLaunchKernel, , 0, _ptsz) \
+    P(cuLaunchCooperativeKernel, , 0, _ptsz) \
+    P(cuLaunchKernelEx, , 0, _ptsz) \
     X(cuGraphCreate, , 0) \
     X(cuGraphDestroy, , 0) \
     X(cuGraphClone, , 0) \
@@ -197,20 +201,20 @@
     X(cuGraphInstantiate, _v2, 11000) \
     X(cuGraphInstantiate, WithFlags, 12000) \
     X(cuGraphInstantiateWithFlags, , 0) \
-    X(cuGraphInstantiateWithParams, , 0) \
+    P(cuGraphInstantiateWithParams, , 0, _ptsz) \
     X(cuGraphExecGetFlags, , 0) \
     X(cuGraphExecUpdate, , 10020) \
     X(cuGraphExecUpdate, _v2, 12000) \
     X(cuGraphNodeSetEnabled, , 0) \
     X(cuGraphNodeGetEnabled, , 0) \
-    X(cuGraphUpload, , 0) \
-    X(cuGraphLaunch, , 0) \
+    P(cuGraphUpload, , 0, _ptsz) \
+    P(cuGraphLaunch, , 0, _ptsz) \
     X(cuGraphExecDestroy, , 0) \
     X(cuGetExportTable, , 0) \
     X(cuGetProcAddress, , 0) \
     X(cuGetProcAddress, _v2, 12000)
 // clang-format on
 
-FUNCTIONS(DECLARE)
+FUNCTIONS(DECLARE, DECLARE_BOTH)
 
-const struct sim_function sim_functions[] = {FUNCTIONS(FUNCTION){0}};
+const struct sim_function sim_functions[] = {FUNCTIONS(FUNCTION, BOTH){0}};

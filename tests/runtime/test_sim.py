@@ -927,3 +927,39 @@ def test_a_delay_of_all_work(play):
     }
     """
     play(source, GPT_SIM_DELAY="20000")
+
+
+def test_a_default_stream_of_the_thread(play):
+    source = r"""
+    static void *other_thread(void *context) {
+        OK(cuCtxSetCurrent(context));
+        OK(D(cuStreamQuery_ptsz)((void *)0)); // another stream
+        OK(D(cuStreamQuery)((void *)2));
+        return 0;
+    }
+    int main(void) {
+        begin();
+        void *context, *f = kernel("foo"), *launch_own, *launch_legacy;
+        unsigned long long ids[2];
+        int status;
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(D(cuStreamGetId_ptsz)((void *)0, &ids[0]));
+        OK(D(cuStreamGetId)((void *)2, &ids[1]));
+        assert(ids[0] == ids[1]);
+        OK(D(cuStreamGetId_ptsz)((void *)1, &ids[0]));
+        assert(ids[0] != ids[1]);
+        OK(D(cuGetProcAddress_v2)("cuLaunchKernel", &launch_own, 12000, 2ull, &status));
+        OK(D(cuGetProcAddress_v2)("cuLaunchKernel", &launch_legacy, 12000, 0ull, &status));
+        assert(launch_own == (void *)D(cuLaunchKernel_ptsz) && launch_legacy == (void *)cuLaunchKernel);
+        OK(D(cuLaunchHostFunc_ptsz)((void *)0, gate, (void *)0));
+        OK(((__typeof__(cuLaunchKernel))launch_own)(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        IS(600, D(cuStreamQuery_ptsz)((void *)0));
+        pthread_t thread;
+        pthread_create(&thread, 0, other_thread, context);
+        pthread_join(thread, 0);
+        IS(600, D(cuStreamQuery)((void *)0)); // the legacy stream waits for those of threads
+        open_stream(0);
+        OK(D(cuStreamSynchronize_ptsz)((void *)0));
+    }
+    """
+    play(GATES + source)
