@@ -13,6 +13,8 @@
 #define MEMORY .layout = LAYOUT_MEMORY, .values = VALUES // to, from, bytes, stream
 #define OBJECT .layout = LAYOUT_OBJECT, .values = VALUES // object, stream
 #define V2 .v2 = true
+#define LAUNCH(how)                                                                                          \
+    .layout = LAYOUT_LAUNCH, .special = how, .before = hook_before_launch, .after = hook_after_launch
 #define GONE .before = hook_before_gone, .on_return = hook_on_gone
 
 static const struct known table[] = {
@@ -67,10 +69,9 @@ static const struct known table[] = {
     {"cuMemsetD2D16Async", "memset", "set", MEMORY(IN(0), 0, 0, IN(5)), .special = SPECIAL_AREA_2},
     {"cuMemsetD2D32Async", "memset", "set", MEMORY(IN(0), 0, 0, IN(5)), .special = SPECIAL_AREA_4},
 
-    {"cuLaunchKernel", "kernel", "launch", .layout = LAYOUT_LAUNCH, .special = SPECIAL_LAUNCH},
-    {"cuLaunchCooperativeKernel", "kernel", "launch", .layout = LAYOUT_LAUNCH,
-     .special = SPECIAL_LAUNCH_COOPERATIVE},
-    {"cuLaunchKernelEx", "kernel", "launch", .layout = LAYOUT_LAUNCH, .special = SPECIAL_LAUNCH_EX},
+    {"cuLaunchKernel", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH)},
+    {"cuLaunchCooperativeKernel", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_COOPERATIVE)},
+    {"cuLaunchKernelEx", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_EX)},
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
     {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1))},

@@ -182,6 +182,10 @@ struct launch {
     bool cooperative;
 };
 
+// Of launches: a build that has them (tests/runtime/test_handlers.py has) looks at every one.
+extern handler hook_before_launch __attribute__((weak, visibility("hidden")));
+extern handler hook_after_launch __attribute__((weak, visibility("hidden")));
+
 // What a stub has on its stack while the real function runs.
 struct frame {
     uint64_t args[6];

@@ -1,0 +1,41 @@
+// Handlers of launches, for a library that test_handlers.py builds with them.
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda_abi.h"
+#include "hook.h"
+
+static struct {
+    unsigned before, after, failed;
+} calls;
+
+// What is called in place of cuLaunchKernel: tells its arguments, also those on the stack.
+static CUresult replacement(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                            unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
+    printf("%p %u %u %u %u %u %u %u %p %p %p\n", function, gx, gy, gz, bx, by, bz, shared, stream,
+           (void *)params, (void *)extra);
+    return CUDA_SUCCESS;
+}
+
+void hook_before_launch(struct frame *frame) {
+    const char *wanted = getenv("TEST_HANDLERS");
+    calls.before++;
+    frame->note = calls.before;
+    if (!strcmp(wanted, "answer"))
+        frame_answer(frame, 999);
+    else if (!strcmp(wanted, "change")) {
+        frame_set_arg(frame, 0, 0xf00), frame_set_arg(frame, 5, 77);
+        frame_set_arg(frame, 7, 4096), frame_set_arg(frame, 9, 0xa00);
+        frame->real = (void *)replacement;
+    }
+}
+
+void hook_after_launch(struct frame *frame) {
+    calls.after += frame->note == calls.before;
+    calls.failed += (CUresult)frame->rax != CUDA_SUCCESS;
+}
+
+__attribute__((destructor)) static void tell(void) {
+    printf("before %u after %u failed %u\n", calls.before, calls.after, calls.failed);
+}
