@@ -73,6 +73,7 @@ static const struct {
 static bool new_batch(struct thread *thread, enum layout layout) {
     if (hook_writing)
         return false;
+    HOOK_CALM;
     int error = errno;
     hook_writing = true;
     struct batch *batch = &thread->batches[layout];

@@ -30,7 +30,13 @@ void hook_on_context_made(struct frame *frame) {
         hook_see_device(device);
 }
 
-// What ends a context is preceded by hook_before_gone.
+// What may end a context: what ran in it on the GPU is read before.
+void hook_before_context_gone(struct frame *frame) {
+    struct thread *thread = hook_this_thread();
+    frame->note = hook_object_generation();
+    if (thread)
+        hook_gpu_read(thread);
+}
 
 // cuCtxDestroy
 void hook_on_context_destroyed(struct frame *frame) { hook_object_context_gone(frame->args[0], frame->note); }

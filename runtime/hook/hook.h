@@ -11,6 +11,7 @@
 //   missing.c      what they say of GPU code that is not there
 //   save.c         images of modules, kept in files
 //   graphs.c       the kernels of a graph
+//   streamops.c    what goes into streams, and when it has ended
 //   gputime.c      when what was launched ran on the GPU
 //   ioctl.c        what the driver asks the kernel for
 //   nvtx.c         ranges and marks of the program
@@ -274,7 +275,7 @@ struct live {
     _Atomic uint32_t state; // see trace.c
     _Atomic uint32_t modules, functions, pool_lock;
     struct tail *tail;
-    struct timeline *_Atomic timelines;
+    struct stream_queue *_Atomic timelines; // of --gpu-time
     char path[4096];
     struct thread *pool;                               // of threads that are gone
     struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries: rows, by chunk
@@ -345,7 +346,7 @@ struct thread {
     uint32_t used;                      // bytes of the chunk's data
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
-    struct timeline *timelines;
+    struct stream_queue *timelines;
     struct thread *next; // in the pool
 };
 
@@ -392,6 +393,7 @@ void hook_set_used(unsigned char *chunk, uint32_t used);
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
         struct gpt_buffer buffer_;                                                                           \
+        HOOK_CALM;                                                                                           \
         bool done_ = false, nested_ = hook_writing;                                                          \
         hook_writing = true;                                                                                 \
         for (int try_ = nested_ ? TRIES : 0; try_ < TRIES && !done_ && hook_open(&buffer_, try_); try_++)    \
@@ -481,7 +483,7 @@ hook_ask_function(uint64_t handle); // the id of a function, after asking the dr
 
 // contexts.c
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
-    hook_on_context_reset, hook_on_context_released;
+    hook_on_context_reset, hook_on_context_released, hook_before_context_gone;
 
 // missing.c
 void hook_on_failure(struct frame *frame);

@@ -92,7 +92,7 @@ int main(void) {
     memset(name, 'x', 99999), name[99999] = '\0';
     char *slab = hook_live->objects.slab;
     size_t left = hook_live->objects.slab_left;
-    for (int i = 0; i < 100000; i++) {
+    for (int i = 0; i < 4000; i++) {
         name[i % 2 ? 50 : 99999] = '\0';
         hook_object_add(&(struct object_facts){
             .kind = OBJECT_MODULE, .handle = 0x400, .name = i % 1000 ? name : name + 51, .made = true});

@@ -52,6 +52,109 @@ def test_a_child_has_times_of_its_own(tmp_path):
     assert [len(times(hooked.Trace(path))) for path in traces] == [120, 30]
 
 
+RELEASED = r"""
+int main(void) {
+    begin();
+    int (*release)(int) = dlsym(driver, "cuDevicePrimaryCtxRelease_v2");
+    void *context, *function = kernel("foo");
+    for (int i = 0; i < 4000; i++) {
+        OK(cuDevicePrimaryCtxRetain(&context, 0)); // as many libraries do
+        launch(function);
+        OK(release(0));
+    }
+}
+"""
+
+
+def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", RELEASED)
+    done = hooked.run(tmp_path / "t.mp", program, options=("--gpu-time", "--calls", "none"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(times(hooked.Trace(tmp_path / "t.mp"))) == 4000
+
+
+# One without locks: what is left in the middle of a real driver may be harmed, by the program.
+DRIVER = r"""
+#include <signal.h>
+#define API __attribute__((visibility("default"))) int
+API cuInit(unsigned flags) { return 0; }
+API cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+API cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (void *)16, 0; }
+API cuCtxSetCurrent(void *context) { return 0; }
+API cuCtxGetCurrent(void **context) { return *context = (void *)16, 0; }
+API cuCtxPushCurrent_v2(void *context) { return 0; }
+API cuCtxPopCurrent_v2(void **context) { return 0; }
+API cuStreamCreate(void **stream, unsigned flags) { return *stream = (void *)32, 0; }
+API cuStreamIsCapturing(void *stream, int *capturing) { return *capturing = 0, 0; }
+API cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+API cuEventCreate(void **event, unsigned flags) { return *event = (void *)48, 0; }
+API cuEventRecord(void *event, void *stream) { return 0; }
+API cuEventQuery(void *event) { return 0; }
+API cuEventElapsedTime(float *ms, void *start, void *end) { return *ms = 0.001f, 0; }
+API cuModuleLoadData(void **module, const void *image) { return *module = (void *)64, 0; }
+API cuModuleGetFunction(void **function, void *module, const char *name) {
+    return *function = (void *)(80 + 16 * (name[0] == 'b')), 0;
+}
+API cuLaunchKernel(void *function, unsigned x) { return x == 7 ? raise(SIGALRM) : 0; }
+"""
+
+# A timer's handler leaves whatever it interrupts, calls and what is done around them, by siglongjmp.
+LEFT = r"""
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/time.h>
+static sigjmp_buf back;
+static volatile sig_atomic_t may_leave;
+static void leave(int number) {
+    if (may_leave)
+        may_leave = 0, siglongjmp(back, 1);
+}
+static volatile int done, left;
+int main(int argc, char **argv) {
+    begin();
+    void *function = kernel("foo");
+    int (*plain)(int *) = dlsym(driver, "cuDriverGetVersion"), version;
+    signal(SIGALRM, leave);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 150}, {0, 150}}, NULL);
+    left -= sigsetjmp(back, 1) == 0;
+    left++;
+    while (left < 700) {
+        may_leave = 1;
+        for (int i = 0; i < 100; i++)
+            cuLaunchKernel(function, i == 99 ? 7 : 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), plain(&version);
+        may_leave = 0;
+    }
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+    int state;
+    assert(!pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) && state == PTHREAD_CANCEL_ENABLE);
+    sigset_t blocked;
+    sigprocmask(SIG_BLOCK, NULL, &blocked);
+    assert(!sigismember(&blocked, SIGALRM) && !sigismember(&blocked, SIGTERM));
+    function = kernel("bar");
+    for (int i = 0; i < 5000; i++)
+        launch(function);
+}
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu-time",)], ids=["plain", "gpu-time"])
+def test_calls_that_are_left_by_siglongjmp(tmp_path, monkeypatch, options):
+    (tmp_path / "driver").mkdir()
+    flags = ("-shared", "-fPIC", "-w", "-Wl,-Bsymbolic,-soname,libcuda.so.1")
+    hooked.compile_c(tmp_path / "driver/libcuda.so.1", DRIVER, *flags, prelude=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "driver"))
+    program = hooked.compile_c(tmp_path / "client", "#include <pthread.h>\n" + LEFT)
+    done = hooked.run(tmp_path / "t.mp", program, options=("--calls", "all", *options), device="real")
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    functions = {r["id"]: r["name"] for r in trace.of("function")}
+    launched = [functions[c["function"]] for c in trace.calls if c["type"] == "kernel" and c["duration"]]
+    assert launched.count("bar") == trace.launches["bar"] == 5000
+    assert trace.launches["foo"] >= launched.count("foo") > 300
+    if options:
+        assert [functions.get(row["function"]) for row in times(trace)].count("bar") >= 5000 - 1024
+
+
 def test_killed_in_the_middle(tmp_path):
     program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=100000000")
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time", "--", program)
