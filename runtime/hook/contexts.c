@@ -4,6 +4,15 @@
 #include "cuda_abi.h"
 #include "hook.h"
 
+// Asking changes nothing that the program could see.
+uint64_t hook_current_context(void) {
+    static CUresult (*get_current)(uint64_t *);
+    uint64_t context = 0;
+    if (!get_current)
+        get_current = (CUresult (*)(uint64_t *))hook_driver_function("cuCtxGetCurrent");
+    return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
+}
+
 static void add_context(uint64_t handle, bool made) {
     hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = handle, .made = made});
 }

@@ -423,7 +423,7 @@ uint32_t hook_newest_launch(void); // the function that was launched for the fir
 void hook_count_query(struct thread *thread, struct slot *slot, uint64_t now);
 
 // graphs.c
-extern handler hook_on_instantiate;
+extern handler hook_on_instantiate, hook_on_exec_update, hook_on_graph, hook_on_captured, hook_on_node;
 
 // gputime.c
 extern bool hook_gpu_time;
@@ -482,6 +482,7 @@ uint32_t
 hook_ask_function(uint64_t handle); // the id of a function, after asking the driver for its name; or 0
 
 // contexts.c
+uint64_t hook_current_context(void); // of this thread, or 0
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
     hook_on_context_reset, hook_on_context_released, hook_before_context_gone;
 

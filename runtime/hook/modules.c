@@ -17,15 +17,6 @@ static uint64_t out(const struct frame *frame) { // the handle that the function
 
 uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
 
-// Of this thread, or 0. Asking changes nothing that the program could see.
-static uint64_t current_context(void) {
-    static CUresult (*get_current)(uint64_t *);
-    uint64_t context = 0;
-    if (!get_current)
-        get_current = (CUresult (*)(uint64_t *))hook_driver_function("cuCtxGetCurrent");
-    return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
-}
-
 // Images
 
 #define MAX_DIGEST (4u << 20)   // bytes of an image in a file that is digested
@@ -86,7 +77,7 @@ static uint32_t add_module(const struct frame *frame, const void *image, uint64_
     struct object_facts facts = {
         .kind = library ? OBJECT_LIBRARY : OBJECT_MODULE,
         .handle = out(frame),
-        .context = library ? 0 : current_context(),
+        .context = library ? 0 : hook_current_context(),
         .image = image,
         .image_size = size,
         .id = hook_this_thread() ? hook_new_id(&hook_live->modules) : 0,
@@ -161,8 +152,10 @@ void hook_on_module_file(struct frame *frame) {
 
 // cuLibraryGetModule: one more handle of the library.
 void hook_on_library_module(struct frame *frame) {
-    hook_object_add(&(struct object_facts){
-        .kind = OBJECT_MODULE, .handle = out(frame), .parent = frame->args[1], .context = current_context()});
+    hook_object_add(&(struct object_facts){.kind = OBJECT_MODULE,
+                                           .handle = out(frame),
+                                           .parent = frame->args[1],
+                                           .context = hook_current_context()});
 }
 
 // cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may be given the handle
@@ -211,7 +204,7 @@ void hook_on_kernel_function(struct frame *frame) {
         hook_object_add(&(struct object_facts){.kind = OBJECT_FUNCTION,
                                                .handle = out(frame),
                                                .parent = frame->args[1],
-                                               .context = current_context(),
+                                               .context = hook_current_context(),
                                                .id = kernel.id});
 }
 
@@ -247,7 +240,7 @@ uint32_t hook_ask_function(uint64_t handle) {
         facts.kind = view.kind;
         facts.parent = view.parent;
     } else
-        facts.context = facts.kind == OBJECT_FUNCTION ? current_context() : 0;
+        facts.context = facts.kind == OBJECT_FUNCTION ? hook_current_context() : 0;
     hook_object_add(&facts);
     uint32_t id = facts.name ? name_function(handle, facts.name) : 0;
     errno = error;

@@ -68,9 +68,10 @@ struct property {
         PROPERTY_SHARED_CONFIG, // CUsharedconfig
         PROPERTY_PARAMETER,     // number is its place; value its offset, size its bytes
         PROPERTY_VARIABLE,      // of a module or library: value is its address, size its bytes
+        PROPERTY_BODY,          // of a graph: number is a conditional node, value one of its graphs
     } what;
     uint64_t number;
-    int device; // -1: not of one device
+    int device; // -1: not of one device. Of a body: which it is
     uint64_t value, size;
     const char *name; // of a variable, else NULL
 };
