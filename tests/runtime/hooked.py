@@ -83,6 +83,15 @@ def compile_c(out: Path, source: str, *flags: str | Path, prelude: bool = True) 
     return out
 
 
+def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
+    """Builds libgpthook.so from its sources, with more of them or other flags than `make` does."""
+    source = ROOT / "runtime"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
+    flags += [f"-Wl,--version-script={source}/hook/versions.map", f"-I{source}", f"-I{source}/hook"]
+    subprocess.run([compiler, *flags, *source.glob("hook/**/*.[cS]"), *more, "-o", out], check=True)
+    return out
+
+
 def command(*args: str | Path, quiet: bool = True) -> list[str]:
     """The command line of gpt-hook; a `quiet` run leaves standard error to the program."""
     more = ["--quiet"] if quiet and args[:1] == ("run",) else []

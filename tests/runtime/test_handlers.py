@@ -22,11 +22,7 @@ int main(void) {
 def library(tmp_path_factory):
     """The library built with handlers of launches."""
     out = tmp_path_factory.mktemp("handlers") / "libgpthook.so"
-    source = hooked.ROOT / "runtime"
-    files = [*source.glob("hook/**/*.[cS]"), hooked.ROOT / "tests" / "runtime" / "launch_handlers.c"]
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
-    subprocess.run(["cc", *flags, f"-I{source}", f"-I{source}/hook", *files, "-o", out], check=True)
-    return out
+    return hooked.build_hook(out, hooked.ROOT / "tests" / "runtime" / "launch_handlers.c")
 
 
 def run(tmp_path, library, handlers, calls, traced=True):

@@ -44,13 +44,8 @@ def build(folder, sanitizer):
     found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=False)
     if not found.stdout.startswith("/"):
         pytest.skip(f"no lib{name}")
-    source = hooked.ROOT / "runtime"
-    files = list((source / "hook").glob("*.[cS]"))
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-fvisibility=hidden", "-fPIC", "-shared", f"-I{source}"]
-    flags += [f"-Wl,--version-script={source}/hook/versions.map"]
-    flags += [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    line = ["gcc", *flags, *files, "-o", folder / "libgpthook.so"]
-    subprocess.run(line, check=True)
+    flags = ("-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    hooked.build_hook(folder / "libgpthook.so", *flags, compiler="gcc")
     return f"{found.stdout.strip()} {folder}/libgpthook.so"
 
 
