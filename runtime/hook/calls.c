@@ -339,16 +339,18 @@ static bool is_mapped(const struct thread *thread, const struct row *row) {
 
 // The call that began last of those that have not returned. Where one of the same layout returned within it
 // since, it is not found.
-uint64_t hook_call_in_flight(const struct thread *thread) {
-    uint64_t found = 0;
+const struct row *hook_call_in_flight(const struct thread *thread) {
+    const struct row *found = thread->in_flight;
+    if (found && atomic_load_explicit(&found->duration, memory_order_relaxed))
+        found = NULL;
     for (int layout = 0; layout <= LAYOUT_LAUNCH; layout++) {
         const struct batch *batch = &thread->batches[layout];
         if (!batch->next || batch->next > batch->end)
             continue;
         const struct row *row = (void *)(batch->next - layouts[layout].stride);
         uint64_t start = atomic_load_explicit(&row->start, memory_order_relaxed);
-        if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && start > found)
-            found = start;
+        if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && (!found || start > found->start))
+            found = row;
     }
     return found;
 }

@@ -343,7 +343,9 @@ struct thread {
     struct mapped earlier[EARLIER];     // the newest first: calls in flight have rows there
     struct count *queries[MAX_QUERIES]; // by slot->query; the first stands for none
     struct mapped spare;                // the next chunk, if it was made before it is needed
-    uint32_t used;                      // bytes of the chunk's data
+    const struct row
+        *in_flight; // the innermost call, if its row is in an earlier chunk; or one that has returned
+    uint32_t used;  // bytes of the chunk's data
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
     struct stream_queue *timelines;
@@ -433,7 +435,7 @@ void hook_gpu_read(struct thread *thread);
 
 // calls.c
 struct row_gpu *hook_new_gpu_row(struct thread *thread);
-uint64_t hook_call_in_flight(const struct thread *thread); // the innermost: start of its row, or 0
+const struct row *hook_call_in_flight(const struct thread *thread); // the innermost, or NULL
 
 // decode.c
 struct known {

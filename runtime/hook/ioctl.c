@@ -174,7 +174,8 @@ static int record_ioctl(int file, unsigned long request, void *argument) {
     int before = errno;
     char path[64], room[32];
     struct thread *thread = find_device(file, path) ? hook_this_thread() : NULL;
-    uint64_t parent = thread ? hook_call_in_flight(thread) : 0, start = hook_now();
+    const struct row *call = thread ? hook_call_in_flight(thread) : NULL;
+    uint64_t parent = call ? call->start : 0, start = hook_now();
     errno = before;
     int result = hook_real_ioctl(file, request, argument);
     int error = errno;

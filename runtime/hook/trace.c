@@ -250,8 +250,10 @@ void hook_make_spare(struct thread *thread) {
         thread->spare = made;
 }
 
-static void retire(struct mapped *chunk) {
+static void retire(struct thread *thread, struct mapped *chunk) {
     if (chunk->start) {
+        if ((uintptr_t)thread->in_flight - (uintptr_t)chunk->start < chunk->size)
+            thread->in_flight = NULL;
         atomic_store_explicit(&tail_of(*chunk)->closed, 1, memory_order_release);
         hook_unmap(chunk->start, chunk->size);
     }
@@ -263,7 +265,8 @@ static bool use_chunk(struct thread *thread, struct mapped chunk) {
     if (!chunk.start)
         return false;
     for (int i = thread->chunk.size == CHUNK_MAX ? 0 : EARLIER - 1; i < EARLIER; i++)
-        retire(&thread->earlier[i]);
+        retire(thread, &thread->earlier[i]);
+    thread->in_flight = hook_call_in_flight(thread);
     memmove(&thread->earlier[1], &thread->earlier[0], (EARLIER - 1) * sizeof(struct mapped));
     thread->earlier[0] = thread->chunk;
     thread->chunk = chunk;
@@ -321,6 +324,7 @@ unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, s
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
+    thread->in_flight = NULL;
     if (thread->pid != atomic_load(&hook_live->pid))
         return;
     if (atomic_exchange(&hook_live->pool_lock, 1))

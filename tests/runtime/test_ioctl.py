@@ -36,6 +36,11 @@ int cuCtxSynchronize(void) {
     int on = 0;
     return ioctl(file, FIONBIO, &on);
 }
+int cuAskOften(int *on) {
+    for (int i = 0; i < 1000; i++) // more than the first chunks hold
+        assert(!ioctl(file, FIONBIO, on));
+    return 0;
+}
 int cuAsk(int *on) { return ioctl(file, FIONBIO, on); }
 """
 
@@ -96,6 +101,15 @@ def test_escapes_are_children_of_driver_calls(tmp_path, client):
         assert parent["start"] <= record["start"]
         assert record["start"] + record["duration"] <= parent["start"] + parent["duration"]
     assert found[1]["request"] & 0xFFFF == 0x462A and "command" not in found[1]  # it failed
+
+
+def test_a_call_that_asks_often_is_the_parent_of_all(tmp_path, client):
+    source = CLIENT.replace("return 0;", "return GET(cuAskOften)(&on);")
+    client = hooked.compile_c(tmp_path / "often", source, prelude=False)
+    assert devices(tmp_path, client, options=["--ioctl"]).returncode == 0
+    trace = Trace(tmp_path / "t.mp")
+    (call,) = (call for call in trace.calls if call["name"] == "cuAskOften")
+    assert [r.get("parent") for r in trace.of("ioctl")].count(call["start"]) == 1000
 
 
 def test_without_the_option_there_are_none(tmp_path, client):
