@@ -203,3 +203,23 @@ int main(void) {
     work(function);
 }
 """
+
+DAEMON = r"""
+#include <fcntl.h>
+int main(void) {
+    begin();
+    if (fork())
+        return 0;
+    setsid();
+    if (fork())
+        _exit(0);
+    for (int i = 0; i < 100; i++)
+        close(i);
+    while (access("GO", F_OK))
+        usleep(1000);
+    void *context;
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    launch(kernel("bar"));
+}
+"""

@@ -1,6 +1,5 @@
 """Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever becomes of anybody."""
 
-import io
 import os
 import pty
 import re
@@ -15,7 +14,8 @@ import pytest
 from gpt import stream
 from gpt.trace.used import read_used
 from tests.runtime import hooked
-from tests.runtime.clients import FORK, LOOP, THREADS, WORK
+from tests.runtime.clients import DAEMON, FORK, LOOP, THREADS, WORK
+from tests.runtime.following import launches, live, private_folder, read, segments  # noqa: F401
 from tests.runtime.hooked import Trace
 
 # Launches when it is told to by a line, and says so.
@@ -34,51 +34,6 @@ int main(void) {
 """
 
 ASKS = "for (int i = 0, version; i < 1000; i++)\n cuDriverGetVersion(&version);\n return NULL"
-
-
-def live(output, *args, options=("--calls", "all"), **more) -> subprocess.Popen:
-    line = hooked.command("run", "-o", output, "--device", "sim", *options, "--", *args)
-    return subprocess.Popen(line, **more)
-
-
-@pytest.fixture(autouse=True)
-def private(tmp_path, monkeypatch):
-    """The folder for the helper's folders: nothing may stay in it."""
-    folder = tmp_path / "private %p"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    yield folder
-    deadline = time.monotonic() + 10
-    while os.listdir(folder):
-        assert time.monotonic() < deadline, list(folder.rglob("*"))
-        time.sleep(0.02)
-
-
-def read(data: bytes) -> list[dict]:
-    return list(stream.read_records(io.BytesIO(data), "stream"))
-
-
-def segments(records: list[dict]) -> list[list[dict]]:
-    """The records of each segment; `end` counts what is in it."""
-    found = []
-    for record in records:
-        if record["kind"] == "header":
-            found.append([])
-        found[-1].append(record)
-    for segment in found:
-        if segment[-1]["kind"] == "end":
-            assert segment[-1]["records"] == len(segment) - 2
-    return found
-
-
-def launches(records: list[dict]) -> dict[str, int]:
-    names = {r["id"]: r["name"] for r in records if r["kind"] == "function"}
-    found = Counter()
-    for record in records:
-        if record["kind"] == "launches":
-            for row in hooked.rows(record):
-                found[names[row["function"]]] += row["count"]
-    return dict(found)
 
 
 def calls(records: list[dict]) -> list[dict]:
@@ -227,27 +182,6 @@ def test_kill_loses_nothing(tmp_path):
     (segment,) = segments(read(out))
     assert launches(segment) == {"foo": 54321} and segment[-1]["kind"] != "end"
     assert sum(call["name"] == "cuLaunchKernel" for call in calls(segment)) == 54321
-
-
-DAEMON = r"""
-#include <fcntl.h>
-int main(void) {
-    begin();
-    if (fork())
-        return 0;
-    setsid();
-    if (fork())
-        _exit(0);
-    for (int i = 0; i < 100; i++)
-        close(i);
-    while (access("GO", F_OK))
-        usleep(1000);
-    void *context;
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cuCtxSetCurrent(context));
-    launch(kernel("bar"));
-}
-"""
 
 
 def test_a_daemon_is_waited_for(tmp_path):

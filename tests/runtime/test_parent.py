@@ -11,8 +11,8 @@ import termios
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.clients import LOOP
-from tests.runtime.test_live import DAEMON, launches, live, private, read, segments  # noqa: F401
+from tests.runtime.clients import DAEMON, LOOP
+from tests.runtime.following import launches, live, private_folder, read, segments  # noqa: F401
 
 # Says what it is told by signals.
 SAYS = r"""
