@@ -53,7 +53,7 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/template.h \
+$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/names.h runtime/hook/suffixes.h runtime/hook/template.h \
     runtime/cuda_abi.h runtime/msgpack.h runtime/records.h runtime/say.h runtime/unpack.h gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "hook.h"
+#include "suffixes.h"
 
 #define IN(n) (ARG_IN | (n))
 #define OUT(n) (ARG_OUT | (n))
@@ -211,18 +212,6 @@ void hook_decode_setup(void) {
         hook_describe(&hook_slots[i], names[i].symbol);
 }
 
-// Cuts the suffix `_ptsz` or `_ptds`, and `_v2`; says whether the latter was there.
-static bool cut_suffixes(char *name) {
-    size_t size = strlen(name);
-    if (size > 5 && (!strcmp(name + size - 5, "_ptsz") || !strcmp(name + size - 5, "_ptds")))
-        name[size -= 5] = '\0';
-    char *at = strrchr(name, '_');
-    if (!at || at[1] != 'v' || at[2] < '0' || at[2] > '9')
-        return false;
-    *at = '\0';
-    return true;
-}
-
 // The last word that means the function decides; one with `-` before it leaves it out.
 static bool is_recorded(const char *name, const char *type) {
     bool recorded = *calls == '-';
@@ -241,7 +230,7 @@ static bool is_recorded(const char *name, const char *type) {
 
 void hook_name(const struct slot *slot, char name[NAME_BYTES]) {
     snprintf(name, NAME_BYTES, "%s", slot->symbol);
-    cut_suffixes(name);
+    gpt_cut_suffixes(name);
 }
 
 struct slot *hook_named_slot(const char *symbol) {
@@ -282,7 +271,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
     slot->symbol = symbol;
     slot->words = named ? names[named - hook_slots].words : STACK_WORDS;
     snprintf(name, sizeof(name), "%s", symbol);
-    bool versioned = cut_suffixes(name);
+    bool versioned = gpt_cut_suffixes(name);
     const struct known *known = find_known(name);
     slot->known = known;
     if (known && (versioned || !known->v2)) {

@@ -18,11 +18,19 @@ static void at_exit(int status, void *unused) {
     end(status);
 }
 
-static void at_quick(void) { end(quick_status); }
+static void at_quick(void *unused) {
+    (void)unused;
+    end(quick_status);
+}
+
+int __cxa_at_quick_exit(void (*)(void *), void *) __attribute__((weak)); // behind at_quick_exit
+#pragma weak on_exit
 
 void hook_exits_setup(void) {
+    if (!on_exit || !__cxa_at_quick_exit)
+        return;             // not glibc: the trace says so, and ends
     on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
-    at_quick_exit(at_quick);
+    __cxa_at_quick_exit(at_quick, NULL);
 }
 
 EXPORT _Noreturn void _exit(int status) {

@@ -376,6 +376,7 @@ void hook_trace_setup(void);
 void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
+const char *hook_describe_error(int error);
 void hook_say(const char *where, const char *fact, const char *consequence);
 extern TLS bool hook_writing; // a record: a signal handler that comes now writes none
 // Room for a record: in the thread's chunk, if that had none in the next one, then in one of the largest.

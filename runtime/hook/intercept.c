@@ -353,6 +353,14 @@ EXPORT int dlclose(void *handle) {
     return status;
 }
 
+// A program of musl gets no driver, which is a library of glibc. It runs on as it would, and its trace says
+// so.
+static void pass_through(void) {
+    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"),
+               .text = GPT_STR("a program of another libc than glibc: it is not watched"));
+    hook_finish(0);
+}
+
 // The constructors of libraries that the program is linked to run before this one, and may use the driver:
 // the first who comes sets everything up. Gives whether that was this call.
 bool hook_setup(void) {
@@ -368,7 +376,9 @@ bool hook_setup(void) {
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();
-    if (find_driver())
+    if (!hook_is_glibc())
+        pass_through();
+    else if (find_driver())
         hook_this_thread();
     errno = error;
     return true;

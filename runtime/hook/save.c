@@ -50,7 +50,7 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
     int error = errno;
     if (file >= 0)
         unlink(part);
-    const char *fact = strerrordesc_np(error);
+    const char *fact = hook_describe_error(error);
     if (!atomic_exchange(&complained, true))
         hook_say(path, fact ? fact : "unknown error", "it is not saved");
     return NULL;

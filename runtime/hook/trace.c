@@ -62,6 +62,13 @@ static struct {
 
 // Errors
 
+#pragma weak strerrordesc_np // glibc 2.32
+
+const char *hook_describe_error(int error) {
+    const char *text = strerrordesc_np ? strerrordesc_np(error) : strerror(error);
+    return text ? text : "unknown error";
+}
+
 void hook_say(const char *where, const char *fact, const char *consequence) {
     char line[4096 + 512];
     snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; %s", where, fact, consequence);
@@ -77,9 +84,9 @@ void hook_turn_off(const char *where, const char *fact) {
 }
 
 void hook_fail(const char *where, int error) {
-    const char *fact = strerrordesc_np(error);
+    const char *fact = hook_describe_error(error);
     bool unread = live_stream && (error == ENOENT || error == ESTALE); // nobody reads it any more
-    hook_turn_off(where, unread ? NULL : fact ? fact : "unknown error");
+    hook_turn_off(where, unread ? NULL : fact);
 }
 
 // The file
@@ -675,6 +682,9 @@ static void forget(void) {
     hook_thread = NULL;
 }
 
+int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
+                      void *) __attribute__((weak)); // behind pthread_atfork, in glibc
+
 void hook_trace_setup(void) {
     template = getenv("GPT_HOOK_OUTPUT");
     live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
@@ -685,7 +695,8 @@ void hook_trace_setup(void) {
     if (live == MAP_FAILED)
         return;
     madvise(live, sizeof(*live), MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
-    pthread_atfork(NULL, NULL, forget);
+    if (__register_atfork)
+        __register_atfork(NULL, NULL, forget, NULL);
     pthread_key_create(&exit_key, leave_thread);
     hook_exits_setup();
     hook_live = live;

@@ -3,6 +3,7 @@
 //   main.c    the command line; the environment that brings the libraries into a command; becoming it
 //   find.c    where the runtime is, and the command
 //   refuse.c  programs that a preloaded library cannot enter
+//   calls.c   what --calls names
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
 //   parent.c  the parent of the command, if another one reads the stream
 //   check.c   gpt-hook check
@@ -26,7 +27,10 @@ void find_command(const char *name, char path[PATH_MAX]); // fails if there is n
 const char *absolute(const char *path);                   // valid until the next call
 
 // refuse.c
-void check_command(const char *path, bool replaces); // fails for a program that cannot be watched
+void check_command(const char *path); // fails for a program that cannot be watched
+
+// calls.c
+void check_calls(const char *calls); // fails for a word that means nothing
 
 // output.c
 void begin_trace(const char *output, bool force, char **argv);

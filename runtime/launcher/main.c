@@ -66,29 +66,6 @@ static const char *find_folder(const char *name) {
     return folder;
 }
 
-// A misspelt type would record nothing, without a message. Functions may be new, so their names are not
-// checked.
-static void check_calls(const char *calls) {
-    static const char *const words =
-        "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "
-        "module, other, stream, sync";
-    for (const char *at = calls; *at; at += *at == ',') {
-        size_t size = strcspn(at, ",");
-        const char *word = at + (*at == '-');
-        int length = (int)(at + size - word);
-        at += size;
-        if (!length || !strncmp(word, "cu", 2) || memchr(word, '*', (size_t)length) ||
-            memchr(word, '?', (size_t)length) || memchr(word, '[', (size_t)length))
-            continue;
-        const char *found = words;
-        while (found && (strncmp(found, word, (size_t)length) || (found[length] && found[length] != ',')))
-            found = (found = strchr(found, ' ')) ? found + 1 : NULL;
-        if (!found)
-            fail(USAGE, "--calls", "'%.*s' is not a glob of functions (cu...) or a type (there are %s)",
-                 length, word, words);
-    }
-}
-
 // What the command line asks for.
 struct request {
     const char *output, *calls, *device, *modules, *replacements;
@@ -205,7 +182,7 @@ static int run(int argc, char **argv) {
     if (request.replacements)
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     find_command(request.command[0], path);
-    check_command(path, request.replacements);
+    check_command(path);
     begin_trace(request.output, request.force, request.command);
 
     set_report(!request.quiet);
@@ -216,6 +193,8 @@ static int run(int argc, char **argv) {
     if (request.modules)
         save_modules(request.modules);
     prepend("LD_PRELOAD", library, true);
+    // That of gcc ends a program whose first library is another one.
+    prepend("ASAN_OPTIONS", "verify_asan_link_order=0", false);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
     if (!injection || !*injection)
         set("NVTX_INJECTION64_PATH", library);

@@ -9,15 +9,15 @@
 
 #include "launcher.h"
 
-// Only the dynamic linker of glibc asks which file to load.
+// The driver is a library of glibc.
 static void check_linker(int file, const char *path, const Elf64_Phdr *segment) {
     char linker[PATH_MAX] = "";
     size_t size = segment->p_filesz < sizeof(linker) - 1 ? segment->p_filesz : sizeof(linker) - 1;
     if (pread(file, linker, size, (off_t)segment->p_offset) > 0 && strstr(linker, "/ld-musl-"))
-        fail(MISSING, path, "a program of musl, whose dynamic linker cannot replace libraries");
+        fail(MISSING, path, "a program of musl: it cannot be watched");
 }
 
-static void check_elf(int file, const char *path, bool replaces) {
+static void check_elf(int file, const char *path) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) < (ssize_t)sizeof(Elf32_Ehdr) ||
         memcmp(head.e_ident, ELFMAG, SELFMAG))
@@ -32,15 +32,14 @@ static void check_elf(int file, const char *path, bool replaces) {
             sizeof(segment))
             return;
         if (segment.p_type == PT_INTERP) {
-            if (replaces)
-                check_linker(file, path, &segment);
+            check_linker(file, path, &segment);
             return;
         }
     }
     fail(MISSING, path, "a statically linked program: it cannot be watched");
 }
 
-void check_command(const char *path, bool replaces) {
+void check_command(const char *path) {
     char script[PATH_MAX], line[PATH_MAX];
     for (int depth = 0; depth < 5; depth++) {
         int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -58,7 +57,7 @@ void check_command(const char *path, bool replaces) {
             fail(MISSING, path, "a program with capabilities: it cannot be watched");
         ssize_t size = pread(file, line, sizeof(line) - 1, 0);
         if (size < 2 || memcmp(line, "#!", 2)) {
-            check_elf(file, path, replaces);
+            check_elf(file, path);
             close(file);
             return;
         }

@@ -119,6 +119,72 @@ def test_relative_output_survives_chdir(tmp_path):
     assert Trace(tmp_path / "t.mp").functions == ["foo"]
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("cuLaunchKernl", " (there is cuLaunchKernel, cuLaunchKernelEx, cuLaunchGrid)"),
+        ("memcpy,-cuMemAlloc_v2", " (there is cuMemAlloc, cuMemAllocHost)"),
+        ("cuXyzzy", "; see cuda.h"),
+    ],
+)
+def test_calls_of_a_function_that_there_is_not(tmp_path, word, near):
+    done = hooked.run(tmp_path / "t.mp", "touch", tmp_path / "ran", options=("--calls", word))
+    name = word.split(",")[-1].strip("-")
+    assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: --calls: no function '{name}'{near}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_of_named_functions(tmp_path):
+    source = 'int main(void) { begin(); launch(kernel("foo")); }'
+    trace = hooked.traced(tmp_path, source, options=("--calls", "cuLaunchKernel,cuOfTomorrow*"))
+    assert trace.names == {"cuLaunchKernel": 1}
+
+
+@pytest.mark.skipif(not shutil.which("musl-gcc"), reason="no musl-gcc (Debian: apt-get install musl-tools)")
+def test_programs_of_musl(tmp_path):
+    source = """
+    #include <dlfcn.h>
+    #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <unistd.h>
+    int main(void) {
+        void *self = dlopen(0, RTLD_NOW);
+        signal(SIGBUS, SIG_IGN);
+        if (!dlsym(self, "puts") || dlclose(self)) return 1;
+        pid_t child = vfork();
+        if (!child) _exit(0);
+        puts("runs");
+        fflush(stdout);
+        quick_exit(3);
+    }
+    """
+    (tmp_path / "musl.c").write_text(source)
+    subprocess.run(["musl-gcc", tmp_path / "musl.c", "-o", tmp_path / "musl"], check=True)
+    done = hooked.run(tmp_path / "t.mp", tmp_path / "musl")
+    fact = "a program of musl: it cannot be watched"
+    assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/musl: {fact}\n")
+    done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{tmp_path}/musl; exit $?")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "runs\n", "")
+    said = Trace(tmp_path / "t.mp").of("diag")
+    assert [d["text"] for d in said] == ["a program of another libc than glibc: it is not watched"]
+
+
+def test_programs_with_a_sanitizer_of_gcc(tmp_path):
+    (tmp_path / "x.c").write_text("int main(void) { return 0; }")
+    line = ["gcc", "-fsanitize=address", tmp_path / "x.c", "-o", tmp_path / "x"]
+    if subprocess.run(line, capture_output=True).returncode:
+        pytest.skip("no gcc with its sanitizer")
+    source = 'int main(void) { begin(); launch(kernel("foo")); char *x = calloc(8, 1); return x[8 * argc]; }'
+    program = hooked.compile_c(
+        tmp_path / "client", source.replace("void", "int argc, char **argv"), "-fsanitize=address"
+    )
+    env = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:exitcode=77"}
+    done = hooked.run(tmp_path / "t.mp", program, env=env)
+    assert done.returncode == 77 and "heap-buffer-overflow" in done.stderr
+    assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
+
+
 def test_programs_that_cannot_be_watched(tmp_path):
     (tmp_path / "static.c").write_text("int main(void) { return 0; }")
     built = subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], capture_output=True)

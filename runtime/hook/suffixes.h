@@ -1,0 +1,21 @@
+// The name of a driver function without version and stream variant, as the hook and the launcher know it.
+
+#ifndef GPT_SUFFIXES_H
+#define GPT_SUFFIXES_H
+
+#include <stdbool.h>
+#include <string.h>
+
+// Cuts the suffix `_ptsz` or `_ptds`, and `_v2`; says whether the latter was there.
+static inline bool gpt_cut_suffixes(char *name) {
+    size_t size = strlen(name);
+    if (size > 5 && (!strcmp(name + size - 5, "_ptsz") || !strcmp(name + size - 5, "_ptds")))
+        name[size -= 5] = '\0';
+    char *at = strrchr(name, '_');
+    if (!at || at[1] != 'v' || at[2] < '0' || at[2] > '9')
+        return false;
+    *at = '\0';
+    return true;
+}
+
+#endif
