@@ -2,6 +2,7 @@
 //
 //   stub_x86_64.S  the program calls a stub; a quiet one jumps on, others call hook_enter and hook_leave
 //   calls.c        those two: a row of the trace for each call
+//   rows.c         layouts of rows, batches of them
 //   counts.c       how often each kernel was launched, and each query made that is not recorded
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
@@ -434,7 +435,26 @@ void hook_gpu_begin(struct frame *frame);
 void hook_gpu_end(struct frame *frame, bool done);
 void hook_gpu_read(struct thread *thread);
 
-// calls.c
+// rows.c
+struct row_layout {
+    const struct gpt_field *items;
+    size_t count, stride; // fields, bytes of a row
+};
+extern const struct row_layout hook_layouts[LAYOUTS];
+bool hook_new_batch(struct thread *thread, enum layout layout);
+
+// A row that nobody has, or NULL.
+static inline unsigned char *hook_take_row(struct thread *thread, enum layout layout) {
+    struct batch *batch = &thread->batches[layout];
+    unsigned char *row = hook_take(batch, hook_layouts[layout].stride);
+    if (LIKELY(row < batch->end))
+        return row;
+    if (!hook_new_batch(thread, layout))
+        return NULL;
+    row = hook_take(batch, hook_layouts[layout].stride);
+    return row < batch->end ? row : NULL;
+}
+
 struct row_gpu *hook_new_gpu_row(struct thread *thread);
 const struct row *hook_call_in_flight(const struct thread *thread); // the innermost, or NULL
 
