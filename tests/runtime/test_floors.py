@@ -1,4 +1,4 @@
-"""The floors of runtime/hook, read from the symbols of its objects: entry uses watch, watch uses write, never upwards."""
+"""The floors of runtime/hook, from the symbols of its objects: entry uses watch, watch uses write, never upwards."""
 
 import subprocess
 
