@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
-.PHONY: help setup runtime demo test test-full check check-ruff check-types check-c check-shell check-man
+.PHONY: help setup runtime demo test test-full soak check check-ruff check-types check-c check-shell check-man
 .PHONY: bench fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
@@ -83,11 +83,15 @@ demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prov
 
 test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five minutes on two cores
 	@echo "test: pytest"
-	@$(VENV)/bin/python -m pytest -q -n auto -m "not full" $(ARGS)
+	@$(VENV)/bin/python -m pytest -q -n auto -m "not full and not soak" $(ARGS)
 
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
 	@$(VENV)/bin/python -m pytest -q -n auto -m full $(ARGS)
+
+soak: $(READY) runtime ## stress of the hook (killed under load, many processes and threads); two minutes
+	@echo "soak: pytest"
+	@$(VENV)/bin/python -m pytest -q -m soak $(ARGS) tests/runtime
 
 check: check-ruff check-types check-c check-shell check-man ## format, lint and types of everything (-k: all faults)
 
@@ -118,9 +122,10 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call, a trace of ten million calls
+bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call and launch, a trace of ten million calls
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
 	@$(VENV)/bin/python -m tests.bench.hook
+	@$(VENV)/bin/python -m tests.bench.latency
 	@$(VENV)/bin/python -m tests.bench.analyze
 	@$(VENV)/bin/python -m tests.bench.weave
 

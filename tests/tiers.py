@@ -1,4 +1,7 @@
-"""What `make test` leaves to `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a matrix."""
+"""What `make test` leaves out.
+
+To `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a matrix. To `make soak`: stress of the hook.
+"""
 
 from __future__ import annotations
 
@@ -10,3 +13,8 @@ import pytest
 def full(*values: Any, id: str | None = None) -> Any:
     """A case of `parametrize` that is run by `make test-full` only; whole tests have `@pytest.mark.full`."""
     return pytest.param(*values, id=id, marks=pytest.mark.full)
+
+
+def soak(*values: Any, id: str | None = None) -> Any:
+    """A case of `parametrize` that is run by `make soak` only; whole tests have `@pytest.mark.soak`."""
+    return pytest.param(*values, id=id, marks=pytest.mark.soak)

@@ -247,16 +247,6 @@ static struct mapped next_chunk(struct thread *thread, uint32_t size) {
     return spare;
 }
 
-// Smaller ones are made as fast as they are looked for, and most threads end with them.
-void hook_make_spare(struct thread *thread) {
-    size_t size = thread->chunk.size;
-    if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
-        return;
-    struct mapped made = take_chunk(next_size((uint32_t)size), 0);
-    if (hook_thread == thread)
-        thread->spare = made;
-}
-
 static void retire(struct thread *thread, struct mapped *chunk) {
     if (chunk->start) {
         if ((uintptr_t)thread->in_flight - (uintptr_t)chunk->start < chunk->size)
@@ -267,12 +257,22 @@ static void retire(struct thread *thread, struct mapped *chunk) {
     *chunk = (struct mapped){0};
 }
 
-// One of the largest stays mapped after it, or all that are smaller.
+// Smaller chunks are made as fast as they are looked for, and most threads end with them. Of earlier ones the
+// last stays mapped, or all that are smaller than the largest; to give them back takes time, too.
+void hook_make_spare(struct thread *thread) {
+    size_t size = thread->chunk.size;
+    if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
+        return;
+    HOOK_CALM; // a handler that launches may take it
+    thread->spare = take_chunk(next_size((uint32_t)size), 0);
+    for (int i = 1; i < EARLIER && thread->earlier[0].size == CHUNK_MAX; i++)
+        retire(thread, &thread->earlier[i]);
+}
+
 static bool use_chunk(struct thread *thread, struct mapped chunk) {
     if (!chunk.start)
         return false;
-    for (int i = thread->chunk.size == CHUNK_MAX ? 0 : EARLIER - 1; i < EARLIER; i++)
-        retire(thread, &thread->earlier[i]);
+    retire(thread, &thread->earlier[EARLIER - 1]);
     thread->in_flight = hook_call_in_flight(thread);
     memmove(&thread->earlier[1], &thread->earlier[0], (EARLIER - 1) * sizeof(struct mapped));
     thread->earlier[0] = thread->chunk;

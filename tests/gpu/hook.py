@@ -1,6 +1,6 @@
 """gpt-hook on a real GPU: every framework gives the same output under it and is seen whole, and what that costs.
 
-    python tests/gpu/hook.py [programs] [calls] [loop] [start]
+    python tests/gpu/hook.py [programs] [calls] [latency] [loop] [start]
 
 Run by tests/gpu/run.sh; builds the runtime itself (cc). Frameworks that are not installed are skipped and said so.
 Raw figures go to hook.json, the trace of a generation to generate.mp.
@@ -318,6 +318,14 @@ def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
     yield {"cuCtxGetDevice, ns": alternate(ways, r"ns ([\d.]+)", 7)}
 
 
+def latency_of_a_launch(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Percentiles of many launches, a synchronization after each 500."""
+    from tests.bench.latency import measure
+
+    for name, ways in measure(folder, "real").items():
+        yield {f"launch, {name}, ns": ways}
+
+
 def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
     """Of a decode loop of small launches."""
     if find_spec("torch"):
@@ -340,7 +348,10 @@ def cost_of_a_start(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]
         yield {"start-up of PyTorch, s": alternate(ways, "(?!)", 5)}
 
 
-PARTS = {"programs": see, "calls": cost_of_calls, "loop": cost_of_a_loop, "start": cost_of_a_start}
+PARTS = {
+    "programs": see, "calls": cost_of_calls, "latency": latency_of_a_launch, "loop": cost_of_a_loop,
+    "start": cost_of_a_start,
+}  # fmt: skip
 SHOWN = ("calls", "launches", "kernels", "functions", "unnamed", "quiet_launches", "timed", "timeable", "gpu_us",
          "begins_us", "graph_nodes", "graph_kernels", "same", "error")  # fmt: skip
 

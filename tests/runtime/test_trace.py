@@ -15,6 +15,7 @@ from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.clients import FORK, LOOP, THREADS, VFORK
 from tests.runtime.hooked import Trace
+from tests.tiers import soak
 
 
 def test_a_whole_trace(tmp_path):
@@ -338,7 +339,7 @@ int main(int c, char **v) {
     int file = open(v[1], O_RDWR | O_CREAT, 0666);
     assert(!ftruncate(file, 4096));
     done = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    for (long i = 0; i < 4; i++) {
+    for (long i = 0; i < AT_ONCE; i++) {
         pthread_t thread;
         pthread_create(&thread, 0, work, (void *)i);
     }
@@ -347,18 +348,20 @@ int main(int c, char **v) {
 """
 
 
-def test_kill_under_load_loses_nothing(tmp_path):
-    program = hooked.compile_c(tmp_path / "client", SHARED_COUNT)
-    for round_ in range(4):
+@pytest.mark.parametrize(("rounds", "threads"), [(4, 4), soak(50, 16)])
+def test_kill_under_load_loses_nothing(tmp_path, rounds, threads):
+    program = hooked.compile_c(tmp_path / "client", SHARED_COUNT, f"-DAT_ONCE={threads}")
+    for round_ in range(rounds):
         out, counts = tmp_path / f"{round_}.mp", tmp_path / f"{round_}.counts"
         line = hooked.command("run", "-o", out, "--device", "sim", "--", program, counts)
 
         def made(counts=counts):
-            return memoryview(counts.read_bytes()).cast("q")[:4] if counts.exists() and counts.stat().st_size else [0]
+            size = counts.stat().st_size if counts.exists() else 0
+            return memoryview(counts.read_bytes()).cast("q")[:threads] if size else [0]
 
         with subprocess.Popen(line) as process:
             try:
-                hooked.wait_until(lambda: min(made()) > 500 * (round_ + 1))  # noqa: B023 (used in this round)
+                hooked.wait_until(lambda: min(made()) > 500 * (round_ % 4 + 1))  # noqa: B023 (used in this round)
             finally:
                 process.kill()
         done = made()
@@ -368,8 +371,9 @@ def test_kill_under_load_loses_nothing(tmp_path):
         for call in launches:
             by_thread[call["thread"]] = by_thread.get(call["thread"], 0) + 1
         # A thread was killed after its call was recorded and before it counted, or it counted what is recorded.
-        assert sum(done) <= len(launches) <= sum(done) + 4
+        assert sum(done) <= len(launches) <= sum(done) + threads
         assert sorted(by_thread.values()) == [pytest.approx(n, abs=1) for n in sorted(done)]
+        out.unlink()
 
 
 def test_full_disk_turns_the_hook_off_and_the_program_runs_on(tmp_path):
