@@ -285,6 +285,7 @@ struct live {
     _Atomic uint32_t libraries;
     _Atomic bool unmapped; // some may have been closed since they were looked for
     _Atomic uint32_t scanning;
+    uint64_t linked; // a digest of the list of the dynamic linker at the last scan
     uint32_t paths_used;
     struct library library[MAX_LIBRARIES];
     char paths[PATH_BYTES];

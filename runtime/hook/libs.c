@@ -262,18 +262,26 @@ static uint64_t digest(const struct mapping *mapping) {
     return value;
 }
 
-static void list_loaded(void) {
+// Reads the linker's list; gives whether it is another one than at the last scan.
+static bool list_loaded(void) {
+    uint64_t number = 14695981039346656037u, before = hook_live->linked;
     loaded_count = 0;
-    for (struct linked linked = {0}; loaded_count < MAX_LIBRARIES && hook_next_linked(&linked);)
+    for (struct linked linked = {0}; loaded_count < MAX_LIBRARIES && hook_next_linked(&linked);) {
         loaded[loaded_count++] = linked;
+        number = (number ^ linked.address) * 1099511628211u;
+        number = (number ^ linked.dynamic) * 1099511628211u;
+    }
+    hook_live->linked = number;
+    return number != before;
 }
 
 static void scan(void) {
     struct live *live = hook_live;
     static bool there[MAX_LIBRARIES];
+    bool changed = list_loaded();
+    if (!atomic_exchange(&live->unmapped, false) && !changed)
+        return; // no file is opened, for a filter may forbid it
     memset(there, 0, sizeof(there));
-    atomic_store(&live->unmapped, false);
-    bool read = false;
     uint64_t inode = 0, end = 0; // of the library that came last
     struct maps *maps = hook_open_maps();
     for (struct mapping mapping; hook_next_mapping(maps, &mapping);) {
@@ -281,8 +289,6 @@ static void scan(void) {
             continue;
         uint64_t number = digest(&mapping);
         struct library *library = find_known(number);
-        if (!library && !read)
-            list_loaded(), read = true;
         if (!library && !(library = add_library(&mapping, number)))
             continue;
         there[library - live->library] = true;

@@ -19,14 +19,17 @@ struct maps *hook_open_maps(void) {
     if (maps == MAP_FAILED)
         return NULL;
     maps->file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-    return maps;
+    if (maps->file >= 0)
+        return maps;
+    munmap(maps, sizeof(*maps));
+    return NULL;
 }
 
 void hook_close_maps(struct maps *maps) {
-    if (maps && maps->file >= 0)
+    if (maps) {
         close(maps->file);
-    if (maps)
         munmap(maps, sizeof(*maps));
+    }
 }
 
 // The next line, without its line feed; NULL at the end.

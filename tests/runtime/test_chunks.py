@@ -319,3 +319,58 @@ def test_runs_at_once_do_not_share_a_file(tmp_path):
     assert trace.launches == {"foo": 1} and not trace.of("child") and trace.kinds["header"] == 1
     assert set(read_used([path], allow_incomplete=False).names) == {"foo"}
     assert hooked.run(path, program, options=("-f",), stdin=subprocess.DEVNULL).returncode == 0
+
+
+# The end
+
+ENDS = r"""
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+static _Atomic int inside;
+static int wait_in(struct dl_phdr_info *info, size_t size, void *data) {
+    inside = 1;
+    pause();
+    return 1;
+}
+static void *hold(void *arg) {
+    dl_iterate_phdr(wait_in, 0);
+    return arg;
+}
+static void leave(int signal) { _exit(7); }
+int main(void) {
+    begin();
+    launch(kernel("foo"));
+    DOING
+}
+"""
+ENDINGS = {
+    "another thread holds a lock of the dynamic linker": """
+    pthread_t thread;
+    pthread_create(&thread, 0, hold, 0);
+    while (!inside)
+        usleep(1000);
+    _exit(7);
+    """,
+    "on a small stack, after a library was loaded": """
+    size_t size = (getauxval(AT_MINSIGSTKSZ) + 4096 + 4095) / 4096 * 4096;
+    char *stack = mmap(0, size + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert(stack != MAP_FAILED && !mprotect(stack, 4096, PROT_NONE));
+    assert(!sigaltstack(&(stack_t){.ss_sp = stack + 4096, .ss_size = size}, 0));
+    assert(!sigaction(SIGUSR1, &(struct sigaction){.sa_handler = leave, .sa_flags = SA_ONSTACK}, 0));
+    assert(dlopen("libutil.so.1", RTLD_NOW));
+    raise(SIGUSR1);
+    """,
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_exit_waits_for_nobody_and_needs_little_stack(tmp_path, name):
+    program = hooked.compile_c(tmp_path / "client", ENDS.replace("DOING", ENDINGS[name]))
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (7, "")
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.records[-1]["kind"] == "end" and trace.records[-1]["status"] == 7
+    assert any("libutil" in library["path"] for library in trace.of("library")) == ("library" in name)
