@@ -229,8 +229,10 @@ class _Passage:
             return
         for path in absent:
             self._write(self._stage.warn(path, "the trace of a child is absent and not counted", path))
-        idle = self._kinds - {"header", "end", "diag"} and not self._kinds & (self._analysis.kinds | {"answer", "sync"})
+        used = self._analysis.kinds | {"answer", "child", "sync"}
+        idle = self._kinds - {"header", "end", "diag"} and not self._kinds & used
         if idle and not (self._told or self._stage.faults):
+            self._stage.flush()  # it ends quietly if nobody reads
             self._write(self._stage.error(GptError("no calls in the stream: 'gpt-hook run' records some")))
         self._write_answer()
         self._write_end()

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from gpt.formats.paths import real_path
 from gpt.formats.source import Source
 
 BACKUP = ".gpt-orig"  # after the name of a library: its original, while a slimmed one has its place
@@ -25,7 +26,7 @@ def iter_files(top: Path) -> Iterator[Path]:
             path = Path(folder, name)
             if name.endswith(BACKUP):
                 continue
-            if path.is_symlink() and path.resolve().is_relative_to(top.resolve()):
+            if path.is_symlink() and Path(real_path(path)).is_relative_to(real_path(top)):
                 continue  # comes under its own name
             if path.is_file():
                 status = path.stat()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.errors import GptError, MalformedError, MissingError
-from gpt.formats.paths import read_at_most
+from gpt.formats.paths import read_at_most, real_path
 from gpt.outputs import replacing
 
 Span = tuple[int, int]
@@ -46,7 +46,7 @@ def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> No
 def _write(path: Path, value: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
         raise GptError("not a regular file", str(path))
-    with replacing(path.resolve()) as file:  # links stay links
+    with replacing(Path(real_path(path))) as file:  # links stay links
         file.write(json.dumps(value).encode() + b"\n")
 
 

@@ -32,6 +32,14 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
     return open(number, "rb")
 
 
+def is_regular(path: str | Path) -> bool:
+    """Whether there is such a file, or a link to one, as far as that can be seen: pathlib raises for long names."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def read_at_most(file: IO[bytes], size: int) -> bytes:
     """What a file holds, at most `size` bytes, without room for as many if there are fewer."""
     blocks: list[bytes] = []
@@ -42,7 +50,7 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Its canonical form, or the path itself if no file can have it."""
+    """Its canonical form, or the path itself if no file can have it. Path.resolve raises for a loop of links."""
     try:
         return os.path.realpath(path)
     except ValueError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.extract.files import BACKUP
 from gpt.formats.image import Image, parse_image
-from gpt.formats.paths import open_regular
+from gpt.formats.paths import open_regular, real_path
 from gpt.formats.source import Source
 from gpt.outputs import is_same
 
@@ -58,7 +58,7 @@ def restore(path: Path) -> None:
 
     Raises MissingError if there is none, GptError if the library is another one by now, after an upgrade.
     """
-    path = path.resolve()
+    path = Path(real_path(path))
     backup = backup_of(path)
     if not os.path.lexists(backup):
         raise MissingError(f"no backup: {backup} is absent", str(path))

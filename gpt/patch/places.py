@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt.errors import GptError, MissingError
+from gpt.formats.paths import real_path
 from gpt.patch.wheel import Wheels, split
 
 
@@ -58,7 +59,7 @@ class Places:
         Raises GptError if it has that name already, or another file of this run has.
         """
         target = self._destination(path)
-        if self.output and target.resolve() == path.resolve():
+        if self.output and real_path(target) == real_path(path):
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._taken:
             hint = ": --parents" if self.output and not self._parents else ""
@@ -73,5 +74,5 @@ class Places:
 
     def _destination(self, path: Path) -> Path:
         if self.output is None:
-            return path.resolve()
+            return Path(real_path(path))
         return self.output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gpt import records
 from gpt.errors import MalformedError
-from gpt.formats.paths import real_path
+from gpt.formats.paths import is_regular, real_path
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
@@ -110,7 +110,7 @@ class Follow:
             yield trace
             for child in trace.children:
                 path = trace.path.parent / child.path if trace.path else None
-                if path and path.is_file():
+                if path and is_regular(path):
                     self._pending.append(Trace(path, False, self._read))
                 elif path or not trace.has_segment_of(child):
                     self.absent.append((trace.name, str(path or child.path)))

@@ -120,9 +120,9 @@ class Process:
 
     def _as_call(self, record: Record) -> Record:
         """An `ioctl` as a call of a function whose number stands for its name."""
-        name = record.get("name")
-        if not isinstance(name, str):
-            raise MalformedError("ioctl.name is not of type str")
+        if fault := records.check(record):
+            raise MalformedError(fault)
+        name = record["name"]
         number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
         self.apis[number] = Api("ioctl", "ioctl", name)
         call: Record = {"kind": "call", "api": number, "result": record.get("error", 0)}

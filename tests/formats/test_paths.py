@@ -112,3 +112,14 @@ def test_libraries_that_a_trace_names(folder):
     data = segment(*run("gpt-extract", "good.cubin", cwd=folder).records[1:-1])
     done = run("gpt-locate", "--used", "trace.mp", "--arch", "sm_90", data=data, cwd=folder)
     assert (done.status, done.err) == (0, "")
+
+
+def test_links_that_lead_to_themselves(folder):
+    (folder / "loop").symlink_to("loop")
+    extracted = run("gpt-extract", "-r", folder)
+    assert (extracted.status, extracted.err) == (0, "")
+    out = folder / "folder"
+    (out / "good.cubin").symlink_to("good.cubin")
+    patched = run("gpt-patch", "-o", out, data=run("gpt-extract", "good.cubin").out)
+    assert (patched.status, patched.err) == (0, "")
+    assert (out / "good.cubin").read_bytes() == (folder / "good.cubin").read_bytes()

@@ -45,6 +45,15 @@ def test_each_file_is_read_once_and_roots_come_first(write, tmp_path):
     assert absent == [str(tmp_path / name) for name in ("gone", ".", "n\0ul")]
 
 
+def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
+    paths = ["x" * 5000, "n\0ul", "root.mp/x", "loop", "."]
+    (tmp_path / "loop").symlink_to("loop")
+    root = write("root.mp", forge.trace(*[child(11 + number, path) for number, path in enumerate(paths)]))
+    traces, absent = followed(root)
+    assert [trace.name for trace in traces] == [str(root)]
+    assert absent == [str(tmp_path / path) for path in paths]
+
+
 def test_what_ends_too_early_is_known(write):
     (trace,), _ = followed(
         write("a", *(forge.trace(pid=n, end=n % 2) for n in range(5)), forge.trace(child(2), child(4, how="exec")))
