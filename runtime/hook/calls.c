@@ -160,6 +160,10 @@ static void run(handler *handler, struct frame *frame) {
 
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
+    if (UNLIKELY(!slot->id)) { // the first call of a function that the program is linked to
+        hook_setup();
+        hook_describe_named(slot);
+    }
     struct thread *thread = hook_this_thread();
     frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
     frame->row = NULL;

@@ -208,8 +208,11 @@ void hook_decode_setup(void) {
     if (wanted && *wanted)
         calls = wanted;
     hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
-    for (unsigned i = 0; i < HOOK_NAMES; i++)
-        hook_describe(&hook_slots[i], names[i].symbol);
+}
+
+void hook_describe_named(struct slot *slot) {
+    if (!__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
+        hook_describe(slot, names[slot - hook_slots].symbol);
 }
 
 // The last word that means the function decides; one with `-` before it leaves it out.
@@ -281,7 +284,6 @@ void hook_describe(struct slot *slot, const char *symbol) {
     }
     if (known)
         slot->on_return = known->on_return;
-    slot->id = (uint32_t)(slot - hook_slots) + 1;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
     flags |= known && known->before ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= known && known->after ? SLOT_AFTER | SLOT_WATCHED : 0;
@@ -300,6 +302,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;
     slot->flags = flags;
+    __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_RELEASE); // the rest is there
 }
 
 static unsigned find_type(const char *symbol) {

@@ -472,6 +472,7 @@ struct known {
 };
 #define NAME_BYTES 128
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
+void hook_describe_named(struct slot *slot);               // if nobody did
 void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);                     // writes its `api` record
 void hook_name(const struct slot *slot, char name[NAME_BYTES]);

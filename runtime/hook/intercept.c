@@ -49,9 +49,10 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) void hook_find_re
         abort(); // there is no way to go on, and no libc like that
 }
 
-// Slots of named functions are there before any code runs.
+// Slots of named functions are there before any code runs. What else is known of them is found when the
+// program asks for them or calls them: most processes use none.
 
-#define UNRESOLVED {.real = (void *)hook_resolve}
+#define UNRESOLVED {.real = (void *)hook_resolve, .flags = SLOT_WATCHED}
 struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
 
 // The driver's library
@@ -212,6 +213,7 @@ void *hook_wrap(void *real, const char *symbol) {
         return real;
     struct slot *slot = hook_named_slot(symbol);
     if (slot) {
+        hook_describe_named(slot);
         void *old = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
         if (old == (void *)hook_resolve || old == (void *)missing) {
             __atomic_store_n(&slot->real, real, __ATOMIC_RELEASE);
