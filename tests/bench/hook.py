@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ from tests.runtime import hooked
 
 RESULT = Path(__file__).parents[2] / "docs/figures/bench/hook.json"
 ROUNDS = 7
+STARTS = 300
 CALLS = 200_000  # a burst: what a program sends between two waits for the device
 SOURCE = r"""
 #include <time.h>
@@ -75,6 +77,19 @@ def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | s
         return f"bpftrace may not run: {str(error).strip()[:200]}"
 
 
+def starts() -> dict[str, list[float]]:
+    """ms that /bin/true takes, bare and with the library, by turns."""
+    bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    ways = {"bare": bare, "hooked": bare | {"LD_PRELOAD": f"{hooked.runtime()}/libgpthook.so"}}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(STARTS):
+        for way, env in ways.items():
+            start = time.perf_counter()
+            subprocess.run(["/bin/true"], env=env, check=True)
+            found[way].append((time.perf_counter() - start) * 1e3)
+    return found
+
+
 def main() -> int:
     """Measures, prints the table, writes the raw figures; 1 where a bound is missed."""
     arguments = sys.argv[1:]
@@ -101,6 +116,8 @@ def main() -> int:
     bounds = [(f"{name}, recorded, ns", ways["recorded"], 60.0) for name, ways in cost.items()]
     bounds += [(f"{name}, quiet, ns", ways["quiet"], 5.0) for name, ways in cost.items()]
     bounds.append(("bytes a call", each, 64.0))
+    started = starts()
+    bounds.append(("a process that uses no driver, ms", median(started["hooked"]) - median(started["bare"]), 1.0))
     if isinstance(probed, list):
         pair = median(probed) - median(raw["cuDriverGetVersion"]["bare"])
         bounds.append(
@@ -110,6 +127,7 @@ def main() -> int:
         "machine": machine(),
         "raw_ns": raw,
         "uprobe_ns": probed,
+        "start_ms": started,
         "bounds": [{"what": w, "value": v, "at_most": m, "held": v <= m} for w, v, m in bounds],
     }
     output.write_text(json.dumps(result, indent=1) + "\n")
