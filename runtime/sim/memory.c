@@ -270,12 +270,12 @@ static enum place place_of(uint32_t type, const void *host, uint64_t device) {
     return !range ? IN_PAGEABLE : range->type >= PINNED ? IN_PINNED : ON_DEVICE;
 }
 
+enum { STAGED = 1 << 20 }; // bytes: who copies more from pageable memory waits for it
+
 // Reads what is to be copied, so that the program may change it.
 static bool stage(struct operation *operation) {
     CUDA_MEMCPY3D *c = &operation->copy, packed = *c;
-    size_t size;
-    if (__builtin_mul_overflow(c->WidthInBytes, c->Height, &size) ||
-        __builtin_mul_overflow(size, c->Depth, &size) || !(operation->owned = malloc(size)))
+    if (!(operation->owned = malloc(c->WidthInBytes * c->Height * c->Depth)))
         return false;
     packed.dstMemoryType = CU_MEMORYTYPE_HOST, packed.dstHost = operation->owned;
     packed.dstXInBytes = packed.dstY = packed.dstZ = 0;
@@ -303,14 +303,15 @@ static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
         return sim_issue(stream, &operation);
     enum place to = place_of(c->dstMemoryType, c->dstHost, c->dstDevice);
     enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
-    bool staged = from == IN_PAGEABLE && to == ON_DEVICE;
+    bool upload = from == IN_PAGEABLE && to == ON_DEVICE; // so its size is no more than that of memory
+    bool staged = upload && c->WidthInBytes * c->Height * c->Depth <= STAGED;
     if (staged && !async && (status = sim_wait(context, stream)))
         return status;
     if (staged && !stage(&operation))
         return CUDA_ERROR_OUT_OF_MEMORY;
     status = sim_issue(stream, &operation);
     bool waits = to == IN_PAGEABLE || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
-                 (from == IN_PINNED && !async);
+                 (from == IN_PINNED && !async) || (upload && !staged);
     return status || !waits ? status : sim_wait(context, stream);
 }
 

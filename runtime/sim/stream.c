@@ -28,6 +28,7 @@ struct queue {
     struct context *context; // NULL: is gone
     unsigned flags;
     bool has_thread, is_closed;
+    size_t count;
     struct work *first, *last;
     pthread_cond_t wake;
 };
@@ -70,6 +71,7 @@ static void finish(struct queue *queue, CUresult status) {
     work->done = true;
     work->time = now();
     queue->first = work->next;
+    queue->count--;
     if (queue->context) {
         queue->context->busy -= !queue->first;
         if (status)
@@ -298,18 +300,25 @@ static CUresult push(struct stream *stream, struct operation *operation, struct 
         pthread_cond_signal(&queue->wake);
     }
     queue->last = work;
+    queue->count++;
     return CUDA_SUCCESS;
 }
 
+// Where too much is pending, waits as a driver does: what was looked up before may be gone after it.
 CUresult sim_issue(struct stream *stream, struct operation *operation) {
-    if (stream->capture)
+    enum { MOST = 1024 };
+    const struct reference is = sim_refer(stream);
+    while (is_there(is) && !stream->capture && stream->queue->count >= MOST)
+        wait_for(stream->queue->first);
+    CUresult status = is_there(is) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (!status && stream->capture)
         return sim_capture(stream, operation);
-    CUresult status = sim_implicit(stream);
-    if (status) {
-        sim_end_operation(operation);
-        return status;
-    }
-    return push(stream, operation, NULL);
+    if (!status)
+        status = sim_implicit(stream);
+    if (!status)
+        return push(stream, operation, NULL);
+    sim_end_operation(operation);
+    return status;
 }
 
 // Waits for what is in the stream, and what stands before it.
@@ -498,7 +507,7 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
         return sim_capture_event(stream, event);
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};
     CUresult status = sim_issue(stream, &operation);
-    if (!status && !stream->capture)
+    if (!status && !stream->capture && is_there(operation.event))
         sim_record(event, stream);
     return status;
 }

@@ -631,7 +631,8 @@ GATES = r"""
 static atomic_int gates[8]; // closed, reached, open
 enum { CLOSED, REACHED, OPEN };
 static void gate(void *number) {
-    atomic_store(&gates[(long)number], REACHED);
+    int closed = CLOSED;
+    atomic_compare_exchange_strong(&gates[(long)number], &closed, REACHED);
     while (atomic_load(&gates[(long)number]) != OPEN)
         sched_yield();
 }
@@ -667,6 +668,7 @@ def test_work_is_done_later_and_in_order(play):
         OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
         OK(D(cuMemHostAlloc)(&pinned, (size_t)64, 0));
         OK(D(cuMemsetD8_v2)(memory, 0, (size_t)64));
+        OK(D(cuCtxSynchronize)()); // or it could come after what is in a stream that is not blocking
         OK(D(cuStreamQuery)(stream));
         OK(D(cuEventQuery)(never));
         close_stream(stream, 0);
@@ -960,6 +962,39 @@ def test_a_default_stream_of_the_thread(play):
         IS(600, D(cuStreamQuery)((void *)0)); // the legacy stream waits for those of threads
         open_stream(0);
         OK(D(cuStreamSynchronize_ptsz)((void *)0));
+    }
+    """
+    play(GATES + source)
+
+
+def test_more_work_than_fits_in_a_stream(play):
+    source = r"""
+    static void *open_later(void *unused) {
+        usleep(20000);
+        open_stream(0);
+        return 0;
+    }
+    int main(void) {
+        begin();
+        void *stream;
+        uint64_t memory;
+        size_t size = 4 << 20;
+        char *image = malloc(size), *back = malloc(size);
+        pthread_t thread;
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuMemAlloc_v2)(&memory, size));
+        close_stream(stream, 0);
+        pthread_create(&thread, 0, open_later, 0);
+        for (int i = 0; i < 3000; i++) // waits in between
+            OK(D(cuMemcpyHtoDAsync_v2)(memory, &i, sizeof(i), stream));
+        assert(gates[0] == OPEN);
+        memset(image, 7, size);
+        OK(D(cuMemcpyHtoDAsync_v2)(memory, image, size, stream)); // more than is staged
+        OK(D(cuStreamQuery)(stream));
+        OK(D(cuMemcpyDtoHAsync_v2)(back, memory, size, stream));
+        assert(!memcmp(image, back, size));
+        pthread_join(thread, 0);
+        free(image), free(back);
     }
     """
     play(GATES + source)
