@@ -81,6 +81,7 @@ KINDS: dict[str, Keys] = {
         "text": ("str", "the fact"),
         "ref": ("str?", "what it is about: a path, a kernel, an id"),
     },
+    "resume": {"back": ("u64", "how many headers lie between that of the segment and here")},
     "sync": {"id": ("u64", "passed on and flushed after all that earlier records led to")},
     "child": {
         "pid": ("u64", "process id"),

@@ -73,7 +73,8 @@ class Stage:
         self.json = json
         self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
         self._buffer = bytearray()
-        self._count = 0  # records since the header
+        self._counts = [0]  # records of each segment
+        self._turn = -1  # of which one of them the next is
         self.told = False  # whether a stage before has reported an error
         self._said: set[tuple[str, ...]] = set()
         self._facts: set[str] = set()  # of errors
@@ -152,16 +153,19 @@ class Stage:
                 for one in record:
                     self.write(one)
             else:
-                self._count += record.count
+                self._counts[self._turn] += record.count
                 self._append(record.data)
             return
         match record["kind"]:
             case "header":
-                self._count = 0
+                self._counts.append(0)
+                self._turn = -1
+            case "resume":
+                self._turn = -1 - record["back"]
             case "end":
-                record = {**record, "records": self._count}
+                record = {**record, "records": self._counts[self._turn]}
             case _:
-                self._count += 1
+                self._counts[self._turn] += 1
         if self.table:
             if fault := self.table.add(record):
                 self.warn("", f"{fault}: not in the tables")
@@ -170,9 +174,9 @@ class Stage:
             from gpt import jsonl
 
             several = record["kind"] in records.ROWS  # of a record each row becomes one
-            self._count -= several
+            self._counts[self._turn] -= several
             for line in jsonl.lines(record):
-                self._count += several
+                self._counts[self._turn] += several
                 self._append(f"{line}\n".encode())
         else:
             self._append(stream.pack(record))
@@ -222,7 +226,7 @@ class Stage:
 
         Headers get this stage's name in `via`; a `sync` is flushed. `handle` also gets `end`; what it yields then is
         written before it. If `handle` holds records back, `settle` yields the rest: it is called before a header, a
-        sync and an end, and when the stream is over, even if it is truncated.
+        resume, a sync and an end, and when the stream is over, even if it is truncated.
         `wants` is the kind of record that the stage works on, and what to report of an input that has none.
         """
         kinds: set[str] = set()
@@ -251,12 +255,12 @@ class Stage:
         return self.close()
 
     def _pass(self, record: dict[str, Any], handle: Handler, settle: Callable[[], Iterable[Output]]) -> None:
-        if record["kind"] in ("header", "sync", "end"):
+        if record["kind"] in ("header", "resume", "sync", "end"):
             self._write_all(settle())
         match record["kind"]:
             case "header":
                 self.write({**record, "via": [*record["via"], self.tool]})
-            case "sync":
+            case "sync" | "resume":
                 self.write(record)
             case _:
                 self._write_all(handle(record))

@@ -100,6 +100,40 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
 
 
+class Segments:
+    """Which segment a record is in, of those that take turns in a stream.
+
+    `current` is the number of that of the last record, from 0; None between segments. `open` are those that have no
+    `end` by now, and `count` is how many began.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.current: int | None = None
+        self.open: set[int] = set()
+
+    def add(self, record: dict[str, Any]) -> int:
+        """The segment of the next record. Raises MalformedError where it is in none."""
+        kind = record["kind"]
+        if kind == "header":
+            self.current = self.count
+            self.open.add(self.count)
+            self.count += 1
+        elif kind == "resume":
+            if fault := records.check(record):
+                raise MalformedError(fault)
+            self.current = self.count - 1 - record["back"]
+            if self.current not in self.open:
+                raise MalformedError("resume of a segment that is not open")
+        if self.current is None:
+            raise MalformedError(f"{kind} record outside a segment")
+        current = self.current
+        if kind == "end":
+            self.open.discard(current)
+            self.current = None
+        return current
+
+
 R = TypeVar("R", bound=dict[str, Any])
 
 
@@ -108,18 +142,17 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
 
     `found` yields each record with its location. Raises MalformedError otherwise, and on an empty input.
     """
-    inside, empty = False, True
+    segments = Segments()
     for record, where in found:
         kind = record["kind"]
         if kind == "header":
             _check_header(record, where)
-            inside, empty = True, False
-        elif not inside:
-            raise MalformedError(f"{kind} record outside a segment", where)
-        if kind == "end":
-            inside = False
+        try:
+            segments.add(record)
+        except MalformedError as error:
+            raise MalformedError(error.fact, where) from None
         yield record
-    if empty:
+    if not segments.count:
         raise MalformedError("empty: no segment", name)
 
 

@@ -21,6 +21,7 @@ import typer
 from gpt import packed, records
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.stage import STDOUT, Stage
+from gpt.stream import Segments
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -118,7 +119,7 @@ def run(stage: Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
             for record in trace:
                 passage.pass_on(record)
         with _survived(stage, passage, trace.name):
-            passage.close_segment(None)
+            passage.close_trace()
     passage.finish([path for _, path in followed.absent])
     return stage.close()
 
@@ -148,7 +149,8 @@ class _Passage:
         self._analysis = analysis
         self._taken = analysis.kinds - PASSED_ON
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
-        self._process: Process | None = None  # of the segment that is open
+        self._segments = Segments()  # of the trace that is read
+        self._processes: dict[int, Process] = {}  # of those that are open
         self._begun = False
         self._news = False  # since the last answer
         self._kinds: set[str] = set()  # of all records
@@ -157,22 +159,26 @@ class _Passage:
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
         kind = record["kind"]
+        segment = self._segments.add(record)
         self._kinds.add(kind)
         self._told |= kind == "diag" and record.get("level") == "error"
         match kind:
             case "header":
-                self._begin(record)
+                self._begin(segment, record)
+            case "resume":
+                self._write_end()
+                self._write(record)
             case "end":
-                self.close_segment(record)
+                self._close_segment(segment, record)
             case "sync":
                 if self._analysis.streams:
                     self._write_answer()
                 self._write(record)
             case _:
-                assert self._process
-                self._process.add(record)
-                if self._process.full:
-                    self._analysis.take(self._process)
+                process = self._processes[segment]
+                process.add(record)
+                if process.full:
+                    self._analysis.take(process)
                 if kind in self._analysis.kinds:
                     self._news = True
                 if kind not in self._taken:
@@ -182,25 +188,27 @@ class _Passage:
         if self._analysis.streams:
             self._stage.write(record)
 
-    def _begin(self, header: Record) -> None:
+    def _begin(self, segment: int, header: Record) -> None:
         from gpt.trace.process import Process
 
-        self.close_segment(None)
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
-        self._process = Process(header, self._analysis.kinds)
+        self._processes[segment] = Process(header, self._analysis.kinds)
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
         if self._begun:
             self._write(diag)
 
-    def close_segment(self, end: Record | None) -> None:
-        """The segment is over, with its `end` or without one."""
-        process, self._process = self._process, None
-        if process is None:
-            return
+    def close_trace(self) -> None:
+        """The trace is over, and with it the segments that have no `end`."""
+        for segment in list(self._processes):
+            self._close_segment(segment, None)
+        self._segments = Segments()
+
+    def _close_segment(self, segment: int, end: Record | None) -> None:
+        process = self._processes.pop(segment)
         if end is not None and (fault := records.check({**records.make("end", records=0, status=0), **end})):
             raise MalformedError(fault)
         if process.started:
@@ -208,7 +216,8 @@ class _Passage:
             self._analysis.take(process)
             self._analysis.end(process)
             self._news = True  # how it ended, if nothing else
-        self._end = end
+        if end is not None:
+            self._end = end
 
     def _write_end(self) -> None:
         if self._end is not None:
@@ -216,8 +225,9 @@ class _Passage:
             self._end = None
 
     def _write_answer(self) -> None:
-        if self._process and self._process.started:
-            self._analysis.take(self._process)
+        for process in self._processes.values():
+            if process.started:
+                self._analysis.take(process)
         if self._news or not self._analysis.streams:
             for record in self._analysis.answer():
                 self._write(record)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gpt import records
 from gpt.errors import MalformedError
 from gpt.formats.paths import is_regular, real_path
+from gpt.stream import Segments
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
@@ -46,39 +47,31 @@ class Trace:
         self.forked: set[int] = set()
         self.children: list[Child] = []
         self._read = read
-        self._segments: list[int] = []  # their pids
+        self._pids: list[int] = []  # of the segments
         self._started: dict[int, set[int]] = {}  # by pid: segments that say more than that it is there
-        self._open = False
 
     def __iter__(self) -> Iterator[Record]:
         """Its records. Raises MalformedError if they are not records; what was read before counts."""
+        segments = Segments()
         for record in self._read(self.path):
+            segment = segments.add(record)
             match record["kind"]:
                 case "header":
-                    self._close()
-                    self._open = True
-                    self._segments.append(record["pid"])
-                case "end":
-                    self._open = False
+                    self._pids.append(record["pid"])
                 case "child":
-                    self._add_child(record)
-                case "sync":
+                    self._add_child(record, segment)
+                case "end" | "resume" | "sync":
                     pass
                 case _:
-                    self._started.setdefault(self._segments[-1], set()).add(len(self._segments))
+                    self._started.setdefault(self._pids[segment], set()).add(segment)
             yield record
-        self._close()
+        self.interrupted = {self._pids[segment] for segment in segments.open}
 
-    def _close(self) -> None:
-        if self._open:
-            self.interrupted.add(self._segments[-1])
-        self._open = False
-
-    def _add_child(self, record: Record) -> None:
+    def _add_child(self, record: Record, segment: int) -> None:
         if fault := records.check(record):
             raise MalformedError(fault, self.name)
         if "path" in record:
-            self.children.append(Child(record["pid"], record["path"], len(self._segments)))
+            self.children.append(Child(record["pid"], record["path"], segment))
         if record["how"] != "exec":
             self.forked.add(record["pid"])
 

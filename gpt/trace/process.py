@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gpt import records
 from gpt.errors import MalformedError
+from gpt.stream import Segments
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
 from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
@@ -172,19 +173,20 @@ class Process:
 
 def iter_processes(found: Iterator[Record], kinds: frozenset[str]) -> Iterator[Process]:
     """The process of each segment, when it is over. What is wrong with the records is raised after the last one."""
-    process = None
+    segments = Segments()
+    processes: dict[int, Process] = {}
     fault: MalformedError | None = None
     try:
         for record in found:
+            segment = segments.add(record)
             if record["kind"] == "header":
-                if process:
-                    yield process
-                process = Process(record, kinds)
-            elif process:
-                process.add(record)
+                processes[segment] = Process(record, kinds)
+            elif record["kind"] == "end":
+                yield processes.pop(segment)
+            else:
+                processes[segment].add(record)
     except MalformedError as error:
         fault = error
-    if process:
-        yield process
+    yield from processes.values()
     if fault:
         raise fault

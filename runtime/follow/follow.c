@@ -1,10 +1,10 @@
 // The helper of a live stream. The program writes its traces to files in a private folder, as ever, so that a
 // slow reader never holds it up; this process reads behind it.
 //
-// Segments do not mix in a stream, so one process is passed on at a time, in the order in which they began;
-// the others' traces wait on disk. The helper ends when nobody can begin a trace any more: the command has
-// ended, and no process is left that was started with the folder in its environment, daemons included. It is
-// no descendant of such a process and no child of the command, which could come to wait for it.
+// Segments take turns in the stream: whatever is new is passed on, of one process after the other. The helper
+// ends when nobody can begin a trace any more: the command has ended, and no process is left that was started
+// with the folder in its environment, daemons included. It is no descendant of such a process and no child of
+// the command, which could come to wait for it.
 
 #include <dirent.h>
 #include <errno.h>
@@ -33,7 +33,6 @@
 static const struct follow *self;
 static struct output output;
 static uint64_t syncs;
-static bool any; // a segment was begun
 static volatile sig_atomic_t stopped;
 
 static uint64_t now(void) {
@@ -103,10 +102,14 @@ static bool anybody_left(void) {
 struct trace {
     struct trace *next;
     struct segment *segment;
+    uint64_t begun;   // how many headers the stream had with its own; 0 before that
+    uint64_t records; // that were passed on
     char name[NAME_MAX + 1];
 };
 
-static struct trace *traces;        // in the order of their beginning; the first is passed on
+static struct trace *traces;        // in the order of their beginning
+static struct trace *current;       // whose records came last
+static uint64_t headers;            // in the stream
 static uint64_t until = UINT64_MAX; // CLOCK_MONOTONIC: traces that begin later are not passed on
 
 static struct trace *find_trace(const char *name) {
@@ -131,11 +134,9 @@ static void find_traces(void) {
                 segment_close(segment);
             continue;
         }
-        *trace = (struct trace){NULL, segment, ""};
+        *trace = (struct trace){.segment = segment};
         strcpy(trace->name, entry->d_name);
         struct trace **at = &traces;
-        if (any && *at) // it is being passed on
-            at = &(*at)->next;
         while (*at && segment_began((*at)->segment) <= segment_began(segment))
             at = &(*at)->next;
         trace->next = *at;
@@ -145,15 +146,16 @@ static void find_traces(void) {
         closedir(entries);
 }
 
-static void drop_first(void) {
-    struct trace *trace = traces;
+static void drop(struct trace **at) {
+    struct trace *trace = *at;
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/%s", self->folder, trace->name);
     unlink(path);
     segment_close(trace->segment);
-    traces = trace->next;
+    *at = trace->next;
+    if (current == trace)
+        current = NULL;
     free(trace);
-    any = false;
 }
 
 static void put_sync(void) {
@@ -164,28 +166,51 @@ static void put_sync(void) {
     output.records++;
 }
 
-// Passes on what is new. Gives false when there was nothing to do.
-static bool follow_first(bool last) {
-    static uint64_t marked;
-    if (!traces)
-        return false;
-    bool dead = (last && self->ends_with_root) || !segment_lives(traces->segment);
-    if (!any) {
-        any = true;
-        output.records = marked = 0;
-    }
-    enum step step = segment_step(traces->segment, &output, dead);
+// Says which process comes next. Its header says it the first time.
+static void put_turn(const struct trace *trace) {
+    unsigned char room[32];
+    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    gpt_pack_resume(&buffer, &(struct gpt_resume){headers - trace->begun});
+    output_put(&output.bytes, room, (size_t)(buffer.at - room));
+}
+
+// Passes on what is new of a trace.
+static enum step follow_one(struct trace *trace, bool last) {
+    bool dead = (last && self->ends_with_root) || !segment_lives(trace->segment);
+    output.records = trace->records;
+    if (current != trace && trace->begun)
+        put_turn(trace);
+    uint64_t before = output.flushed + output.bytes.size;
+    enum step step = segment_step(trace->segment, &output, dead);
     if (step == STEP_FAILED)
         leave(errno);
-    if (step != STEP_DONE && output.records != marked) {
-        put_sync(); // filters do not hold back what stands before it
-        marked = output.records;
+    if (output.flushed + output.bytes.size == before && step != STEP_DONE) {
+        output.bytes.size = 0; // it is not its turn
+        return step;
     }
+    current = trace;
+    if (!trace->begun)
+        trace->begun = ++headers;
+    if (step != STEP_DONE && output.records != trace->records)
+        put_sync(); // filters do not hold back what stands before it
+    trace->records = output.records;
     if (!output_flush(&output))
         leave(errno);
-    if (step == STEP_DONE)
-        drop_first();
-    return step != STEP_WAIT;
+    return step;
+}
+
+// Passes on what is new, of one process after the other. Gives false when there was nothing to do.
+static bool follow_all(bool last) {
+    bool any = false;
+    for (struct trace **at = &traces; *at && !stopped;) {
+        enum step step = follow_one(*at, last);
+        any |= step != STEP_WAIT;
+        if (step == STEP_DONE)
+            drop(at);
+        else
+            at = &(*at)->next;
+    }
+    return any;
 }
 
 // A source writes a segment, whatever happens.
@@ -229,7 +254,7 @@ static _Noreturn void follow(pid_t root, int root_file) {
         find_traces();
         if (traces)
             nothing = false;
-        if (follow_first(last))
+        if (follow_all(last))
             continue;
         if (last && !traces)
             break;

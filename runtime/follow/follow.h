@@ -36,6 +36,7 @@ struct bytes { // that wait to be written
 struct output {
     int file;
     struct bytes bytes;
+    uint64_t flushed; // bytes
     uint64_t records; // of the segment
 };
 

@@ -24,7 +24,8 @@
 #include "../records.h"
 #include "follow.h"
 
-#define MAX_CHUNKS 8192          // mapped at one time
+#define MAX_CHUNKS 16384         // mapped at one time, of all segments
+#define MIN_CHUNKS 16            // that each may map
 #define MAX_ROWS (8u << 20)      // bytes of rows that are gathered in one step
 #define MAX_WAITING (256u << 10) // bytes that wait to be written
 
@@ -51,6 +52,8 @@ struct segment {
     uint64_t status;
     bool failed; // for want of memory
 };
+
+static unsigned all_mapped; // chunks, of all segments
 
 // Output
 
@@ -81,6 +84,7 @@ bool output_flush(struct output *output) {
         if (size > 0)
             done += (size_t)size;
     }
+    output->flushed += output->bytes.size;
     output->bytes.size = 0;
     return true;
 }
@@ -201,7 +205,7 @@ static void find_chunks(struct segment *segment, bool dead) {
     struct chunk **at = &segment->chunks;
     while (*at)
         at = &(*at)->next;
-    while (segment->known < end && segment->mapped < MAX_CHUNKS) {
+    while (segment->known < end && (segment->mapped < MIN_CHUNKS || all_mapped < MAX_CHUNKS)) {
         struct chunk *chunk = map_chunk(segment->file, segment->known);
         if (!chunk && !dead)
             return;
@@ -212,6 +216,7 @@ static void find_chunks(struct segment *segment, bool dead) {
         }
         segment->known += chunk->size;
         segment->mapped++;
+        all_mapped++;
         *at = chunk;
         at = &chunk->next;
     }
@@ -223,6 +228,7 @@ static void drop_chunk(struct segment *segment, struct chunk *chunk) {
     if (chunk->at) // its blocks are of use to others now; the first has the tail
         fallocate(segment->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->at, chunk->size);
     segment->mapped--;
+    all_mapped--;
     free(chunk);
 }
 
@@ -232,6 +238,7 @@ struct segment *segment_open(const char *path) {
     struct segment *segment = chunk ? calloc(1, sizeof(*segment)) : NULL;
     if (segment && atomic_load(&tail_of(chunk)->ticket)) {
         *segment = (struct segment){.file = file, .chunks = chunk, .known = chunk->size, .mapped = 1};
+        all_mapped++;
         segment->tail = tail_of(chunk);
         segment->pid = atomic_load(&segment->tail->pid);
         segment->born = atomic_load(&segment->tail->born);

@@ -36,11 +36,13 @@ def read(data: bytes) -> list[dict]:
 
 def segments(records: list[dict]) -> list[list[dict]]:
     """The records of each segment; `end` counts what is in it."""
-    found = []
+    found, turns = [], stream.Segments()
     for record in records:
+        number = turns.add(record)
         if record["kind"] == "header":
             found.append([])
-        found[-1].append(record)
+        if record["kind"] != "resume":
+            found[number].append(record)
     for segment in found:
         if segment[-1]["kind"] == "end":
             assert segment[-1]["records"] == len(segment) - 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt import stream
+from gpt.trace.process import RUNS, iter_processes
 from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.clients import DAEMON, FORK, LOOP, THREADS, WORK
@@ -151,13 +152,77 @@ def test_a_stage_reads_it(tmp_path):
     assert done.stdout.splitlines()[-1] == "0"
 
 
-def test_children_come_one_after_the_other(tmp_path):
+def test_children(tmp_path):
     program = hooked.compile_c(tmp_path / "client", FORK)
     process = live("-", program, "x", stdout=subprocess.PIPE)
     found = segments(read(process.communicate()[0]))
     assert found[0][0]["pid"] == process.pid and launches(found[0]) == {"foo": 2}
     assert len(found) == 4 and all(launches(s) == {"bar": 1} and s[-1]["kind"] == "end" for s in found[1:])
     assert not any("path" in r for s in found for r in s if r["kind"] == "child")
+
+
+# A parent and three children, of which each launches `foo` so often as its number says, whenever a line comes.
+TOGETHER = r"""
+int main(void) {
+    char line[100];
+    int ends[3][2], number = 4;
+    begin();
+    for (int i = 0; i < 3; i++) {
+        pipe(ends[i]);
+        if (!fork()) {
+            number = i + 1;
+            dup2(ends[i][0], 0);
+            stdin = fdopen(0, "r");
+            for (int j = 0; j <= i; j++)
+                close(ends[j][1]);
+            void *context;
+            OK(cuDevicePrimaryCtxRetain(&context, 0));
+            OK(cuCtxSetCurrent(context));
+            break;
+        }
+    }
+    void *f = kernel("foo");
+    while (fgets(line, sizeof(line), stdin)) {
+        for (int i = 0; i < number; i++)
+            launch(f);
+        for (int i = 0; number == 4 && i < 3; i++)
+            write(ends[i][1], line, strlen(line));
+    }
+    for (int i = 0; number == 4 && i < 3; i++)
+        close(ends[i][1]);
+    while (wait(NULL) > 0)
+        ;
+}
+"""
+
+
+def test_processes_that_live_at_once_take_turns(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", TOGETHER, "-includesys/wait.h")
+    process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    found, turns, counts = [], stream.Segments(), Counter()
+    records = stream.read_records(process.stdout, "live")
+    for rounds in range(1, 4):
+        process.stdin.write(b"go\n"), process.stdin.flush()
+        while sorted(counts.values()) != [n * rounds for n in (1, 2, 3, 4)]:  # all of them, while they all live
+            found.append(next(records))
+            number = turns.add(found[-1])
+            if found[-1]["kind"] == "launches":
+                counts[number] += sum(row["count"] for row in hooked.rows(found[-1]))
+    assert len(turns.open) == 4 and sum(record["kind"] == "resume" for record in found) >= 6
+    process.stdin.close()
+    found += records
+    assert process.wait() == 0
+    made = segments(found)
+    assert [segment[-1]["kind"] for segment in made] == ["end"] * 4 and made[0][0]["pid"] == process.pid
+    assert sorted(launches(segment)["foo"] for segment in made) == [3, 6, 9, 12]
+    expected = {segment[0]["pid"]: launches(segment)["foo"] for segment in made}
+    # The same for readers, of the stream as it is, and of two in one file.
+    (tmp_path / "live.mp").write_bytes(b"".join(map(stream.pack, found)) * 2)
+    processes = list(iter_processes(stream.read_records(open(tmp_path / "live.mp", "rb"), "x"), RUNS))
+    assert len(processes) == 8
+    for one in processes:
+        assert sum(rows["count"].sum() for _, rows in one.launches.take()) == expected[one.pid]
+    assert read_used([tmp_path / "live.mp"], allow_incomplete=False).warnings == []
 
 
 def test_killed_processes_are_interrupted_segments(tmp_path):
