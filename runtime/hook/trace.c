@@ -692,8 +692,11 @@ void hook_trace_setup(void) {
     run = number ? strtoull(number, NULL, 16) : 0;
     struct live *live =
         mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (live == MAP_FAILED)
+    if (live == MAP_FAILED) { // RLIMIT_AS
+        if (template && *template)
+            hook_say("memory", hook_describe_error(errno), "this process is not watched");
         return;
+    }
     madvise(live, sizeof(*live), MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
     if (__register_atfork)
         __register_atfork(NULL, NULL, forget, NULL);

@@ -185,6 +185,14 @@ def test_programs_with_a_sanitizer_of_gcc(tmp_path):
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
 
 
+def test_a_limit_of_memory_that_leaves_no_room(tmp_path):
+    # Between the limit that the program itself needs and the one that suffices.
+    script = "for i in $(seq 6 24); do (ulimit -v ${i}000; exec true) && echo $i; done"
+    done = hooked.run(tmp_path / "t.mp", "sh", "-c", script)
+    fact = "gpt-hook: error: memory: Cannot allocate memory; this process is not watched"
+    assert done.stdout and fact in done.stderr.splitlines()
+
+
 def test_programs_that_cannot_be_watched(tmp_path):
     (tmp_path / "static.c").write_text("int main(void) { return 0; }")
     built = subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], capture_output=True)
