@@ -345,9 +345,8 @@ struct thread {
     struct mapped earlier[EARLIER];     // the newest first: calls in flight have rows there
     struct count *queries[MAX_QUERIES]; // by slot->query; the first stands for none
     struct mapped spare;                // the next chunk, if it was made before it is needed
-    const struct row
-        *in_flight; // the innermost call, if its row is in an earlier chunk; or one that has returned
-    uint32_t used;  // bytes of the chunk's data
+    const struct row *in_flight;        // the innermost call when the chunk before this one was full
+    uint32_t used;                      // bytes of the chunk's data
     struct counter *counters;
     uint32_t counters_size, counters_used; // the size is a power of two, or 0
     struct stream_queue *timelines;

@@ -79,7 +79,7 @@ FIELDS = GOOD["fields"]
         ({"fields": FIELDS[1:]}, "no field 'start'"),
         ({"fields": [*FIELDS, FIELDS[0]]}, "have the same name"),
         ({"fields": [{**FIELDS[0], "type": "f64"}, *FIELDS[1:]]}, "is not of type u64"),
-        ({"fields": [{**FIELDS[0], "type": "u128"}, *FIELDS[1:]]}, "no type 'u128'"),
+        ({"fields": [{**FIELDS[0], "type": "u128"}, *FIELDS[1:]]}, "unknown type 'u128'"),
         ({"fields": [{**FIELDS[0], "offset": 7}, *FIELDS[1:]]}, "'start' and 'duration' overlap"),
         ({"fields": [{"name": f"f{n}", "type": "u8", "offset": n} for n in range(2000)]}, "2000 fields"),
         ({"fields": [{**FIELDS[0], "offset": 1 << 63}, *FIELDS[1:]]}, "does not fit"),
