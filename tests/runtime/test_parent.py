@@ -73,7 +73,8 @@ def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
 
 
 def test_signals_are_passed_on(says):
-    process = live("|cat >/dev/null", says, stdout=subprocess.PIPE)
+    # In a group of its own, which has a parent in the session: SIGTSTP does not stop orphaned groups.
+    process = live("|cat >/dev/null", says, stdout=subprocess.PIPE, process_group=0)
     program = int(process.stdout.readline())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1):
         process.send_signal(number)
