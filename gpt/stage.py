@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from io import BufferedReader, FileIO, RawIOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,6 @@ PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
 
 Output = dict[str, Any] | stream.Packed
 Handler = Callable[[dict[str, Any]], Iterable[Output]]
-
-
-class _AsItIs(RawIOBase):
-    """A file up to the size that it has now: after one that a program goes on writing a reader might run for ever."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        found = os.fstat(file.fileno())
-        self._left = found.st_size if stat.S_ISREG(found.st_mode) else sys.maxsize
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        size = self._file.readinto(memoryview(buffer)[: self._left])
-        self._left -= size or 0
-        return size
 
 
 def _new_table() -> Any:
@@ -108,8 +90,8 @@ class Stage:
     def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
         """The records of the files one after the other, or of standard input."""
         for path in files:
-            with open(path, "rb", buffering=0) as file:
-                yield from self._records(BufferedReader(_AsItIs(file)), str(path))
+            with open(path, "rb") as file:
+                yield from self._records(file, str(path))
         if not files:
             if os.isatty(0):
                 raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
