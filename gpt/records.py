@@ -103,7 +103,7 @@ KINDS: dict[str, Keys] = {
         "library": ("str", "path of the library"),
         "section": ("str?", "section that holds it"),
         "member": ("str?", "member of the archive that holds it"),
-        "region": ("u64", "file offset of its region; its own offset if there is no region"),
+        "region": ("u64", "file offset of its region, or its own offset outside of regions"),
         "index": ("u64", "position in the library, from 0"),
         "type": ("str", "cubin, ptx, ltoir, or unknown:KIND"),
         "arch": ("str", "compute capability, sm_90a"),

@@ -24,7 +24,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def default_folder() -> Path | None:
-    """XDG_CACHE_HOME/gpt/asm, None if there is no home."""
+    """XDG_CACHE_HOME/gpt/asm; None without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME")
     if home and os.path.isabs(home):
         return Path(home, "gpt", "asm")

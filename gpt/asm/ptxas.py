@@ -44,7 +44,7 @@ class Ptxas:
     kind: ClassVar[str] = "cubin"
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError if there is no ptxas."""
+        """Raises MissingError if ptxas is not installed."""
         self._tools = Tools(options.tool)
         self._tools.first()
         self._options = options

@@ -163,7 +163,7 @@ def _zeroed(data: memoryview, spans: list[Span]) -> bytearray:
 
 
 def _pack(data: bytes, codec: str) -> tuple[bytes, int]:
-    """The payload, padded to 8 bytes, and its size without padding, 0 if there is no codec."""
+    """The payload, padded to 8 bytes, and its size without padding (0 if it is not compressed)."""
     if codec == "none":
         return data.ljust(len(data) + -len(data) % 8, b"\0"), 0
     if codec == "lz4":

@@ -85,7 +85,7 @@ def parser() -> Lark:
 
 
 def _tables() -> str | bool:
-    """Where lark keeps its tables, keyed by the grammar and its own version; False if there is no place."""
+    """The file where lark keeps its tables, named by grammar and version; False if its folder cannot be made."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -267,7 +267,7 @@ EARLY void *hook_next_function(const char *name) {
     return NULL;
 }
 
-// Whether it was loaded at the start, behind us: what the program calls is seen here before.
+// Whether it was loaded at the start, after us: this library sees first what the program calls.
 bool hook_comes_after_us(const struct linked *library) {
     bool after = false;
     for (struct linked linked = {0}; hook_next_linked(&linked) && hook_linked_at_start(&linked);) {

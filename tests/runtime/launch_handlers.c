@@ -18,13 +18,23 @@ static CUresult replacement(void *function, unsigned gx, unsigned gy, unsigned g
     return CUDA_SUCCESS;
 }
 
+static void show(const struct property *property, void *count) {
+    unsigned long long number = property->number, value = property->value, size = property->size;
+    printf("%u: %llu %llu %llu\n", property->what, number, value, size);
+    ++*(int *)count;
+}
+
 void hook_before_launch(struct frame *frame) {
     const char *wanted = getenv("TEST_HANDLERS");
     calls.before++;
     frame->note = calls.before;
     if (!strcmp(wanted, "answer"))
         frame_answer(frame, 999);
-    else if (!strcmp(wanted, "change")) {
+    else if (!strcmp(wanted, "ask") && calls.before == 1) {
+        int seen = 0, parameters = hook_ask_parameters(frame_arg(frame, 0));
+        hook_object_each(frame_arg(frame, 0), show, &seen);
+        printf("%d parameters, %d properties\n", parameters, seen);
+    } else if (!strcmp(wanted, "change")) {
         frame_set_arg(frame, 0, 0xf00), frame_set_arg(frame, 5, 77);
         frame_set_arg(frame, 7, 4096), frame_set_arg(frame, 9, 0xa00);
         frame->real = (void *)replacement;

@@ -25,9 +25,9 @@ def library(tmp_path_factory):
     return hooked.build_hook(out, hooked.ROOT / "tests" / "runtime" / "launch_handlers.c")
 
 
-def run(tmp_path, library, handlers, calls, traced=True):
+def run(tmp_path, library, handlers, calls, traced=True, source=CLIENT):
     """What the client printed, and the trace."""
-    program = hooked.compile_c(tmp_path / "client", CLIENT)
+    program = hooked.compile_c(tmp_path / "client", source)
     env = os.environ | {
         "LD_PRELOAD": str(library),
         "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),
@@ -69,3 +69,23 @@ def test_another_function_and_other_arguments(tmp_path, library, calls):
     assert trace.launches == {"foo": 6}  # what the program launched
     for call in [call for call in trace.calls if call["type"] == "kernel"][:5]:
         assert [call[f"block_{c}"] for c in "xyz"] == [4, 5, 6] and call["shared"] == 7
+
+
+def test_parameters_and_attributes_of_what_is_launched(tmp_path, library):
+    source = r"""
+    int main(void) {
+        void *module, *function;
+        begin();
+        int (*set)(void *, int, int) = dlsym(driver, "cuFuncSetAttribute");
+        OK(cuModuleLoadData(&module, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(.param .u16 a,"
+                                     " .param .align 16 .b8 b[24], .param .u64 c) { ret; }\n"));
+        OK(cuModuleGetFunction(&function, module, "foo"));
+        OK(set(function, 8, 1000));
+        OK(set(function, 8, 2000));
+        launch(function);
+    }
+    """
+    printed, _ = run(tmp_path, library, "ask", "none", source=source)
+    *shown, total = printed[:-1]
+    assert sorted(shown) == ["0: 8 2000 0", "3: 0 0 2", "3: 1 16 24", "3: 2 40 8"]
+    assert total == "3 parameters, 4 properties"
