@@ -71,7 +71,7 @@ $(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/build_id.h runtim
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $< -o $@
 
-$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) runtime/sim/sim.h runtime/cuda_abi.h runtime/say.h
+$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/cuda_abi.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \

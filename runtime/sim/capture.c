@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "graph.h"
 
 static struct capture *captures;
 static uint64_t ids;
@@ -112,32 +112,21 @@ CUresult sim_implicit(const struct stream *stream) {
 
 // What is put into a stream
 
-static CUresult added(struct stream *stream, CUresult status, struct node *node) {
-    if (!status && !set_nodes(&stream->last, &node, 1))
-        status = CUDA_ERROR_OUT_OF_MEMORY;
-    if (status)
-        stream->capture->invalid = true;
-    return status;
-}
-
-CUresult sim_capture(struct stream *stream, struct operation *operation) {
-    if (stream->capture->invalid) {
-        sim_end_operation(operation);
+CUresult sim_capture(struct stream *stream, struct operation *operation, struct graph *child) {
+    struct capture *capture = stream->capture;
+    const struct nodes *last = &stream->last;
+    if (capture->invalid) {
+        if (operation)
+            sim_end_operation(operation);
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     struct node *node;
-    CUresult status =
-        sim_add_node(&node, stream->capture->graph, stream->last.nodes, stream->last.count, operation);
-    return added(stream, status, node);
-}
-
-CUresult sim_capture_graph(struct stream *stream, struct graph *graph) {
-    if (stream->capture->invalid)
-        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    struct node *node;
-    CUresult status =
-        sim_add_child(&node, stream->capture->graph, stream->last.nodes, stream->last.count, graph);
-    return added(stream, status, node);
+    CUresult status = child ? sim_add_child(&node, capture->graph, last->nodes, last->count, child)
+                            : sim_add_node(&node, capture->graph, last->nodes, last->count, operation);
+    if (!status && !set_nodes(&stream->last, &node, 1))
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    capture->invalid = status;
+    return status;
 }
 
 CUresult sim_capture_event(struct stream *stream, struct event *event) {

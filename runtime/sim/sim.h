@@ -9,7 +9,7 @@
 //   launch.c   launches
 //   stream.c   streams and events
 //   capture.c  streams whose work becomes a graph
-//   graph.c    graphs and what is made of them
+//   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
 //   perthread.c  variants for another default stream
 //   proc.c     how the functions are found; table.c lists them
 //
@@ -241,33 +241,6 @@ void sim_drop_work(void);
 extern __thread bool sim_in_host_function;
 extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
 
-// graph.c
-struct graph {
-    struct object object; // owns its nodes
-    struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
-    size_t count, room;
-};
-struct node {
-    struct object object; // owns the graph of a child node, the graphs of a conditional one
-    struct operation *operation;
-    struct node **before; // what it depends on
-    size_t count;
-    uint64_t origin;      // serial of the node that it is a copy of
-    struct graph **inner; // that it owns
-    size_t inners;
-    unsigned condition;
-    int condition_type;
-    bool disabled;
-    int mark; // while nodes are sorted or numbered
-    size_t visited, number;
-    struct node *visitor;
-};
-// Takes the operation over, whatever comes of it.
-CUresult sim_add_node(struct node **made, struct graph *graph, struct node *const *before, size_t count,
-                      struct operation *operation);
-CUresult sim_add_child(struct node **made, struct graph *graph, struct node *const *before, size_t count,
-                       struct graph *child);
-
 // capture.c: streams whose work becomes a graph
 struct capture {
     struct capture *next;
@@ -279,8 +252,8 @@ struct capture {
     bool given; // the graph is the program's
     struct stream *origin, *streams;
 };
-CUresult sim_capture(struct stream *stream, struct operation *operation); // takes it over
-CUresult sim_capture_graph(struct stream *stream, struct graph *graph);
+// Takes the operation over; or NULL and a graph, which a child node gets a copy of.
+CUresult sim_capture(struct stream *stream, struct operation *operation, struct graph *child);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);

@@ -312,7 +312,7 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
         wait_for(stream->queue->first);
     CUresult status = is_there(is) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!status && stream->capture)
-        return sim_capture(stream, operation);
+        return sim_capture(stream, operation, NULL);
     if (!status)
         status = sim_implicit(stream);
     if (!status)

@@ -1,0 +1,292 @@
+// Executable graphs: a copy of the graph that one was made from, in the order in which its nodes are run.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph.h"
+
+struct exec {
+    struct object object;
+    struct graph *graph;
+    uint64_t flags;
+};
+
+// The node of an executable graph for the node that it was made from.
+struct node *sim_exec_node(void *exec, void *node) {
+    return is_kind(exec, EXEC) && find_node(node)
+               ? sim_find_copy(((struct exec *)exec)->graph, ((struct object *)node)->serial)
+               : NULL;
+}
+
+// Appends a node and all that it depends on to `order`, each once, what it depends on first. Gives false for
+// a circle.
+static bool visit(struct node *root, struct node **order, size_t *count) {
+    enum { NEW, OPEN, DONE };
+    for (struct node *node = root, *next; node; node = next) {
+        next = NULL;
+        node->mark = OPEN;
+        while (node->visited < node->count && !next) {
+            struct node *before = node->before[node->visited++];
+            if (before->mark == OPEN)
+                return false;
+            if (before->mark == NEW) {
+                before->visitor = node;
+                next = before;
+            }
+        }
+        if (!next) {
+            node->mark = DONE;
+            order[(*count)++] = node;
+            next = node->visitor;
+        }
+    }
+    return true;
+}
+
+// Orders the nodes so that each comes after those that it depends on.
+static CUresult sort(struct graph *graph, void **error) {
+    struct node **order = calloc(graph->count + 1, sizeof(*order));
+    if (!order)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < graph->count; i++) {
+        graph->nodes[i]->mark = 0;
+        graph->nodes[i]->visited = 0;
+        graph->nodes[i]->visitor = NULL;
+    }
+    CUresult status = CUDA_SUCCESS;
+    size_t count = 0;
+    for (size_t i = 0; i < graph->count && !status; i++)
+        if (!graph->nodes[i]->mark && !visit(graph->nodes[i], order, &count)) {
+            *error = graph->nodes[i];
+            status = CUDA_ERROR_INVALID_VALUE;
+        }
+    if (!status && count)
+        memcpy(graph->nodes, order, count * sizeof(*order));
+    free(order);
+    for (size_t i = 0; i < graph->count && !status; i++)
+        for (size_t j = 0; j < graph->nodes[i]->inners && !status; j++)
+            status = sort(graph->nodes[i]->inner[j], error);
+    return status;
+}
+
+static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **error) {
+    IN_CONTEXT;
+    if (!exec || !find_graph(graph))
+        return CUDA_ERROR_INVALID_VALUE;
+    void *wrong = NULL;
+    CUresult status = sort(graph, &wrong);
+    if (error)
+        *error = wrong;
+    if (status)
+        return status;
+    struct exec *made = sim_new(EXEC, context);
+    if (!made || !(made->graph = sim_copy_graph(graph, made))) {
+        if (made)
+            sim_delete(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->flags = flags;
+    *exec = made;
+    return CUDA_SUCCESS;
+}
+
+API cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
+    return instantiate(exec, graph, flags, NULL);
+}
+
+API cuGraphInstantiateWithParams(void **exec, void *graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    if (!params)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = instantiate(exec, graph, params->flags, &params->hErrNode_out);
+    params->result_out = !status ? 0 : params->hErrNode_out ? 2 : 1; // an invalid structure, another error
+    return status;
+}
+
+API cuGraphInstantiate_v2(void **exec, void *graph, void **error, char *log, size_t size) {
+    if (log && size)
+        *log = 0;
+    return instantiate(exec, graph, 0, error);
+}
+
+API cuGraphInstantiate(void **exec, void *graph, void **error, char *log, size_t size) {
+    return cuGraphInstantiate_v2(exec, graph, error, log, size);
+}
+
+API cuGraphExecGetFlags(void *exec, uint64_t *flags) {
+    LOCKED;
+    if (!is_kind(exec, EXEC) || !flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = ((struct exec *)exec)->flags;
+    return CUDA_SUCCESS;
+}
+
+API cuGraphExecDestroy(void *exec) {
+    LOCKED;
+    if (!is_kind(exec, EXEC))
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_delete(exec);
+    return CUDA_SUCCESS;
+}
+
+API cuGraphNodeSetEnabled(void *exec, void *handle, unsigned enabled) {
+    LOCKED;
+    struct node *node = sim_exec_node(exec, handle);
+    if (!node || node->operation->type > CU_GRAPH_NODE_TYPE_MEMSET)
+        return CUDA_ERROR_INVALID_VALUE;
+    node->disabled = !enabled;
+    return CUDA_SUCCESS;
+}
+
+API cuGraphNodeGetEnabled(void *exec, void *handle, unsigned *enabled) {
+    LOCKED;
+    struct node *node = sim_exec_node(exec, handle);
+    if (!node || !enabled)
+        return CUDA_ERROR_INVALID_VALUE;
+    *enabled = !node->disabled;
+    return CUDA_SUCCESS;
+}
+
+// Whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
+static int compare(const struct graph *graph, const struct graph *with, void **error, void **from) {
+    if (graph->count != with->count)
+        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    sim_number_nodes(graph);
+    sim_number_nodes(with);
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct node *node = graph->nodes[i], *other = with->nodes[i];
+        *error = with->nodes[i];
+        if (node->operation->type != other->operation->type)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        if (node->count != other->count || node->inners != other->inners)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        for (size_t j = 0; j < node->count; j++)
+            if (node->before[j]->number != other->before[j]->number) {
+                *from = other->before[j];
+                return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+            }
+        for (size_t j = 0; j < node->inners; j++) {
+            int result = compare(node->inner[j], other->inner[j], error, from);
+            if (result)
+                return result;
+        }
+    }
+    *error = NULL;
+    return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+static bool take_operations(struct graph *graph, const struct graph *from) {
+    for (size_t i = 0; i < graph->count; i++) {
+        struct operation operation;
+        if (!sim_copy_operation(&operation, from->nodes[i]->operation))
+            return false;
+        sim_end_operation(graph->nodes[i]->operation);
+        *graph->nodes[i]->operation = operation;
+        graph->nodes[i]->condition = from->nodes[i]->condition;
+        for (size_t j = 0; j < graph->nodes[i]->inners; j++)
+            if (!take_operations(graph->nodes[i]->inner[j], from->nodes[i]->inner[j]))
+                return false;
+    }
+    return true;
+}
+
+API cuGraphExecUpdate_v2(void *exec, void *graph, CUgraphExecUpdateResultInfo *info) {
+    LOCKED;
+    if (!is_kind(exec, EXEC) || !find_graph(graph) || !info)
+        return CUDA_ERROR_INVALID_VALUE;
+    *info = (CUgraphExecUpdateResultInfo){0};
+    struct graph *updated = ((struct exec *)exec)->graph;
+    info->result = sort(graph, &info->errorNode)
+                       ? CU_GRAPH_EXEC_UPDATE_ERROR
+                       : compare(updated, graph, &info->errorNode, &info->errorFromNode);
+    if (info->result)
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    return take_operations(updated, graph) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API cuGraphExecUpdate(void *exec, void *graph, void **error, int *result) {
+    CUgraphExecUpdateResultInfo info = {0};
+    CUresult status = cuGraphExecUpdate_v2(exec, graph, &info);
+    if (error)
+        *error = info.errorNode;
+    if (result)
+        *result = info.result;
+    return status;
+}
+
+API cuGraphExecChildGraphNodeSetParams(void *exec, void *handle, void *child) {
+    LOCKED;
+    struct node *node = sim_exec_node(exec, handle);
+    void *error, *from;
+    if (!node || node->operation->type != CU_GRAPH_NODE_TYPE_GRAPH || !find_graph(child) ||
+        compare(node->inner[0], child, &error, &from))
+        return CUDA_ERROR_INVALID_VALUE;
+    return take_operations(node->inner[0], child) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// Launches
+
+struct operations {
+    struct operation *all; // or NULL: only count them
+    size_t count;
+};
+
+// What the nodes do, in order. No kernel runs that could set a condition: each has the value that it begins
+// with, and a loop whose condition holds is run once.
+static void flatten(const struct graph *graph, struct operations *list) {
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct node *node = graph->nodes[i];
+        if (node->operation->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+            size_t body =
+                node->condition_type == CU_GRAPH_COND_TYPE_SWITCH ? node->condition : !node->condition;
+            if (body < node->inners)
+                flatten(node->inner[body], list);
+        } else if (node->operation->type == CU_GRAPH_NODE_TYPE_GRAPH)
+            flatten(node->inner[0], list);
+        else if (!node->disabled) {
+            if (list->all) {
+                list->all[list->count] = *node->operation;
+                list->all[list->count].owned = NULL;
+            }
+            list->count++;
+        }
+    }
+}
+
+// What waits for events inside a graph waits before it begins, and its events are reached when it ends.
+static CUresult launch(struct stream *stream, struct operation *all, size_t count) {
+    CUresult status = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && !status; i++)
+        if (all[i].type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && is_there(all[i].event))
+            status = sim_wait_event(stream, all[i].event.object);
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = all, .count = count};
+    if (status)
+        sim_end_operation(&operation);
+    else
+        status = sim_issue(stream, &operation);
+    for (size_t i = 0; i < count && !status; i++)
+        if (all[i].type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && is_there(all[i].event))
+            sim_record(all[i].event.object, stream);
+    return status;
+}
+
+API cuGraphLaunch(void *exec, void *handle) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (!is_kind(exec, EXEC) || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture) // becomes a child node
+        return sim_capture(stream, NULL, ((struct exec *)exec)->graph);
+    struct operations list = {0};
+    flatten(((struct exec *)exec)->graph, &list);
+    if (!(list.all = calloc(list.count + 1, sizeof(*list.all))))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t count = list.count;
+    list.count = 0;
+    flatten(((struct exec *)exec)->graph, &list);
+    return launch(stream, list.all, count);
+}
+
+API cuGraphUpload(void *exec, void *stream) {
+    IN_CONTEXT;
+    return is_kind(exec, EXEC) && sim_stream(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}

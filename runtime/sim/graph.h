@@ -1,0 +1,50 @@
+// Graphs, their nodes and what is made of them: graph.c, node.c, exec.c, and capture.c, which adds nodes.
+
+#ifndef GPT_SIM_GRAPH_H
+#define GPT_SIM_GRAPH_H
+
+#include "sim.h"
+
+struct graph {
+    struct object object; // owns its nodes
+    struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
+    size_t count, room;
+};
+struct node {
+    struct object object; // owns the graph of a child node, the graphs of a conditional one
+    struct operation *operation;
+    struct node **before; // what it depends on
+    size_t count;
+    uint64_t origin;      // serial of the node that it is a copy of
+    struct graph **inner; // that it owns
+    size_t inners;
+    unsigned condition;
+    int condition_type;
+    bool disabled;
+    int mark; // while nodes are sorted or numbered
+    size_t visited, number;
+    struct node *visitor;
+};
+
+static inline struct graph *find_graph(void *graph) { return is_kind(graph, GRAPH) ? graph : NULL; }
+static inline struct node *find_node(void *node) { return is_kind(node, NODE) ? node : NULL; }
+static inline struct graph *graph_of(const struct node *node) { return (struct graph *)node->object.owner; }
+
+// graph.c
+// Takes the operation over, whatever comes of it.
+CUresult sim_add_node(struct node **made, struct graph *graph, struct node *const *before, size_t count,
+                      struct operation *operation);
+void sim_remove_node(struct node *node);
+struct graph *sim_copy_graph(const struct graph *from, void *owner);
+struct node *sim_find_copy(const struct graph *graph, uint64_t origin); // in it or in those inside of it
+void sim_number_nodes(const struct graph *graph);
+bool sim_has_conditions(const struct graph *graph);
+
+// node.c
+CUresult sim_add_child(struct node **made, struct graph *graph, struct node *const *before, size_t count,
+                       struct graph *child);
+
+// exec.c: the node of an executable graph for the node that it was made from
+struct node *sim_exec_node(void *exec, void *node);
+
+#endif
