@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records, stream
 from gpt.errors import GptError, MalformedError
+from tests.tiers import examples
 
 HEADER = stream.header("test", ["test"])
 
@@ -71,7 +72,7 @@ def read(text):
 # There and back
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 @example({"$map": {"$map": {"$int": "1"}}})
 @example({"$pairs": [["a", 1]]})
@@ -274,7 +275,7 @@ def test_what_is_nested_too_deep_for_json_is_refused():
         list(jsonl.lines({"kind": "x", "value": value}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(st.binary(max_size=100), st.text(max_size=100).map(lambda t: t.encode())))
 def test_any_line_is_read_or_refused(line):
     for text in (line, json.dumps(HEADER).encode() + b"\n" + line):
@@ -291,7 +292,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(json_values)
 def test_any_escape_is_read_or_refused(value):
     text = json.dumps(HEADER) + "\n" + json.dumps({"kind": "x", "value": value}) + "\n"

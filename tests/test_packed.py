@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
 from gpt.errors import MalformedError
+from tests.tiers import examples
 
 FIELDS = [
     {"name": "b", "type": "u32", "offset": 12},
@@ -85,7 +86,7 @@ def answers(draw):
     return rows, records.make("answer", name="a", **packer.keys(), verdict=["so"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(answers())
 def test_answers_come_back_also_through_json(found):
     rows, answer = found

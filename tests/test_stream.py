@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpt import records, stream
 from gpt.errors import GptError, MalformedError, TruncatedError
+from tests.tiers import examples
 
 HEADER = stream.pack(stream.header("test", ["test", "-x"]))
 END = stream.pack(records.make("end", records=0, status=0))
@@ -371,7 +372,7 @@ def parses_or_refuses(data):
     assert time.process_time() - begun < 5
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.binary(max_size=300))
 @example(b"\x82\xa4kind\xa1x\xa1y" + b"\x91" * 3000)
 @example(b"\x82\xa4kind\xa1x\xa1y" + b"\xdd\x00\x10\x00\x00" * 1100)
@@ -384,7 +385,7 @@ def test_any_bytes_are_read_or_refused(data):
     parses_or_refuses(HEADER + chunk(data))
 
 
-@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(800), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(

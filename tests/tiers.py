@@ -5,9 +5,12 @@ To `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a mat
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+FULL = bool(os.environ.get("TEST_FULL"))  # set by `make test-full`
 
 
 def full(*values: Any, id: str | None = None) -> Any:
@@ -18,3 +21,8 @@ def full(*values: Any, id: str | None = None) -> Any:
 def soak(*values: Any, id: str | None = None) -> Any:
     """A case of `parametrize` that is run by `make soak` only; whole tests have `@pytest.mark.soak`."""
     return pytest.param(*values, id=id, marks=pytest.mark.soak)
+
+
+def examples(count: int) -> int:
+    """How many examples hypothesis tries: all of them in `make test-full`, which runs its tests again."""
+    return count if FULL else max(5, count // 5)

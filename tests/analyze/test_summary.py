@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
+from tests.tiers import examples
 from tests.trace import forge
 
 NAMES = {1: "cuMemAlloc", 2: "cuMemcpyHtoD", 3: "cuMemcpyDtoH", 4: "cuLaunchKernel", 5: "cuStreamSynchronize"}
@@ -406,7 +407,7 @@ SAMPLE = forge.pack(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
 def test_whatever_comes_there_is_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)

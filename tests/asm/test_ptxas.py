@@ -24,6 +24,7 @@ from gpt.probe.weave.edits import marked
 from tests import cuda
 from tests.asm import fake
 from tests.asm.modules import CALLER, HEAD, PLAIN, RECURSIVE, RICH, hungry, probed
+from tests.tiers import examples
 
 SM_80, SM_90 = GpuTarget(8, 0, ""), GpuTarget(9, 0, "")
 
@@ -175,7 +176,7 @@ def test_what_is_no_ptx_is_refused(tool, text):
         assert where.partition(":")[0] == "m" and 0 < len(fact) < 400
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data())
 def test_mutants_are_assembled_or_refused(tool, data):
     text = bytearray(RICH.encode())
@@ -294,7 +295,7 @@ def test_signals_have_names():
 # What -v says
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from([
     b"ptxas info    : Compiling entry function 'k' for 'sm_90'", b"ptxas info    : Function properties for k",
     b"    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads", b"\xff\n\n", b"ptxas info    : ",

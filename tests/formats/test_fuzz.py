@@ -15,9 +15,9 @@ from gpt.formats.source import Source
 from tests.formats import forge
 from tests.formats.mutate import mutants
 from tests.formats.samples import ONE, image, region
-from tests.tiers import full
+from tests.tiers import examples, full
 
-fuzz = settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+fuzz = settings(deadline=None, max_examples=examples(300), suppress_health_check=list(HealthCheck))
 
 
 def read(data, scan=True):

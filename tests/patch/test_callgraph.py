@@ -16,6 +16,7 @@ from gpt.patch.callgraph import KeptWhole, find_cut
 from tests import cuda
 from tests.formats import forge, samples
 from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, forged
+from tests.tiers import examples, full
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -30,7 +31,7 @@ def test_what_used_kernels_need_stays(arch, used):
     assert cut.size == sum(end - start for start, end in cut.spans)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 def test_nvdisasm_finds_all_that_kept_code_names(arch, tmp_path):
     """No symbol that it prints as an operand in kept code is of code that is gone."""
     data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
@@ -152,7 +153,7 @@ def test_sections_that_share_bytes():
         find_cut(data, {"plain"})
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
     """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""

@@ -18,8 +18,8 @@ USED = "_Z3onePf\n"  # of the first region
 # The three regions by number: ONE for sm_75, sm_80, sm_90 and PTX, MANY for sm_75, sm_90 and PTX, VARIABLES for
 # sm_75 and sm_90. On sm_90 the used kernel and the variables stay.
 KEPT = ("{}.3.sm_90.cubin", "{}.7.sm_90.cubin")
-LAYOUTS = ["none", "zstd", "relr", "unwrapped"]
-MORE_LAYOUTS = ["lz4", "balance", "aligned", "pie", "fixed", "symbols", "arm"]
+LAYOUTS = ["zstd", "relr"]
+MORE_LAYOUTS = ["none", "unwrapped", "lz4", "balance", "aligned", "pie", "fixed", "symbols", "arm"]
 FALL_BACK = {
     "inside": "points into the middle of a region",
     "referenced": "may refer to a region that has no wrapper",
@@ -75,7 +75,7 @@ def check_call(library, patched, mode, regions):
             assert int(line, 16) == checks.region_sum(bytes(16) + body + mark)
 
 
-@pytest.mark.parametrize("name", ["balance", full("fixed")])
+@pytest.mark.parametrize("name", [full("balance"), full("fixed")])
 def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
     made = slim(sample(name), tmp_path)
     for mode in MODES:
@@ -84,7 +84,7 @@ def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
         assert Path(record["output"]).read_bytes() == made["compact"][0].read_bytes()
 
 
-@pytest.mark.parametrize("name", FALL_BACK)
+@pytest.mark.parametrize("name", ["inside", "referenced", full("small")])
 def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
     library = sample(name)
     made = slim(library, tmp_path)

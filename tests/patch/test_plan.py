@@ -20,6 +20,7 @@ from tests.formats import forge
 from tests.formats.mutate import mutants
 from tests.formats.samples import ONE, region
 from tests.stages.tools import MIB, extract, run
+from tests.tiers import examples, full
 
 MARK = 64  # bytes at the end of a region that lost something
 
@@ -133,7 +134,7 @@ def test_what_is_dead_may_be_named_again(fatbin, elements):
     assert out[e.offset : e.end] == filled.source.pread(e.offset, e.end - e.offset)  # as it was
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_spans(fatbin, data):
     """Taken or refused; and what is taken gives a file in which all else is as it was."""
@@ -184,7 +185,8 @@ def patch_all(data, folder, spans):
 
 
 @pytest.mark.parametrize(
-    "name", ["zstd", "relr", "pie", "fixed", "symbols", "relocatable", "arm", "archive", "scattered", "outside"]
+    "name",
+    ["zstd", "relr", "relocatable", "archive", *map(full, ["pie", "fixed", "symbols", "arm", "scattered", "outside"])],
 )
 def test_mutants_of_real_files(sample, name, tmp_path):
     data = sample(name).read_bytes()
@@ -230,7 +232,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [full("a hundred thousand spans"), *list(HOSTILE)[1:]])
 def test_hostile_spans(sample, name, tmp_path):
     path = sample("none")
     elements = [placed.element for placed in load(path.read_bytes()).iter_elements()]

@@ -20,7 +20,7 @@ USED = {MANY.format(3), "direct"}
 GONE = {MANY.format(n) for n in range(1, 9) if n != 3} | {"pointer", "alone", "plain", "pointed", "other", "lonely"}
 
 
-@pytest.fixture(scope="module", params=CODECS)
+@pytest.fixture(scope="module", params=["zstd", *(full(codec) for codec in CODECS if codec != "zstd")])
 def library(request, tmp_path_factory):
     """MANY, and linked code, for two GPUs."""
     out = tmp_path_factory.mktemp(request.param) / "libmany.so"

@@ -11,6 +11,7 @@ from gpt.probe.read.load import parse_toml
 from gpt.probe.verify import find_misfit, verify
 from gpt.ptx.parse import parse_statements
 from tests.probe.allowed import ALLOWED, REGISTERS
+from tests.tiers import examples
 
 OPERANDS = ["%a", "%x", "%y", "%f", "%p", "%q", "%r1", "ADDR", "BYTES", "OUT", "IN1", "L", "{%x, %y}", "[%a]"]
 OPERANDS += ["1", "-1", "09", "%p|%q", "_", "%tid.x", "0x"]
@@ -177,7 +178,7 @@ def test_what_is_refused(snippet, fact):
         assert error.value.where in ("p.toml:4", "p.toml:5")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -11,11 +11,12 @@ from gpt.errors import MalformedError
 from gpt.formats.ptxtext import find_head
 from gpt.ptx.names import parse_names
 from gpt.ptx.scan import scan_module
+from tests.tiers import examples
 
 SHAPES = Path(__file__).with_name("shapes.ptx").read_bytes()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.sampled_from([
     b".version 8.0\n", b".entry ", b".func ", b"(", b")", b"name", b" ", b"\n", b"//", b"/*", b"*/", b".visible ",
     b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0", b".func", b".entry", b"#line 1 ",

@@ -115,7 +115,7 @@ def test_kernels_that_only_other_devices_have(tmp_path):
     assert trace.of("diag") == [] and trace.functions == ["one"]
 
 
-@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+@pytest.mark.parametrize("mode", ["compact", full("fill"), full("hole")])
 @pytest.mark.parametrize("kernels", [[], full(["--granularity", "kernel"])])
 def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     library = three_kernels(tmp_path)

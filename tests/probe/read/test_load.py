@@ -14,6 +14,7 @@ from gpt.probe.read.load import find_probe, load_probes, parse_toml
 from gpt.probe.verify import verify
 from gpt.ptx.tree import Instruction, Name
 from tests.probe.read.written import COOPERATING, DYNAMIC, PYTHON, SCHEDULING, SECOND
+from tests.tiers import examples
 
 
 def read(text, tmp_path, name="probe.toml"):
@@ -274,7 +275,7 @@ def test_a_file_of_that_name_is_found(tmp_path):
     assert find_probe(str(tmp_path / "p.toml")) == Path(tmp_path / "p.toml")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_mutated_files_are_read_or_refused(data):
     text = data.draw(st.sampled_from([SCHEDULING, COOPERATING, DYNAMIC, SECOND]))

@@ -20,6 +20,7 @@ from gpt.ptx.tree import Name, Number, Prefixed
 from tests.probe.allowed import ALLOWED, REGISTERS
 from tests.probe.read.written import COOPERATING, DYNAMIC, PYTHON, SCHEDULING, SECOND
 from tests.probe.weave.woven import kernel
+from tests.tiers import examples
 
 ODD = r"""
 analyze_hook = 'a "b" \\ \t'
@@ -224,7 +225,7 @@ def files(draw):
     return ProbeFile("", tuple(probes), tuple(maps.values()), tuple(kept), draw(st.one_of(st.none(), TEXT)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(files())
 def test_any_model_reads_back(file):
     assert plain(parse_toml(to_toml(file), "")) == plain(file)

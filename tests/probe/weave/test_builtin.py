@@ -153,7 +153,7 @@ HELPERS = {  # with the types that a snippet may want them as
 }
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [full("before"), "after"])
 @pytest.mark.parametrize("arch", ["sm_75", full("sm_90a"), full("sm_100a")])
 def test_every_helper_at_every_instruction(arch, when, tmp_path):
     """What does not fit an instruction is left out; what is woven assembles."""

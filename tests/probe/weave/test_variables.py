@@ -13,6 +13,7 @@ from gpt.probe.weave.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from tests import cuda
+from tests.tiers import examples
 
 HEAD = ".version 8.3\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .b128 %q;"
@@ -234,7 +235,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
 def test_torn_modules(edits):
     """Whatever the module looks like: it is refused or left alone, or comes back."""

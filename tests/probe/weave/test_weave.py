@@ -14,6 +14,7 @@ from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import scan_module
 from tests import cuda
 from tests.probe.weave.woven import HEAD, REGISTERS, SAVES, assembled, check, half_written, kernel, lines, probe, simple
+from tests.tiers import examples
 
 # What is inserted
 
@@ -580,7 +581,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=20),
     st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=8),
@@ -633,7 +634,7 @@ PROGRAM = kernel(
 PROGRAM = PROGRAM.replace(".visible", ".func f(.param .b32 x) { ret; }\n.visible", 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_mutated_programs_are_woven_or_refused(data):
     text = PROGRAM
