@@ -9,6 +9,7 @@
 static _Atomic int quick_status;
 
 static void end(int status) {
+    hook_see_namespaces();
     hook_finish((unsigned)status & 0xff);
     hook_report();
 }

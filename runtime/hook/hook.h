@@ -6,6 +6,7 @@
 //   counts.c       how often each kernel was launched, and each query made that is not recorded
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
+//   scopes.c       libraries that find the driver first: RTLD_DEEPBIND, dlmopen
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   objects.c      what that is: which handle stands for what, until it is gone
 //   contexts.c     handlers: contexts
@@ -295,6 +296,7 @@ struct live {
         unsigned char *_Atomic start;
         _Atomic size_t size;
     } mappings[MAX_MAPPINGS]; // of the file
+    _Atomic bool unseen;      // it was told of libraries whose calls are not, see scopes.c
     struct map missing;       // what was told of, see missing.c
     _Atomic uint32_t said;
 };
@@ -484,16 +486,20 @@ bool hook_setup(void);
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void *hook_driver_function(const char *symbol);  // the real one, or NULL
 bool hook_driver_is_simulated(void);
+bool hook_in_driver(const void *address);
 // The functions of libc behind those that this library defines. All are found when it is set up, or before,
 // if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold while it
 // waits for the thread that calls.
-extern void *(*hook_real_dlsym)(void *, const char *);
+extern void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
 extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
 extern void (*(*hook_real_signal)(int, void (*)(int)))(int);
 extern void (*hook_real_quick_exit)(int);
 void hook_find_real(void);
 extern handler hook_on_get_proc_address;
+
+// scopes.c
+void hook_see_namespaces(void); // says that a driver is in one of dlmopen
 
 // modules.c
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
@@ -563,6 +569,13 @@ void *hook_function_in(const struct linked *linked, const char *name); // or NUL
 void *hook_next_function(const char *name);                            // what RTLD_NEXT is to us, or NULL
 void hook_each_function(const struct linked *linked,
                         void (*see)(void *state, uintptr_t address, const char *name), void *state);
+struct span {
+    uintptr_t start, end;
+};
+void hook_each_reference(const struct linked *linked, void (*see)(void *state, void **word, const char *name),
+                         void *state);
+struct span hook_protected_in(const struct linked *linked); // the caller keeps it open
+bool hook_has_namespaces(void);                             // of dlmopen, or an auditing library's
 
 // maps.c
 struct mapping {

@@ -25,7 +25,7 @@ struct answer {
     uint64_t given; // else the stub of dlsym goes on to the real one
 };
 
-void *(*hook_real_dlsym)(void *, const char *);
+void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
 int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
 void (*(*hook_real_signal)(int, void (*)(int)))(int);
@@ -42,10 +42,11 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) void hook_find_re
     hook_real_signal = hook_next_function("signal");
     hook_real_ioctl = hook_next_function("ioctl");
     hook_real_quick_exit = hook_next_function("quick_exit");
+    hook_real_dlopen = hook_next_function("dlopen");
     hook_real_dlclose = hook_next_function("dlclose");
     hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
-    if (!hook_real_dlsym || !hook_real_dlclose || !hook_real_ioctl || !hook_real_sigaction ||
-        !hook_real_signal)
+    if (!hook_real_dlsym || !hook_real_dlopen || !hook_real_dlclose || !hook_real_ioctl ||
+        !hook_real_sigaction || !hook_real_signal)
         abort(); // there is no way to go on, and no libc like that
 }
 
@@ -119,6 +120,8 @@ static struct driver *driver_of(const void *address) {
     struct linked linked;
     return hook_linked_of(address, &linked) && hook_is_driver(&linked) ? read_driver(&linked) : NULL;
 }
+
+bool hook_in_driver(const void *address) { return driver_of(address); }
 
 static struct driver *find_driver(void) {
     struct driver *driver = atomic_load(&the_driver);
@@ -277,7 +280,7 @@ static void *find_default(const char *name, const void *caller) {
         found = hook_next_function(name);
     struct linked linked;
     if (!found && hook_linked_of(caller, &linked) && *linked.name) {
-        void *handle = dlopen(linked.name, RTLD_LAZY | RTLD_NOLOAD);
+        void *handle = hook_real_dlopen(linked.name, RTLD_LAZY | RTLD_NOLOAD);
         if (handle) {
             found = hook_real_dlsym(handle, name);
             hook_real_dlclose(handle);
@@ -345,6 +348,7 @@ EXPORT int dlclose(void *handle) {
         hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed) && !hook_in_vfork;
     if (recorded)
         hook_before_close(handle);
+    hook_see_namespaces();
     errno = error;
     int status = hook_real_dlclose(handle);
     error = errno;

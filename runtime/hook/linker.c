@@ -63,6 +63,11 @@ EARLY bool hook_next_linked(struct linked *linked) {
     return found;
 }
 
+bool hook_has_namespaces(void) {
+    struct linked linked = {0};
+    return hook_next_linked(&linked) && linked.other;
+}
+
 EARLY static bool begins_with_us(const struct linked *linked) {
     return linked->dynamic == (uintptr_t)_DYNAMIC;
 }
@@ -83,6 +88,10 @@ EARLY static bool get(const struct linked *linked, uintptr_t from, void *into, s
 
 struct tables {
     uintptr_t strings, symbols, versions, hash, gnu_hash, soname;
+    struct relocations {
+        uintptr_t start;
+        size_t size;
+    } data, jumps;
 };
 
 EARLY static bool read_tables(const struct linked *linked, struct tables *tables) {
@@ -110,6 +119,18 @@ EARLY static bool read_tables(const struct linked *linked, struct tables *tables
             break;
         case DT_SONAME:
             tables->soname = value;
+            break;
+        case DT_RELA:
+            tables->data.start = address;
+            break;
+        case DT_RELASZ:
+            tables->data.size = entry.d_un.d_val;
+            break;
+        case DT_JMPREL:
+            tables->jumps.start = address;
+            break;
+        case DT_PLTRELSZ:
+            tables->jumps.size = entry.d_un.d_val;
             break;
         case DT_NULL:
             return tables->strings && tables->symbols;
@@ -224,6 +245,38 @@ void hook_each_function(const struct linked *linked,
         if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && symbol.st_shndx)
             see(state, linked->address + symbol.st_value, (const char *)tables.strings + symbol.st_name);
     }
+}
+
+// Calls `see` for each word by which a library refers to a function of another one. The caller keeps it open.
+void hook_each_reference(const struct linked *linked, void (*see)(void *state, void **word, const char *name),
+                         void *state) {
+    struct tables tables;
+    if (!read_tables(linked, &tables))
+        return;
+    const struct relocations both[] = {tables.data, tables.jumps};
+    for (int i = 0; i < 2; i++) {
+        const Elf64_Rela *first = (const Elf64_Rela *)both[i].start;
+        for (const Elf64_Rela *at = first; at < first + both[i].size / sizeof(*at); at++) {
+            const Elf64_Sym *symbol = (const Elf64_Sym *)tables.symbols + ELF64_R_SYM(at->r_info);
+            unsigned type = ELF64_R_TYPE(at->r_info);
+            bool word = type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT ||
+                        (type == R_X86_64_64 && !at->r_addend);
+            if (word && ELF64_R_SYM(at->r_info) && !symbol->st_shndx)
+                see(state, (void **)(linked->address + at->r_offset),
+                    (const char *)tables.strings + symbol->st_name);
+        }
+    }
+}
+
+// What the linker makes read-only once a library is bound.
+struct span hook_protected_in(const struct linked *linked) {
+    const Elf64_Ehdr *head = (const Elf64_Ehdr *)linked->address;
+    const Elf64_Phdr *segment = (const Elf64_Phdr *)(linked->address + head->e_phoff);
+    for (unsigned i = 0; i < head->e_phnum; i++)
+        if (segment[i].p_type == PT_GNU_RELRO)
+            return (struct span){linked->address + segment[i].p_vaddr,
+                                 linked->address + segment[i].p_vaddr + segment[i].p_memsz};
+    return (struct span){0};
 }
 
 // What begins at an ELF header occupies, up to this address; 0 where none is.

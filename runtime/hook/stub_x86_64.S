@@ -302,6 +302,23 @@ hook_resolve:
     .cfi_endproc
     .size hook_resolve, . - hook_resolve
 
+// Calls a function without arguments between a call and what it is jumped on to.
+    .macro call_between function
+    pushq %rdi
+    .cfi_def_cfa_offset 16
+    pushq %rsi
+    .cfi_def_cfa_offset 24
+    subq $8, %rsp
+    .cfi_def_cfa_offset 32
+    call \function
+    addq $8, %rsp
+    .cfi_def_cfa_offset 24
+    popq %rsi
+    .cfi_def_cfa_offset 16
+    popq %rdi
+    .cfi_def_cfa_offset 8
+    .endm
+
 // dlsym looks at its caller's address (RTLD_NEXT, RTLD_DEFAULT): where it need not be answered here, it is jumped
 // to. hook_dlsym gives two values: the answer, and whether it is one.
     .p2align 4
@@ -311,7 +328,9 @@ hook_resolve:
 hook_dlsym_here:
     .cfi_startproc
     endbr64
-    testq %rsi, %rsi
+    cmpb $0, hook_deep(%rip)
+    jne 4f
+0:  testq %rsi, %rsi
     jz 1f
     cmpb $'c', (%rsi)
     jne 1f
@@ -340,32 +359,43 @@ hook_dlsym_here:
     jz 1b
     ret
 
-3:  pushq %rdi
-    .cfi_def_cfa_offset 16
-    pushq %rsi
-    .cfi_def_cfa_offset 24
-    subq $8, %rsp
-    .cfi_def_cfa_offset 32
-    call hook_find_real
-    addq $8, %rsp
-    .cfi_def_cfa_offset 24
-    popq %rsi
-    .cfi_def_cfa_offset 16
-    popq %rdi
-    .cfi_def_cfa_offset 8
+3:  call_between hook_find_real
     jmp *hook_real_dlsym(%rip)
+4:  call_between hook_see_deep
+    jmp 0b
     .cfi_endproc
     .size hook_dlsym_here, . - hook_dlsym_here
 
-// In the versions that glibc has it in: a library that looks for the next dlsym names one (dlvsym).
-    .globl dlsym_first
-    .type dlsym_first, @function
-    .set dlsym_first, hook_dlsym_here
-    .symver dlsym_first, dlsym@GLIBC_2.2.5, remove
-    .globl dlsym_now
-    .type dlsym_now, @function
-    .set dlsym_now, hook_dlsym_here
-    .symver dlsym_now, dlsym@@GLIBC_2.34, remove
+// dlopen looks at its caller's address too (RUNPATH): nothing is done but to remember that a library binds itself first.
+    .p2align 4
+    .type hook_dlopen_here, @function
+hook_dlopen_here:
+    .cfi_startproc
+    endbr64
+    testl $8, %esi                  // RTLD_DEEPBIND
+    jz 1f
+    movb $1, hook_deep(%rip)
+1:  movq hook_real_dlopen(%rip), %rax
+    testq %rax, %rax
+    jz 3f
+    jmp *%rax
+3:  call_between hook_find_real
+    jmp *hook_real_dlopen(%rip)
+    .cfi_endproc
+    .size hook_dlopen_here, . - hook_dlopen_here
+
+// In the versions that glibc has them in: a library that looks for the next dlsym names one (dlvsym).
+    .macro versions name
+    .globl \name\()_first, \name\()_now
+    .type \name\()_first, @function
+    .type \name\()_now, @function
+    .set \name\()_first, hook_\name\()_here
+    .set \name\()_now, hook_\name\()_here
+    .symver \name\()_first, \name\()@GLIBC_2.2.5, remove
+    .symver \name\()_now, \name\()@@GLIBC_2.34, remove
+    .endm
+    versions dlsym
+    versions dlopen
 
 // A vfork child runs in its parent's memory while the parent's thread waits. It must not write the parent's
 // trace: this thread says so until the parent goes on. The return address is kept in a register, for the child

@@ -8,7 +8,7 @@ from tests.runtime import hooked
 FLOORS = {
     "write": "bus calm clock counts objects rows sha256 trace",
     "watch": "contexts gputime graphs libs linker maps missing modules report save streamops",
-    "entry": "calls decode exits intercept ioctl nvtx stub_x86_64",
+    "entry": "calls decode exits intercept ioctl nvtx scopes stub_x86_64",
 }
 # What is still used from below: symbol -> files. Nothing may be added; what is no longer used leaves.
 LEFT = {
