@@ -17,7 +17,8 @@
 
 static struct sigaction dispositions[2]; // of the program
 static _Atomic unsigned current;
-static _Atomic bool installed;
+_Atomic bool hook_bus_installed;
+int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
 
 // Mappings
 
@@ -91,26 +92,16 @@ static bool install(const struct sigaction *theirs, struct sigaction *before) {
     return !hook_real_sigaction(SIGBUS, &ours, before);
 }
 
-// A sanitizer calls them before it is ready for code of its own.
-#define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
-
 // Called by the thread that begins a trace.
 void hook_bus_setup(void) {
     struct sigaction theirs;
-    if (!hook_real_sigaction)
-        hook_find_real();
-    if (atomic_load(&installed) || hook_real_sigaction(SIGBUS, NULL, &theirs))
+    if (atomic_load(&hook_bus_installed) || hook_real_sigaction(SIGBUS, NULL, &theirs))
         return;
     dispositions[0] = theirs;
-    atomic_store(&installed, install(&theirs, NULL));
+    atomic_store(&hook_bus_installed, install(&theirs, NULL));
 }
 
-EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
-    if (!hook_real_sigaction)
-        hook_find_real();
-    // A vfork child has dispositions of its own, and our memory.
-    if (signal != SIGBUS || !installed || hook_in_vfork)
-        return hook_real_sigaction(signal, action, before);
+int hook_bus_exchange(const struct sigaction *action, struct sigaction *before) {
     unsigned now = atomic_load(&current);
     struct sigaction old = dispositions[now];
     if (action) {
@@ -123,15 +114,4 @@ EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct si
     if (before)
         *before = old;
     return 0;
-}
-
-__attribute__((no_sanitize("address", "thread", "undefined")))
-EXPORT void (*signal(int signal, void (*handler)(int)))(int) {
-    if (!hook_real_signal)
-        hook_find_real();
-    if (signal != SIGBUS || !installed || hook_in_vfork)
-        return hook_real_signal(signal, handler);
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
-    sigaddset(&action.sa_mask, signal);
-    return sigaction(signal, &action, &before) ? SIG_ERR : before.sa_handler;
 }

@@ -151,6 +151,53 @@ static struct row *new_row(const struct frame *frame, const struct slot *slot) {
     return row;
 }
 
+// Counts
+
+static __attribute__((noinline)) struct count *add_counter(struct thread *thread, uint64_t function) {
+    struct object_view view;
+    if (!hook_object_look(function, &view) || !view.id)
+        return NULL;
+    return hook_add_counter(thread, function, false, view.id, view.reference);
+}
+
+// Of a function that is launched; NULL if it is not known.
+static inline struct count *counter_of(struct thread *thread, uint64_t function) {
+    struct count *row = hook_find_counter(thread, function);
+    return LIKELY(row) ? row : add_counter(thread, function);
+}
+
+// A function that nobody looked up by name has one all the same.
+static void count_launch(struct frame *frame, struct thread *thread) {
+    uint64_t key = frame->launch.function;
+    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
+        frame->counter = counter_of(thread, key);
+    if (frame->counter)
+        hook_count(frame->counter, frame->start);
+}
+
+// Once the first of a thread was looked at here, a stub counts the others in its row.
+static void count_query(struct thread *thread, struct slot *slot, uint64_t now) {
+    static _Atomic uint32_t used = 1;
+    if (!slot->query) { // two threads may each give it a place: then one stays unused
+        uint32_t number = atomic_fetch_add(&used, 1);
+        if (number >= MAX_QUERIES) {
+            atomic_store(&used, MAX_QUERIES);
+            __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
+            return;
+        }
+        __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
+    }
+    static const _Atomic uint64_t for_ever = 1;
+    struct count *row = hook_find_counter(thread, (uint64_t)slot);
+    if (!row)
+        row = hook_add_counter(thread, (uint64_t)slot, true, slot->id, (struct reference){&for_ever, 1});
+    if (row)
+        hook_count(row, now);
+    thread->queries[slot->query] = row;
+}
+
+// What the stub calls
+
 static void run(handler *handler, struct frame *frame) {
     HOOK_CALM;
     int error = errno;
@@ -178,7 +225,7 @@ uint64_t hook_enter(struct frame *frame) {
         if (UNLIKELY(slot->flags & SLOT_SYNC))
             hook_make_spare(thread);
         if (slot->layout == LAYOUT_LAUNCH)
-            frame->counter = hook_counter(thread, frame->launch.function);
+            frame->counter = counter_of(thread, frame->launch.function);
         if (slot->flags & SLOT_RECORDED)
             frame->row = new_row(frame, slot);
     }
@@ -213,15 +260,6 @@ static void read_results(struct row *row, const struct frame *frame, const struc
     }
 }
 
-// A function that nobody looked up by name has one all the same.
-static void count(struct frame *frame, struct thread *thread) {
-    uint64_t key = frame->launch.function;
-    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
-        frame->counter = hook_counter(thread, key);
-    if (frame->counter)
-        hook_count(frame->counter, frame->start);
-}
-
 static bool is_mapped(const struct thread *thread, const struct row *row) {
     bool found = (uintptr_t)row - (uintptr_t)thread->chunk.start < thread->chunk.size;
     for (int i = 0; i < EARLIER && !found; i++)
@@ -237,9 +275,9 @@ void hook_leave(struct frame *frame) {
         thread = NULL;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     if (slot->flags & SLOT_QUERY && thread)
-        hook_count_query(thread, slot, frame->start);
+        count_query(thread, slot, frame->start);
     else if (slot->layout == LAYOUT_LAUNCH && thread && done)
-        count(frame, thread);
+        count_launch(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {

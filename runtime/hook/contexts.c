@@ -22,7 +22,7 @@ void hook_on_context_retained(struct frame *frame) {
     const uint64_t *context = (const uint64_t *)frame->args[0];
     uint64_t device = (uint32_t)frame->args[1];
     if (context && device < MAX_DEVICES) {
-        atomic_store(&hook_live->primary[device], *context);
+        atomic_store(&hook_watched->primary[device], *context);
         add_context(*context, false);
     }
     hook_see_device((CUdevice)device);
@@ -54,7 +54,7 @@ void hook_on_context_destroyed(struct frame *frame) { hook_object_context_gone(f
 void hook_on_context_reset(struct frame *frame) {
     uint32_t device = (uint32_t)frame->args[0];
     if (device < MAX_DEVICES)
-        hook_object_context_gone(atomic_load(&hook_live->primary[device]), frame->note);
+        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note);
 }
 
 // cuDevicePrimaryCtxRelease

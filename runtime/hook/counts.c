@@ -14,10 +14,6 @@
     }
 static const struct gpt_field LAUNCHES[3] = COUNTS("function"), QUERIES[3] = COUNTS("api");
 
-static struct slot *query_of(uint64_t key) {
-    return key - (uint64_t)hook_slots < sizeof(hook_slots) ? (struct slot *)key : NULL;
-}
-
 // Rows are numbered through a list of chunks, the first of 4 KiB.
 
 static uint32_t rows_in(unsigned chunk) {
@@ -56,8 +52,7 @@ static struct count *make_rows(bool query, unsigned number) {
 }
 
 // A row that nobody has.
-static struct count *new_row(uint64_t key, uint32_t id) {
-    bool query = query_of(key);
+static struct count *new_row(bool query, uint32_t id) {
     uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1);
     unsigned number = chunk_of(&index);
     if (number >= MAX_COUNT_CHUNKS)
@@ -107,22 +102,21 @@ static bool grow(struct thread *thread) {
     return true;
 }
 
-struct count *hook_counter(struct thread *thread, uint64_t key) {
-    struct counter *counter = thread->counters ? find(thread, key) : NULL;
-    if (LIKELY(counter && counter->key && hook_is_alive(counter->reference)))
-        return counter->row;
+struct count *hook_find_counter(const struct thread *thread, uint64_t key) {
+    const struct counter *counter = thread->counters ? find(thread, key) : NULL;
+    return counter && counter->key && hook_is_alive(counter->reference) ? counter->row : NULL;
+}
 
+struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
+                               struct reference reference) {
     HOOK_CALM; // a handler that launches must find a table that is whole
-    static const _Atomic uint64_t for_ever = 1;
-    struct object_view view = {.reference = {&for_ever, 1}};
     int error = errno;
-    uint32_t id = query_of(key) ? query_of(key)->id : hook_object_look(key, &view) ? view.id : 0;
     struct count *row = NULL;
-    if (id && (4 * thread->counters_used < 3 * thread->counters_size || grow(thread)) &&
-        (row = new_row(key, id))) {
-        counter = find(thread, key);
+    if ((4 * thread->counters_used < 3 * thread->counters_size || grow(thread)) &&
+        (row = new_row(query, id))) {
+        struct counter *counter = find(thread, key);
         thread->counters_used += !counter->key;
-        *counter = (struct counter){key, row, view.reference};
+        *counter = (struct counter){key, row, reference};
     }
     errno = error;
     return row;
@@ -177,24 +171,4 @@ bool hook_count_first(uint64_t key) { return count(key); }
 bool hook_count_second(uint64_t unused, uint64_t key) {
     (void)unused;
     return count(key);
-}
-
-// Queries
-
-// Once the first of a thread was looked at here, a stub counts the others in its row.
-void hook_count_query(struct thread *thread, struct slot *slot, uint64_t now) {
-    static _Atomic uint32_t used = 1;
-    if (!slot->query) { // two threads may each give it a place: then one stays unused
-        uint32_t number = atomic_fetch_add(&used, 1);
-        if (number >= MAX_QUERIES) {
-            atomic_store(&used, MAX_QUERIES);
-            __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
-            return;
-        }
-        __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
-    }
-    struct count *row = hook_counter(thread, (uint64_t)slot);
-    if (row)
-        hook_count(row, now);
-    thread->queries[slot->query] = row;
 }

@@ -231,11 +231,6 @@ static bool is_recorded(const char *name, const char *type) {
     return recorded;
 }
 
-void hook_name(const struct slot *slot, char name[NAME_BYTES]) {
-    snprintf(name, NAME_BYTES, "%s", slot->symbol);
-    gpt_cut_suffixes(name);
-}
-
 struct slot *hook_named_slot(const char *symbol) {
     for (unsigned low = 0, high = HOOK_NAMES; low < high;) {
         unsigned middle = (low + high) / 2;
@@ -318,7 +313,7 @@ const char *hook_type(const struct slot *slot) {
 
 void hook_announce(struct slot *slot) {
     char name[NAME_BYTES], op[NAME_BYTES];
-    hook_name(slot, name);
+    slot_name(slot, name);
     snprintf(op, sizeof(op), "%s", name + strlen(types[find_type(name)].prefix));
     for (char *c = op; *c; c++)
         *c |= *c >= 'A' && *c <= 'Z' ? 0x20 : 0;

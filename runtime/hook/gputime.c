@@ -28,7 +28,7 @@ struct timeline {
 bool hook_gpu_time;
 
 static struct timeline *claim(struct thread *thread, bool make) {
-    struct stream_queues queues = {&thread->timelines, &hook_live->timelines, sizeof(struct timeline)};
+    struct stream_queues queues = {&thread->timelines, &hook_watched->timelines, sizeof(struct timeline)};
     return hook_streams_setup() ? (struct timeline *)hook_stream_claim(&queues, thread, make) : NULL;
 }
 
@@ -98,7 +98,7 @@ static void see(struct stream_queue *queue, struct operation *operation, bool en
 
 static void end_at_exit(void) {
     struct thread *thread = hook_this_thread();
-    for (struct stream_queue *queue = thread ? atomic_load(&hook_live->timelines) : NULL; queue;
+    for (struct stream_queue *queue = thread ? atomic_load(&hook_watched->timelines) : NULL; queue;
          queue = queue->next_of_all) {
         if (!hook_is_alive(queue->reference) || atomic_exchange(&queue->busy, true))
             continue;

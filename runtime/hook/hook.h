@@ -7,6 +7,8 @@
 //   decode.c       what is known of each driver function: its type, where its arguments are, who handles it
 //   intercept.c    how the program came to hold a stub: symbols, dlsym, cuGetProcAddress
 //   scopes.c       libraries that find the driver first: RTLD_DEEPBIND, dlmopen
+//   setup.c        how the library is set up
+//   libc.c         functions of libc that it defines
 //   modules.c      handlers: what was loaded and looked up, what was launched
 //   objects.c      what that is: which handle stands for what, until it is gone
 //   contexts.c     handlers: contexts
@@ -17,6 +19,8 @@
 //   gputime.c      when what was launched ran on the GPU
 //   ioctl.c        what the driver asks the kernel for
 //   nvtx.c         ranges and marks of the program
+//   watched.c      what is known of the process
+//   driver.c       the driver's library
 //   libs.c         the shared libraries of the process, the devices
 //   linker.c       what the dynamic linker loaded, and its symbols
 //   maps.c         what is mapped, as the kernel says it
@@ -82,12 +86,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "calm.h"
 #include "chunk.h"
 #include "objects.h"
 #include "records.h"
+#include "suffixes.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -176,6 +182,13 @@ _Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(stru
                    offsetof(struct slot, announced) == SLOT_ANNOUNCED,
                "as the stub has it");
 
+// The name of a function without version and stream suffix.
+#define NAME_BYTES 128
+static inline void slot_name(const struct slot *slot, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "%s", slot->symbol);
+    gpt_cut_suffixes(name);
+}
+
 // What a call launches, whichever function it calls.
 struct launch {
     uint64_t function, stream;
@@ -248,57 +261,22 @@ void hook_leave(struct frame *frame);
 // trace.c. What concerns one process lives in memory that is zero again in a forked child: it has no trace,
 // no ids, no state until it begins its own.
 
-#define MAP_ENTRIES (1u << 18)
-#define MAX_LIBRARIES 4096
-#define MAX_SEGMENTS 4
 #define MAX_MAPPINGS 16384
 #define MAX_COUNT_CHUNKS 64
-#define MAX_DEVICES 64
-#define PATH_BYTES (512u << 10)
-
-struct map { // open addressing; keys are never 0 and never removed
-    _Atomic uint64_t keys[MAP_ENTRIES];
-    _Atomic uint64_t values[MAP_ENTRIES];
-};
-
-struct library {
-    struct {
-        uint64_t start, end, offset; // addresses, and where the first of them is in the file
-    } segments[MAX_SEGMENTS];
-    unsigned count;
-    const char *path;
-    const char *replaces;  // the path that the program knows, where it is another one
-    uint64_t mapping;      // a digest of where it begins
-    uint64_t end, dynamic; // of all segments; of its dynamic section
-};
 
 struct live {
     _Atomic uint32_t pid;   // of the process while its trace is on, else 0
     _Atomic uint32_t state; // see trace.c
-    _Atomic uint32_t modules, functions, pool_lock;
+    _Atomic uint32_t pool_lock;
     struct tail *tail;
-    struct stream_queue *_Atomic timelines; // of --gpu-time
     char path[4096];
     struct thread *pool;                               // of threads that are gone
     struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries: rows, by chunk
     _Atomic uint32_t count_rows[2];                    // that are given out
-    _Atomic uint64_t devices;                          // bits of those that have a record
-    _Atomic uint32_t libraries;
-    _Atomic bool unmapped; // some may have been closed since they were looked for
-    _Atomic uint32_t scanning;
-    uint64_t linked; // a digest of the list of the dynamic linker at the last scan
-    uint32_t paths_used;
-    struct library library[MAX_LIBRARIES];
-    char paths[PATH_BYTES];
-    struct objects objects;
-    _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
     } mappings[MAX_MAPPINGS]; // of the file
-    _Atomic bool unseen;      // it was told of libraries whose calls are not, see scopes.c
-    struct map missing;       // what was told of, see missing.c
-    _Atomic uint32_t said;
 };
 extern struct live *hook_live;
 
@@ -375,8 +353,9 @@ static inline struct thread *hook_this_thread(void) {
     return hook_begin_thread();
 }
 
-void hook_trace_setup(void);
-void hook_finish(unsigned status);            // ends the trace; what comes later is not recorded
+bool hook_trace_setup(void (*more)(void)); // writes what else belongs to the beginning and the end
+void *hook_process_memory(size_t size);    // zero, and zero again in a forked child; NULL where there is none
+void hook_finish(unsigned status);         // ends the trace; what comes later is not recorded
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
 const char *hook_describe_error(int error);
@@ -423,10 +402,13 @@ static inline uint64_t hook_now(void) {
 }
 
 // counts.c
-struct count *hook_counter(struct thread *thread, uint64_t key); // NULL for a function that is not known
+// The row that a thread counts a key in: the handle of a function that is launched, the address of a query's
+// slot. NULL if it has none, or that of an object that is gone.
+struct count *hook_find_counter(const struct thread *thread, uint64_t key);
+struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
+                               struct reference reference); // or NULL
 void hook_count(struct count *row, uint64_t now);
 uint32_t hook_newest_launch(void); // the function that was launched for the first time last, or 0
-void hook_count_query(struct thread *thread, struct slot *slot, uint64_t now);
 
 // graphs.c
 extern handler hook_on_instantiate, hook_on_exec_update, hook_on_graph, hook_on_captured, hook_on_node;
@@ -471,35 +453,85 @@ struct known {
     handler *after;     // after any call
     bool v2;            // the function of this name without suffix is an older one with other arguments
 };
-#define NAME_BYTES 128
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
 void hook_describe_named(struct slot *slot);               // if nobody did
 void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);                     // writes its `api` record
-void hook_name(const struct slot *slot, char name[NAME_BYTES]);
 const char *hook_type(const struct slot *slot);
 struct slot *hook_named_slot(const char *symbol); // of a function in names.h, or NULL
 bool hook_is_old(const char *name);               // whether the function without suffix is an older one
 
-// intercept.c
+// setup.c
 bool hook_setup(void);
-void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
-void *hook_driver_function(const char *symbol);  // the real one, or NULL
-bool hook_driver_is_simulated(void);
-bool hook_in_driver(const void *address);
-// The functions of libc behind those that this library defines. All are found when it is set up, or before,
-// if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold while it
-// waits for the thread that calls.
+
+// libc.c: the functions of libc behind those that this library defines. All are found when it is set up, or
+// before, if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold
+// while it waits for the thread that calls.
 extern void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
-extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
 extern void (*(*hook_real_signal)(int, void (*)(int)))(int);
 extern void (*hook_real_quick_exit)(int);
 void hook_find_real(void);
+
+// driver.c
+bool hook_has_driver(void); // whether it is loaded
+bool hook_driver_is_simulated(void);
+void *hook_driver_function(const char *symbol); // the real one, or NULL
+bool hook_in_driver(const void *address);
+// The exported name of the function at an address, of several the first that is an entry point of the API;
+// NULL if there is none.
+const char *hook_driver_symbol(const void *address);
+void hook_forget_driver(void); // if it was closed
+
+// intercept.c
+void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 extern handler hook_on_get_proc_address;
 
 // scopes.c
 void hook_see_namespaces(void); // says that a driver is in one of dlmopen
+
+// watched.c: what is known of this process, in such memory too.
+#define MAP_ENTRIES (1u << 18)
+#define MAX_LIBRARIES 4096
+#define MAX_SEGMENTS 4
+#define MAX_DEVICES 64
+#define PATH_BYTES (512u << 10)
+
+struct map { // open addressing; keys are never 0 and never removed
+    _Atomic uint64_t keys[MAP_ENTRIES];
+    _Atomic uint64_t values[MAP_ENTRIES];
+};
+
+struct library {
+    struct {
+        uint64_t start, end, offset; // addresses, and where the first of them is in the file
+    } segments[MAX_SEGMENTS];
+    unsigned count;
+    const char *path;
+    const char *replaces;  // the path that the program knows, where it is another one
+    uint64_t mapping;      // a digest of where it begins
+    uint64_t end, dynamic; // of all segments; of its dynamic section
+};
+
+struct watched {
+    _Atomic uint32_t modules, functions;    // ids that were given
+    struct stream_queue *_Atomic timelines; // of --gpu-time
+    _Atomic uint64_t devices;               // bits of those that have a record
+    _Atomic uint32_t libraries;
+    _Atomic bool unmapped; // some may have been closed since they were looked for
+    _Atomic uint32_t scanning;
+    uint64_t linked; // a digest of the list of the dynamic linker at the last scan
+    uint32_t paths_used;
+    struct library library[MAX_LIBRARIES];
+    char paths[PATH_BYTES];
+    struct objects objects;
+    _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
+    _Atomic bool unseen;                   // it was told of libraries whose calls are not, see scopes.c
+    struct map missing;                    // what was told of, see missing.c
+    _Atomic uint32_t said;
+};
+extern struct watched *hook_watched;
+bool hook_watched_setup(void);
 
 // modules.c
 extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module, hook_on_function,
@@ -522,6 +554,7 @@ void hook_on_failure(struct frame *frame);
 // libs.c
 void hook_scan_libraries(void);
 void hook_before_close(const void *handle);
+void hook_after_close(void);
 bool hook_peek(const void *from, void *into, size_t size); // memory that the program may have given back
 bool hook_peek_text(const char *from, char *into, size_t size);
 bool hook_is_readable(const void *start, size_t size); // all of it
@@ -533,6 +566,10 @@ void hook_see_device(int device); // writes its record
 unsigned char *hook_map(int file, size_t size, off_t at); // may be written whatever becomes of the file
 void hook_unmap(unsigned char *start, size_t size);
 void hook_bus_setup(void);
+extern _Atomic bool hook_bus_installed; // the handler of SIGBUS is ours
+int hook_bus_exchange(const struct sigaction *action,
+                      struct sigaction *before); // what sigaction is to the program then
+extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *); // set by hook_find_real
 
 // exits.c
 void hook_exits_setup(void);
@@ -548,6 +585,11 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
 
 // ioctl.c
 void hook_ioctl_setup(void);
+extern bool hook_ioctl_wanted;
+int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned long request, void *argument);
+
+// nvtx.c
+int hook_nvtx_begin(const void *(*get_table)(uint32_t)); // gives whether ranges are recorded
 
 // linker.c
 #define MAX_LINKED 8192 // libraries that are looked at: a list that changes may have no end

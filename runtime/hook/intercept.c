@@ -14,8 +14,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 
 #include "cuda_abi.h"
 #include "hook.h"
@@ -25,137 +23,15 @@ struct answer {
     uint64_t given; // else the stub of dlsym goes on to the real one
 };
 
-void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
-int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
-int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
-void (*(*hook_real_signal)(int, void (*)(int)))(int);
-void (*hook_real_quick_exit)(int);
-
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
 uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
 void hook_resolve(void);
-
-// A sanitizer asks for symbols before it is ready for code of its own. What it asks for then is told in turn.
-__attribute__((no_sanitize("address", "thread", "undefined"))) void hook_find_real(void) {
-    hook_linker_setup();
-    hook_real_sigaction = hook_next_function("sigaction");
-    hook_real_signal = hook_next_function("signal");
-    hook_real_ioctl = hook_next_function("ioctl");
-    hook_real_quick_exit = hook_next_function("quick_exit");
-    hook_real_dlopen = hook_next_function("dlopen");
-    hook_real_dlclose = hook_next_function("dlclose");
-    hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
-    if (!hook_real_dlsym || !hook_real_dlopen || !hook_real_dlclose || !hook_real_ioctl ||
-        !hook_real_sigaction || !hook_real_signal)
-        abort(); // there is no way to go on, and no libc like that
-}
 
 // Slots of named functions are there before any code runs. What else is known of them is found when the
 // program asks for them or calls them: most processes use none.
 
 #define UNRESOLVED {.real = (void *)hook_resolve, .flags = SLOT_WATCHED}
 struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
-
-// The driver's library
-
-struct symbol {
-    uintptr_t address;
-    const char *name;
-};
-
-struct driver {
-    uintptr_t start, end, dynamic; // what it occupies
-    const void *map;
-    size_t count, room;
-    struct symbol symbols[]; // its functions by address
-};
-
-static _Atomic(struct driver *) the_driver;
-
-static int by_address(const void *a, const void *b) {
-    const struct symbol *one = a, *two = b;
-    if (one->address != two->address)
-        return one->address < two->address ? -1 : 1;
-    return strcmp(one->name, two->name);
-}
-
-static void *pages(size_t size) {
-    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return found == MAP_FAILED ? NULL : found;
-}
-
-static void count_function(void *state, uintptr_t address, const char *name) {
-    (void)address, (void)name;
-    ++*(size_t *)state;
-}
-
-static void keep_function(void *state, uintptr_t address, const char *name) {
-    struct driver *driver = state;
-    if (driver->count < driver->room)
-        driver->symbols[driver->count++] = (struct symbol){address, name};
-}
-
-static struct driver *read_driver(const struct linked *linked) {
-    size_t count = 0;
-    hook_each_function(linked, count_function, &count);
-    struct driver *driver = pages(sizeof(*driver) + count * sizeof(struct symbol));
-    if (!driver)
-        return NULL;
-    driver->start = linked->address;
-    driver->end = linked->end;
-    driver->dynamic = linked->dynamic;
-    driver->map = linked->map;
-    driver->room = count;
-    hook_each_function(linked, keep_function, driver);
-    qsort(driver->symbols, driver->count, sizeof(*driver->symbols), by_address);
-    atomic_store(&the_driver, driver); // one that it replaces stays, for somebody may be looking at it
-    return driver;
-}
-
-// The driver, if the address lies in it.
-static struct driver *driver_of(const void *address) {
-    struct driver *driver = atomic_load(&the_driver);
-    if (driver && (uintptr_t)address - driver->start < driver->end - driver->start)
-        return driver;
-    struct linked linked;
-    return hook_linked_of(address, &linked) && hook_is_driver(&linked) ? read_driver(&linked) : NULL;
-}
-
-bool hook_in_driver(const void *address) { return driver_of(address); }
-
-static struct driver *find_driver(void) {
-    struct driver *driver = atomic_load(&the_driver);
-    for (struct linked linked = {0}, whole; !driver && hook_next_linked(&linked);)
-        if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole))
-            driver = read_driver(&whole);
-    return driver;
-}
-
-// The exported name of a function, of several the first that is an entry point of the API.
-static const char *symbol_at(const struct driver *driver, const void *address) {
-    size_t low = 0, high = driver ? driver->count : 0;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (driver->symbols[middle].address < (uintptr_t)address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    for (; driver && low < driver->count && driver->symbols[low].address == (uintptr_t)address; low++)
-        if (!strncmp(driver->symbols[low].name, "cu", 2))
-            return driver->symbols[low].name;
-    return NULL;
-}
-
-void *hook_driver_function(const char *symbol) {
-    const struct driver *driver = find_driver();
-    for (size_t i = 0; driver && i < driver->count; i++)
-        if (!strcmp(driver->symbols[i].name, symbol))
-            return (void *)driver->symbols[i].address;
-    return NULL;
-}
-
-bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }
 
 // Stubs
 
@@ -235,7 +111,7 @@ void hook_on_get_proc_address(struct frame *frame) {
     if (!name || !function || !*function || !strcmp(name, "cuGetExportTable"))
         return;
     char symbol[NAME_BYTES];
-    const char *exported = symbol_at(driver_of(*function), *function);
+    const char *exported = hook_driver_symbol(*function);
     snprintf(symbol, sizeof(symbol), "%s", exported ? exported : name);
     // A driver may hand out functions that it exports under no name.
     if (!exported && !strcmp(name, "cuGetProcAddress") && frame->args[2] >= 12000)
@@ -319,75 +195,11 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
     if (!answer.value || (in_library && hook_comes_after_us(&linked) && is_interposer(&linked, name)))
         return answer;
     int error = errno;
-    if (driver_of(answer.value) || (named && hook_linked_of(answer.value, &linked) && linked.index > 1 &&
-                                    is_interposer(&linked, name))) {
+    if (hook_in_driver(answer.value) || (named && hook_linked_of(answer.value, &linked) && linked.index > 1 &&
+                                         is_interposer(&linked, name))) {
         answer.value = hook_wrap(answer.value, name);
         hook_this_thread(); // begins the trace
     }
     errno = error;
     return answer;
 }
-
-// Where the driver was, another library may come to lie.
-static void forget_driver(void) {
-    struct driver *driver = atomic_load(&the_driver);
-    bool there = !driver;
-    for (struct linked linked = {0}; !there && hook_next_linked(&linked);)
-        there = linked.map == driver->map && linked.address == driver->start &&
-                linked.dynamic == driver->dynamic && hook_is_driver(&linked);
-    if (!there)
-        atomic_compare_exchange_strong(&the_driver, &driver, NULL);
-}
-
-// A library that goes is recorded first.
-EXPORT int dlclose(void *handle) {
-    if (!hook_real_dlclose)
-        hook_find_real();
-    int error = errno;
-    bool recorded =
-        hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed) && !hook_in_vfork;
-    if (recorded)
-        hook_before_close(handle);
-    hook_see_namespaces();
-    errno = error;
-    int status = hook_real_dlclose(handle);
-    error = errno;
-    if (recorded)
-        atomic_store(&hook_live->unmapped, true);
-    forget_driver();
-    errno = error;
-    return status;
-}
-
-// A program of musl gets no driver, which is a library of glibc. It runs on as it would, and its trace says
-// so.
-static void pass_through(void) {
-    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"),
-               .text = GPT_STR("a program of another libc than glibc: it is not watched"));
-    hook_finish(0);
-}
-
-// The constructors of libraries that the program is linked to run before this one, and may use the driver:
-// the first who comes sets everything up. Gives whether that was this call.
-bool hook_setup(void) {
-    static _Atomic bool begun;
-    if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
-        return false;
-    int error = errno;
-    if (!hook_real_dlsym)
-        hook_find_real();
-    hook_clock_setup();
-    hook_trace_setup();
-    hook_decode_setup();
-    hook_ioctl_setup();
-    hook_save_setup();
-    hook_report_setup();
-    if (!hook_is_glibc())
-        pass_through();
-    else if (find_driver())
-        hook_this_thread();
-    errno = error;
-    return true;
-}
-
-__attribute__((constructor)) static void setup(void) { hook_setup(); }

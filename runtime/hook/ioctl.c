@@ -6,7 +6,6 @@
 // uvm_ioctl.h, uvm_linux_ioctl.h.
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -138,9 +137,9 @@ static const struct number uvm[] = {
     {0, NULL},
 };
 
-static bool wanted;
+bool hook_ioctl_wanted;
 
-void hook_ioctl_setup(void) { wanted = getenv("GPT_HOOK_IOCTL") != NULL; }
+void hook_ioctl_setup(void) { hook_ioctl_wanted = getenv("GPT_HOOK_IOCTL") != NULL; }
 
 static const char *find_name(const struct number *table, uint64_t number, char room[32]) {
     for (; table && table->name; table++)
@@ -170,14 +169,14 @@ static bool find_device(int file, char path[64]) {
     return !strncmp(path, DEVICES, strlen(DEVICES));
 }
 
-static int record_ioctl(int file, unsigned long request, void *argument) {
+int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned long request, void *argument) {
     int before = errno;
     char path[64], room[32];
     struct thread *thread = find_device(file, path) ? hook_this_thread() : NULL;
     const struct row *call = thread ? hook_call_in_flight(thread) : NULL;
     uint64_t parent = call ? call->start : 0, start = hook_now();
     errno = before;
-    int result = hook_real_ioctl(file, request, argument);
+    int result = real(file, request, argument);
     int error = errno;
     uint64_t duration = hook_now() - start;
     if (thread && (thread = hook_this_thread())) {
@@ -195,17 +194,4 @@ static int record_ioctl(int file, unsigned long request, void *argument) {
     }
     errno = error;
     return result;
-}
-
-// The third argument is a pointer or a number, or there is none; then what is passed on means nothing.
-__attribute__((no_sanitize("address", "thread", "undefined"))) EXPORT int ioctl(int file,
-                                                                                unsigned long request, ...) {
-    va_list rest;
-    va_start(rest, request);
-    void *argument = va_arg(rest, void *);
-    va_end(rest);
-    if (!hook_real_ioctl)
-        hook_find_real();
-    return wanted && !hook_in_vfork ? record_ioctl(file, request, argument)
-                                    : hook_real_ioctl(file, request, argument);
 }

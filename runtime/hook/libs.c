@@ -162,12 +162,12 @@ static void set_segments(struct library *library, uint64_t mapping) {
 }
 
 static const char *keep_path(const char *path) {
-    struct live *live = hook_live;
+    struct watched *watched = hook_watched;
     size_t length = strlen(path) + 1;
-    if (live->paths_used + length > PATH_BYTES)
+    if (watched->paths_used + length > PATH_BYTES)
         return NULL;
-    char *kept = memcpy(live->paths + live->paths_used, path, length);
-    live->paths_used += (uint32_t)length;
+    char *kept = memcpy(watched->paths + watched->paths_used, path, length);
+    watched->paths_used += (uint32_t)length;
     return kept;
 }
 
@@ -206,7 +206,7 @@ static bool same_file(const char *one, const char *two) {
 // Takes in what begins at a mapping, if it is a library. The program may know it by a link's name, or by that
 // of a file that it replaces (--replace).
 static struct library *add_library(const struct mapping *first, uint64_t mapping) {
-    struct live *live = hook_live;
+    struct watched *watched = hook_watched;
     static char name[4096], whole[4096];
     struct library *library = NULL;
     seen.first = first;
@@ -221,10 +221,10 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
         path = first->path;
     if (folder && *folder && path != first->path && !same_file(path, first->path) && seen.file >= 0)
         replaces = path, path = first->path;
-    uint32_t count = atomic_load(&live->libraries);
+    uint32_t count = atomic_load(&watched->libraries);
     for (uint32_t i = 0; i < count && !library; i++)
-        if (!strcmp(live->library[i].path, path))
-            library = &live->library[i];
+        if (!strcmp(watched->library[i].path, path))
+            library = &watched->library[i];
     if (library) { // it came back elsewhere
         set_segments(library, mapping);
         goto done;
@@ -232,11 +232,11 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
     const char *kept = count < MAX_LIBRARIES ? keep_path(path) : NULL;
     if (!kept)
         goto done;
-    library = &live->library[count];
+    library = &watched->library[count];
     library->path = kept;
     library->replaces = replaces ? keep_path(replaces) : NULL;
     set_segments(library, mapping);
-    atomic_store(&live->libraries, count + 1);
+    atomic_store(&watched->libraries, count + 1);
     if (seen.file < 0) // "(deleted)"
         seen.file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     record_library(library);
@@ -247,9 +247,9 @@ done:
 }
 
 static struct library *find_known(uint64_t mapping) {
-    for (uint32_t i = 0; i < atomic_load(&hook_live->libraries); i++)
-        if (hook_live->library[i].count && hook_live->library[i].mapping == mapping)
-            return &hook_live->library[i];
+    for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries); i++)
+        if (hook_watched->library[i].count && hook_watched->library[i].mapping == mapping)
+            return &hook_watched->library[i];
     return NULL;
 }
 
@@ -264,22 +264,22 @@ static uint64_t digest(const struct mapping *mapping) {
 
 // Reads the linker's list; gives whether it is another one than at the last scan.
 static bool list_loaded(void) {
-    uint64_t number = 14695981039346656037u, before = hook_live->linked;
+    uint64_t number = 14695981039346656037u, before = hook_watched->linked;
     loaded_count = 0;
     for (struct linked linked = {0}; loaded_count < MAX_LIBRARIES && hook_next_linked(&linked);) {
         loaded[loaded_count++] = linked;
         number = (number ^ linked.address) * 1099511628211u;
         number = (number ^ linked.dynamic) * 1099511628211u;
     }
-    hook_live->linked = number;
+    hook_watched->linked = number;
     return number != before;
 }
 
 static void scan(void) {
-    struct live *live = hook_live;
+    struct watched *watched = hook_watched;
     static bool there[MAX_LIBRARIES];
     bool changed = list_loaded();
-    if (!atomic_exchange(&live->unmapped, false) && !changed)
+    if (!atomic_exchange(&watched->unmapped, false) && !changed)
         return; // no file is opened, for a filter may forbid it
     memset(there, 0, sizeof(there));
     uint64_t inode = 0, end = 0; // of the library that came last
@@ -291,12 +291,12 @@ static void scan(void) {
         struct library *library = find_known(number);
         if (!library && !(library = add_library(&mapping, number)))
             continue;
-        there[library - live->library] = true;
+        there[library - watched->library] = true;
         inode = mapping.inode, end = library->end;
     }
-    for (uint32_t i = 0; maps && i < atomic_load(&live->libraries); i++)
+    for (uint32_t i = 0; maps && i < atomic_load(&watched->libraries); i++)
         if (!there[i])
-            live->library[i].count = 0;
+            watched->library[i].count = 0;
     hook_close_maps(maps);
 }
 
@@ -304,26 +304,28 @@ void hook_scan_libraries(void) {
     HOOK_CALM;
     if (!hook_this_thread())
         return;
-    while (atomic_exchange(&hook_live->scanning, 1)) // by a thread that waits for nobody
+    while (atomic_exchange(&hook_watched->scanning, 1)) // by a thread that waits for nobody
         sched_yield();
     scan();
-    atomic_store(&hook_live->scanning, 0);
+    atomic_store(&hook_watched->scanning, 0);
 }
 
 // A library is about to be closed, and is recorded first. The handle of dlopen is that of the linker's list.
 void hook_before_close(const void *handle) {
     struct link_map map;
     bool known = false;
-    if (!atomic_load(&hook_live->unmapped) && hook_peek(handle, &map, sizeof(map)))
-        for (uint32_t i = 0; i < atomic_load(&hook_live->libraries) && !known; i++)
-            known = hook_live->library[i].count && hook_live->library[i].dynamic == (uintptr_t)map.l_ld;
+    if (!atomic_load(&hook_watched->unmapped) && hook_peek(handle, &map, sizeof(map)))
+        for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries) && !known; i++)
+            known = hook_watched->library[i].count && hook_watched->library[i].dynamic == (uintptr_t)map.l_ld;
     if (!known)
         hook_scan_libraries();
 }
 
+void hook_after_close(void) { atomic_store(&hook_watched->unmapped, true); }
+
 static const char *find_library(uint64_t at, uint64_t *offset) {
-    for (uint32_t i = atomic_load(&hook_live->libraries); i-- > 0;) {
-        const struct library *library = &hook_live->library[i];
+    for (uint32_t i = atomic_load(&hook_watched->libraries); i-- > 0;) {
+        const struct library *library = &hook_watched->library[i];
         for (unsigned j = 0; j < library->count; j++)
             if (at >= library->segments[j].start && at < library->segments[j].end) {
                 *offset = at - library->segments[j].start + library->segments[j].offset;
@@ -335,7 +337,7 @@ static const char *find_library(uint64_t at, uint64_t *offset) {
 
 const char *hook_find_library(const void *address) {
     uint64_t offset;
-    const char *path = atomic_load(&hook_live->unmapped) ? NULL : find_library((uint64_t)address, &offset);
+    const char *path = atomic_load(&hook_watched->unmapped) ? NULL : find_library((uint64_t)address, &offset);
     if (path)
         return path;
     hook_scan_libraries();
@@ -345,7 +347,7 @@ const char *hook_find_library(const void *address) {
 // The file that is mapped at an address, and the offset in it.
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
     uint64_t at = (uint64_t)address;
-    const char *path = atomic_load(&hook_live->unmapped) ? NULL : find_library(at, offset);
+    const char *path = atomic_load(&hook_watched->unmapped) ? NULL : find_library(at, offset);
     if (path)
         return path;
     uint64_t from = 0;
@@ -374,7 +376,7 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
 
 void hook_see_device(int device) {
     if (device < 0 || device >= MAX_DEVICES || !hook_this_thread() ||
-        atomic_fetch_or(&hook_live->devices, 1ull << device) >> device & 1)
+        atomic_fetch_or(&hook_watched->devices, 1ull << device) >> device & 1)
         return;
     CUresult (*attribute)(int *, int, CUdevice) = hook_driver_function("cuDeviceGetAttribute");
     CUresult (*get_name)(char *, int, CUdevice) = hook_driver_function("cuDeviceGetName");

@@ -87,8 +87,8 @@ static bool has_gaps(const char *start, bool code) {
 
 // Whether the file stands in for another, or its original was kept beside it.
 static bool was_patched(const char *path) {
-    for (uint32_t i = 0; i < atomic_load(&hook_live->libraries); i++)
-        if (hook_live->library[i].replaces && !strcmp(hook_live->library[i].path, path))
+    for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries); i++)
+        if (hook_watched->library[i].replaces && !strcmp(hook_watched->library[i].path, path))
             return true;
     char original[4096 + 16];
     snprintf(original, sizeof(original), "%s.gpt-orig", path);
@@ -111,10 +111,10 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
         hash = (hash ^ (unsigned char)*text) * 1099511628211u;
-    _Atomic uint64_t *known = find_in_map(&hook_live->missing, hash);
+    _Atomic uint64_t *known = find_in_map(&hook_watched->missing, hash);
     if (!known || atomic_exchange(known, 1))
         return false;
-    *said = atomic_fetch_add(&hook_live->said, 1);
+    *said = atomic_fetch_add(&hook_watched->said, 1);
     return true;
 }
 
@@ -126,7 +126,7 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
     char call[NAME_BYTES], where[4096 + 64], fact[2048];
     const char *error = NULL;
     CUresult (*name)(CUresult, const char **) = hook_driver_function("cuGetErrorName");
-    hook_name(frame->slot, call);
+    slot_name(frame->slot, call);
     if (!name || name((CUresult)frame->rax, &error) || !error)
         error = "error";
     if (place->path)
@@ -166,8 +166,8 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
 static void use(uint64_t module, const char *kernel) {
     struct object_view view;
     hook_object_look(module, &view);
-    HOOK_WRITE(function, .id = hook_new_id(&hook_live->functions), .module = {view.module != 0, view.module},
-               .name = hook_str(kernel));
+    HOOK_WRITE(function, .id = hook_new_id(&hook_watched->functions),
+               .module = {view.module != 0, view.module}, .name = hook_str(kernel));
 }
 
 static const char *ask_name(uint64_t handle) {

@@ -80,7 +80,7 @@ static uint32_t add_module(const struct frame *frame, const void *image, uint64_
         .context = library ? 0 : hook_current_context(),
         .image = image,
         .image_size = size,
-        .id = hook_this_thread() ? hook_new_id(&hook_live->modules) : 0,
+        .id = hook_this_thread() ? hook_new_id(&hook_watched->modules) : 0,
         .made = true,
     };
     hook_object_add(&facts);
@@ -171,7 +171,7 @@ static uint32_t name_function(uint64_t handle, const char *name) {
     struct object_view view;
     if (!hook_object_look(handle, &view) || view.id || !hook_this_thread())
         return view.id;
-    uint32_t id = hook_new_id(&hook_live->functions);
+    uint32_t id = hook_new_id(&hook_watched->functions);
     return HOOK_WRITE(function, .id = id, .module = {view.module != 0, view.module}, .name = hook_str(name))
                ? hook_object_set_id(view.reference, id)
                : 0;

@@ -9,13 +9,11 @@
 #include <stdlib.h>
 #include <wchar.h>
 
-#include "../nvtx_abi.h"
 #include "hook.h"
+#include "nvtx_abi.h"
 
 #define NAME_MAX_BYTES 1024
 #define DEPTH 64 // of ranges pushed in one thread that are recorded
-
-EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table);
 
 // Names that the program hands over once, those of domains and registered strings, stay for ever.
 static char store[4 << 20];
@@ -263,12 +261,9 @@ static bool exchange(const NvtxExportTableCallbacks *callbacks, int module, nvtx
     return true;
 }
 
-// Gives 1 where the program's ranges shall be recorded.
-EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
-    hook_setup();
-    const char *output = getenv("GPT_HOOK_OUTPUT");
+int hook_nvtx_begin(nvtx_get_export_table *get_table) {
     const NvtxExportTableCallbacks *callbacks = get_table ? get_table(NVTX_ETID_CALLBACKS) : NULL;
-    if (!output || !*output || !callbacks || callbacks->struct_size < sizeof(*callbacks))
+    if (!callbacks || callbacks->struct_size < sizeof(*callbacks))
         return 0;
     bool done = exchange(callbacks, NVTX_CB_MODULE_CORE, core, sizeof(core) / sizeof(*core));
     exchange(callbacks, NVTX_CB_MODULE_CORE2, core2, sizeof(core2) / sizeof(*core2));

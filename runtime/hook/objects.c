@@ -38,9 +38,9 @@ static void unlock(struct objects **objects) {
 }
 
 static struct objects *lock(void) {
-    if (hook_live)
-        pthread_mutex_lock(&hook_live->objects.lock);
-    return hook_live ? &hook_live->objects : NULL;
+    if (hook_watched)
+        pthread_mutex_lock(&hook_watched->objects.lock);
+    return hook_watched ? &hook_watched->objects : NULL;
 }
 
 #define LOCKED                                                                                               \
@@ -301,7 +301,9 @@ uint32_t hook_object_set_id(struct reference reference, uint32_t id) {
     return object->id;
 }
 
-uint64_t hook_object_generation(void) { return hook_live ? atomic_load(&hook_live->objects.generations) : 0; }
+uint64_t hook_object_generation(void) {
+    return hook_watched ? atomic_load(&hook_watched->objects.generations) : 0;
+}
 
 void hook_object_gone(uint64_t handle, uint64_t generation) {
     LOCKED;

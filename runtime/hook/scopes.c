@@ -23,7 +23,7 @@ void hook_see_deep(void);
 
 static void tell(const char *path, const char *fact) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!hook_this_thread() || atomic_exchange(&hook_live->unseen, true))
+    if (!hook_this_thread() || atomic_exchange(&hook_watched->unseen, true))
         return;
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(path), .text = hook_str(fact));
     char line[5120];

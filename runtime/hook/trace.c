@@ -51,6 +51,8 @@ static char last_path[4096]; // of the trace that this process, or the one that 
 static pid_t last_pid;       // that began a trace; survives fork
 static pthread_key_t exit_key;
 
+static void (*survey)(void); // writes what else belongs to the beginning and the end
+
 static uint64_t run; // of gpt-hook: which processes share files; 0 without it
 
 // The file, which outlives a fork.
@@ -386,7 +388,7 @@ struct thread *hook_begin_thread(void) {
     }
     busy = false;
     if (started)
-        hook_scan_libraries();
+        survey();
     errno = error;
     return thread;
 }
@@ -663,7 +665,7 @@ void hook_finish(unsigned status) {
         (uint32_t)getpid() != atomic_load(&hook_live->pid)) // a process in our memory, as posix_spawn makes
         return;
     int error = errno;
-    hook_scan_libraries();
+    survey();
     struct thread *thread = hook_this_thread();
     if (thread && use_chunk(thread, take_chunk(hook_chunk_size(0), ENDED))) {
         if (hook_has_tsc)
@@ -675,9 +677,29 @@ void hook_finish(unsigned status) {
     errno = error;
 }
 
+// Memory of this process alone.
+
+static struct {
+    void *start;
+    size_t size;
+} own[2];
+
+void *hook_process_memory(size_t size) {
+    void *found =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED)
+        return NULL;
+    madvise(found, size, MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
+    unsigned i = own[0].start != NULL;
+    own[i].start = found;
+    own[i].size = size;
+    return found;
+}
+
 // In the child of fork. Its calls in flight are the parent's to finish.
 static void forget(void) {
-    madvise(hook_live, sizeof(*hook_live), MADV_DONTNEED);
+    for (unsigned i = 0; i < sizeof(own) / sizeof(*own); i++)
+        madvise(own[i].start, own[i].size, MADV_DONTNEED);
     close_file();
     hook_thread = NULL;
 }
@@ -685,24 +707,20 @@ static void forget(void) {
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
                       void *) __attribute__((weak)); // behind pthread_atfork, in glibc
 
-void hook_trace_setup(void) {
+bool hook_trace_setup(void (*more)(void)) {
     template = getenv("GPT_HOOK_OUTPUT");
     live_stream = getenv("GPT_HOOK_FOLDER") != NULL;
+    survey = more;
     const char *number = getenv("GPT_HOOK_RUN");
     run = number ? strtoull(number, NULL, 16) : 0;
-    struct live *live =
-        mmap(NULL, sizeof(*live), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (live == MAP_FAILED) { // RLIMIT_AS
-        if (template && *template)
-            hook_say("memory", hook_describe_error(errno), "this process is not watched");
-        return;
-    }
-    madvise(live, sizeof(*live), MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
+    struct live *live = hook_process_memory(sizeof(*live));
+    if (!live)
+        return false;
     if (__register_atfork)
         __register_atfork(NULL, NULL, forget, NULL);
     pthread_key_create(&exit_key, leave_thread);
-    hook_exits_setup();
     hook_live = live;
     if (template && *template)
         end_predecessor();
+    return true;
 }

@@ -8,6 +8,7 @@
 #include "harness.h"
 
 struct live *hook_live;
+struct watched *hook_watched;
 TLS struct thread *hook_thread;
 TLS bool hook_writing;
 

@@ -6,7 +6,6 @@
 
 ABSENT(hook_handle_of)
 ABSENT(hook_map_find)
-ABSENT(hook_name)
 ABSENT(hook_newest_launch)
 ABSENT(hook_on_function)
 ABSENT(hook_on_kernel_function)

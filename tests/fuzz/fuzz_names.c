@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     calls = wanted;
     if (strlen(text) < NAME_BYTES) { // longer symbols get no slot
         hook_describe(&hook_slots[SLOTS - 1], text);
-        hook_name(&hook_slots[SLOTS - 1], name);
+        slot_name(&hook_slots[SLOTS - 1], name);
         hook_is_old(text);
     }
     for (size_t room = 1; room < 200; room += 13) {

@@ -8,7 +8,7 @@
 #include "hook.h"
 #include "objects.h"
 
-struct live *hook_live;
+struct watched *hook_watched;
 
 static struct reference add(enum object_kind kind, uint64_t handle, uint64_t parent, const char *name) {
     return hook_object_add(
@@ -33,7 +33,7 @@ static const char *properties(uint64_t handle) {
 int main(void) {
     struct object_view view;
     assert(!hook_object_find(0x10).current && !hook_object_look(0x10, &view)); // the hook is not set up
-    hook_live = calloc(1, sizeof(*hook_live));
+    hook_watched = calloc(1, sizeof(*hook_watched));
 
     // A function has the image of what it is of, and goes with it.
     hook_object_add(&(struct object_facts){
@@ -65,7 +65,7 @@ int main(void) {
     uint64_t before = hook_object_generation();
     hook_object_gone(0x100, before);
     assert(!*properties(0x110) && !*properties(0x100) && !hook_object_find(0x110).current);
-    assert(!hook_live->objects.count);
+    assert(!hook_watched->objects.count);
 
     // What another thread made while a call ended the one before stays.
     add(OBJECT_MODULE, 0x100, 0, NULL);
@@ -82,16 +82,16 @@ int main(void) {
         &(struct object_facts){.kind = OBJECT_FUNCTION, .handle = 0x320, .parent = 0x310, .context = 0x1});
     for (uint64_t i = 0; i < 3000; i++)
         add(OBJECT_FUNCTION, 0x10000 + i, 0x200, "many");
-    assert(hook_live->objects.count == 3005);
+    assert(hook_watched->objects.count == 3005);
     hook_object_context_gone(0x1, hook_object_generation());
-    assert(hook_live->objects.count == 2 && hook_object_find(0x310).current &&
+    assert(hook_watched->objects.count == 2 && hook_object_find(0x310).current &&
            !hook_object_find(0x320).current);
 
     // Memory is used again, that of long names too.
     char *name = malloc(100000);
     memset(name, 'x', 99999), name[99999] = '\0';
-    char *slab = hook_live->objects.slab;
-    size_t left = hook_live->objects.slab_left;
+    char *slab = hook_watched->objects.slab;
+    size_t left = hook_watched->objects.slab_left;
     for (int i = 0; i < 4000; i++) {
         name[i % 2 ? 50 : 99999] = '\0';
         hook_object_add(&(struct object_facts){
@@ -99,6 +99,6 @@ int main(void) {
         hook_object_set(0x400, &(struct property){PROPERTY_VARIABLE, 0, -1, 1, 2, name});
         name[50] = 'x';
     }
-    assert(hook_live->objects.slab == slab && left - hook_live->objects.slab_left < 4096);
+    assert(hook_watched->objects.slab == slab && left - hook_watched->objects.slab_left < 4096);
     return 0;
 }
