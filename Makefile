@@ -51,7 +51,7 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/names.h runtime/hook/suffixes.h runtime/hook/template.h \
     runtime/cuda_abi.h runtime/msgpack.h runtime/records.h runtime/say.h runtime/unpack.h gpt/__init__.py
@@ -76,6 +76,11 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    $(filter %.c,$^) -o $@
+
+# gpt-asm compiles with these.
+$(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
 
 demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
 	$(call need_cc,demo)

@@ -211,6 +211,13 @@ KINDS: dict[str, Keys] = {
         "kernels": ("[str]", "entry functions"),
         "data": ("bin", "the cubin"),
     },
+    "object": {
+        "id": ("u64", "of the ptx record that it was made from"),
+        "module": ("str", "as there"),
+        "arch": ("str", "host"),
+        "kernels": ("[str]", "entry functions"),
+        "data": ("bin", "the shared object"),
+    },
     "fatbin": {
         "id": ("u64", "of the ptx record that it was made from"),
         "module": ("str", "as there"),

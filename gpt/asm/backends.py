@@ -1,14 +1,15 @@
-"""The back ends there are. A new one is a file beside ptxas.py and a line here."""
+"""The back ends there are. A new one is a file or folder beside ptxas.py and a line here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpt.asm.backend import Backend, Target
+from gpt.asm.host.backend import Host
 from gpt.asm.ptxas import Ptxas
 from gpt.errors import UsageError
 
-BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas}  # by the family of their targets
+BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas, "host": Host}  # by the family of their targets
 
 
 def parse_targets(text: str) -> list[Target]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpt import cli
+from gpt.errors import UsageError
 from gpt.printable import printable
 from gpt.stage import PTX, Stage
 
@@ -78,6 +79,8 @@ def asm(
         typer.echo(printable(f"{tool.path} ({tool.name})"))
         return 0
     targets = parse_targets(arch)
+    if fatbin and any(target.family != "sm" for target in targets):
+        raise UsageError("--fatbin: a fatbin holds no code for host")
     options = Options(level, registers, relocatable, line_info, ptxas, timeout)
     assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))
     if save:

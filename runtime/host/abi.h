@@ -72,6 +72,8 @@ struct host_services {
     // __assertfail: device addresses of texts.
     void (*fail)(struct host_thread *, uint32_t site, uint64_t message, uint64_t file, uint32_t line,
                  uint64_t function) __attribute__((noreturn));
+    // exit of a device function: the thread ends, as if its kernel returned.
+    void (*exit)(struct host_thread *) __attribute__((noreturn));
     // malloc and free of device code; 0 where there is no memory.
     uint64_t (*allocate)(struct host_thread *, uint32_t site, uint64_t size);
     void (*release)(struct host_thread *, uint32_t site, uint64_t address);
@@ -79,7 +81,10 @@ struct host_services {
 
 struct host_thread {
     const struct host_services *services;
-    unsigned char *shared, *local; // where the windows begin
+    // Where the windows begin, at multiples of 1024. That of local memory is the thread's stack, for code
+    // keeps .local variables in its frames. That of shared memory has the static variables, then at a
+    // multiple of host_kernel.shared_align the dynamic ones, and ends with them.
+    unsigned char *shared, *local;
     const unsigned char *constant;
     uint32_t shared_size, local_size, constant_size; // bytes
     int32_t budget;            // backward branches until it calls turn, which sets it anew

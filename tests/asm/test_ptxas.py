@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.asm import ptxas, reports
+from gpt.asm import processes, reports
 from gpt.asm.backend import Faults, Options
 from gpt.asm.find import Tools
 from gpt.asm.ptxas import Runner
@@ -221,7 +221,7 @@ def test_failing_without_a_word_of_sense(bad, does, fact):
 
 
 def test_output_without_end_is_cut_off(bad, monkeypatch):
-    monkeypatch.setattr(ptxas, "MAX_OUTPUT", 1 << 16)
+    monkeypatch.setattr(processes, "MAX_OUTPUT", 1 << 16)
     begin = time.monotonic()
     with pytest.raises(Faults) as found:
         bad("yes 'ptxas module.ptx, line 1; error   : odd' | head -c 20000000; exit 1")
@@ -247,7 +247,7 @@ def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does
         monkeypatch.context() as patched,
         pytest.raises(GptError, match=r"m: ptxas 13\.0\.1 took over 0\.5 s|wrote no cubin"),
     ):
-        patched.setattr(ptxas.subprocess, "Popen", Noted)
+        patched.setattr(processes.subprocess, "Popen", Noted)
         bad(does, timeout=0.5)
     assert time.monotonic() - begin < 20
     assert groups and not any(alive(group) for group in groups)
@@ -289,7 +289,7 @@ def test_stop_ends_what_runs_and_nothing_is_left(bad, tmp_path, monkeypatch):
 
 
 def test_signals_have_names():
-    assert ptxas._signal_name(signal.SIGABRT) == "SIGABRT" and ptxas._signal_name(63) == "signal 63"
+    assert processes.signal_name(signal.SIGABRT) == "SIGABRT" and processes.signal_name(63) == "signal 63"
 
 
 # What -v says

@@ -242,7 +242,7 @@ def test_a_newer_ptx_wants_a_newer_ptxas(tmp_path):
     [
         ([], 2, "--arch SM,... is required"),
         (["--arch", "90"], 2, "not a compute capability: '90' (did you mean sm_90?)"),
-        (["--arch", "host"], 2, "--arch: not a compute capability: 'host'"),
+        (["--arch", "guest"], 2, "--arch: not a compute capability: 'guest'"),
         (["--arch", "sm_90", "--ptxas", "/absent/ptxas"], 4, "/absent/ptxas: --ptxas: no such executable"),
         (["--arch", "sm_90", "-O", "9"], 2, "-O"),
         (["--arch", "sm_90", "--timeout", "0"], 2, "--timeout"),

@@ -1,0 +1,160 @@
+"""The back end for the simulated device: shared objects, which the C compiler makes of the C that is made of PTX."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import gpt
+from gpt.asm.backend import Faults, Made, Options
+from gpt.asm.processes import Processes, signal_name
+from gpt.errors import GptError, MissingError, UsageError
+
+HEADERS = Path(gpt.__file__).parent / "_runtime" / "host"
+FLAGS = (
+    *("-std=gnu11", "-fPIC", "-shared", "-w", "-fvisibility=hidden", "-Wl,--build-id=none"),
+    *("-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno"),
+    *("-fno-stack-protector", "-fno-stack-clash-protection", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
+)
+LEVEL = 1  # of optimization: -O2 takes twice as long
+MAX_FAULTS = 5  # of a module that are reported
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # what x86-64-v3 is, as /proc/cpuinfo names it
+_PATIENCE = 30  # seconds for an answer to --version
+
+
+class HostTarget:
+    """The machine at hand; there is one."""
+
+    family = "host"
+
+    def __str__(self) -> str:
+        return "host"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostTarget)
+
+    def __hash__(self) -> int:
+        return hash("host")
+
+
+class Host:
+    """The C compiler as a back end."""
+
+    kind: ClassVar[str] = "object"
+
+    def __init__(self, options: Options) -> None:
+        """Raises MissingError if there is no C compiler, or the runtime is not built."""
+        self._command, self._identity = find_compiler()
+        self._flags = [f"-O{LEVEL if options.level is None else min(options.level, 3)}", *FLAGS, *_machine()]
+        if not (HEADERS / "abi.h").is_file():
+            raise MissingError("not built: run 'make runtime'", str(HEADERS))
+        self._timeout = options.timeout
+        self._processes = Processes(options.timeout)
+
+    @staticmethod
+    def parse_target(word: str) -> HostTarget:
+        """`host`. Raises UsageError."""
+        if word != "host":
+            raise UsageError(f"not a target: '{word}' (sm_90, for example, or host)")
+        return HostTarget()
+
+    def target_for(self, text: bytes, target: HostTarget) -> HostTarget:
+        """See backend.Backend."""
+        return target
+
+    def key(self, text: bytes, target: HostTarget) -> list[bytes]:
+        """The compiler, how it is called, the headers, and the sources of all that makes C."""
+        return [self._identity.encode(), " ".join(self._flags).encode(), _sources()]
+
+    def make(self, text: bytes, name: str, target: HostTarget) -> Made:
+        """Compiles a module. Raises Faults if it has something that is not supported."""
+        from gpt.asm.host.module import Code
+
+        code = Code(text, name)
+        source = code.write()
+        if code.faults:
+            found = list(code.faults)
+            more = len(found) - MAX_FAULTS
+            raise Faults(found[:MAX_FAULTS] + ([(name, f"for host: {more} more of these")] if more > 0 else []))
+        kernels = {item.name: code.needs(item.name) for item in code.module.entries}
+        return Made(self._compile(source, name), kernels, [])
+
+    def stop(self) -> None:
+        """Ends what runs, and compiles nothing more."""
+        self._processes.stop()
+
+    def _compile(self, source: str, name: str) -> bytes:
+        tool = self._command[0]
+        with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
+            Path(folder, "module.c").write_text(source, "latin-1")
+            command = [*self._command, *self._flags, "-iquote", str(HEADERS), "module.c", "-o", "module.so", "-lm"]
+            try:
+                status, output = self._processes.run(command, folder)
+            except TimeoutError:
+                raise GptError(f"{tool} took over {self._timeout:g} s and was killed (--timeout)", name) from None
+            out = Path(folder, "module.so")
+            image = out.read_bytes() if status == 0 and out.is_file() else b""
+        if status < 0:
+            raise GptError(f"{tool} crashes on its C: {signal_name(-status)}", name)
+        if not image:
+            said = next(
+                (line for line in output.decode(errors="replace").splitlines() if "error" in line), "no message"
+            )
+            raise GptError(f"{tool} fails on its C: status {status}, {said}", name)
+        return image
+
+
+def find_compiler() -> tuple[list[str], str]:
+    """The words of the C compiler's command, of `CC` or `cc`, and the first line of what it says of its version.
+
+    Raises MissingError.
+    """
+    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    path = shutil.which(words[0])
+    if not path:
+        raise MissingError("no C compiler (Debian: apt-get install gcc libc6-dev)", words[0])
+    command = [path, *words[1:], "--version"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        done = None
+    if not done or done.returncode:
+        raise MissingError("does not say its version", path)
+    return [path, *words[1:]], done.stdout.partition(b"\n")[0].decode(errors="replace")
+
+
+def _machine() -> list[str]:
+    """Options for instructions that this machine has."""
+    if platform.machine() != "x86_64":
+        return []
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return ["-march=x86-64-v3"] if _V3.issubset(flags.split()) else []
+
+
+@cache
+def _sources() -> bytes:
+    digest = hashlib.sha256()
+    for path in _iter_sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def _iter_sources() -> Iterator[Path]:
+    """What decides which C is made: headers, this folder, and the readers of PTX."""
+    here = Path(__file__).parent
+    yield from sorted(HEADERS.glob("*.h"))
+    yield from sorted(here.glob("*.py"))
+    yield from sorted(path for path in (here.parents[1] / "ptx").iterdir() if path.is_file())

@@ -1,0 +1,285 @@
+"""A PTX function as a C function.
+
+Registers become locals, declared at its top and zero at first; labels stay labels. Names that several scopes declare
+are told apart. A backward branch counts down the thread's budget; a basic block counts its instructions once, and
+begins anew where one reads the clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpt.asm.host.names import Label, Place, Register, Unsupported
+from gpt.asm.host.parts import ModuleCode
+from gpt.asm.host.table import TYPES, Match
+from gpt.asm.host.use import Use
+from gpt.asm.host.variables import size_of
+from gpt.errors import MalformedError
+from gpt.ptx import tree
+from gpt.ptx.parse import parse_statement
+from gpt.ptx.quick import parse_declaration, parse_instruction
+from gpt.ptx.scan import Item, Statement
+from gpt.ptx.types import integer
+
+ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
+_COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
+_STATES = {".local": "local", ".param": "param", ".shared": "shared"}
+_WIDTHS = {".v2": 2, ".v4": 4}
+
+
+@dataclass
+class Scope:
+    """What braces enclose: registers, also those declared as `%r<9>`, variables, labels and named lists."""
+
+    outer: Scope | None = None
+    plain: dict[str, Register] = field(default_factory=dict)
+    counted: dict[str, tuple[int, Register]] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    labels: dict[str, Label] = field(default_factory=dict)
+    lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
+
+    def outwards(self) -> Iterator[Scope]:
+        """This scope and those around it."""
+        scope: Scope | None = self
+        while scope:
+            yield scope
+            scope = scope.outer
+
+
+class Body:
+    """The body of a function while its C is made."""
+
+    def __init__(self, code: ModuleCode, item: Item, head: tree.FunctionNode) -> None:
+        self.code = code
+        self.item = item
+        self.head = head
+        self.is_kernel = head.kind == ".entry"
+        self._scope = Scope()
+        self._used: dict[str, int] = {}  # how many things have a name in C
+        self._registers: dict[str, str] = {}  # those that are used, with their types, by name
+        self._arrays: list[str] = []
+        self._lines: list[str] = []
+        self._counter: int | None = None  # the line that counts this basic block
+        self._count = 0
+        self.local_size = 0  # bytes of .local
+        self.index = 0  # of the statement that is being written
+        self._statement: Statement | None = None
+        self._text = ""
+
+    def write(self) -> str:
+        """The function in C. Faults go to `code.fault`."""
+        module = self.code.module
+        statements = self.code.statements(self.item)
+        scopes = self._declare(statements)
+        for self.index, statement in enumerate(statements):
+            self._scope = scopes[self.index]
+            self._statement, self._text = statement, ""
+            try:
+                if statement.kind == "label":
+                    self._end_block()
+                    self._lines.append(f"{self._scope.labels[statement.head].name}:;")
+                elif statement.kind == "instruction":
+                    self._text = module.skeleton[statement.start : statement.end]
+                    self._instruction(parse_instruction(self._text))
+            except Unsupported as error:
+                text = " ".join(self._text.split()) or statement.head
+                self.code.fault(statement.start, f"{error}: '{text}'")
+            except MalformedError as error:
+                self.code.fault(statement.start, error.fact)
+        self._end_block()
+        return self._assemble()
+
+    def _assemble(self) -> str:
+        by_type: dict[str, list[str]] = {}
+        for name, type_ in self._registers.items():
+            by_type.setdefault(type_, []).append(f"{name} = 0")
+        declared = [f"{type_} {', '.join(names)};" for type_, names in by_type.items()]
+        size = self.local_size + 16 * len(self._registers)
+        check = f"host_enter(t, {self.code.new_site(self.item.start, self.head.name)}, {size});"
+        lines = [*declared, *self._arrays, *self._enter(), check, *self._lines, *self._leave()]
+        return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
+
+    def new_site(self) -> int:
+        """A site for the instruction that is being written."""
+        assert self._statement
+        return self.code.new_site(self._statement.start, " ".join(self._text.split()).rstrip(";"))
+
+    # Names
+
+    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> Register | None:
+        """A register as this scope sees it, None if there is none of that name."""
+        for scope in self._scope.outwards():
+            found = scope.plain.get(name)
+            if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
+                count, one = scope.counted[number[1]]
+                found = Register(f"{one.name}{number[2]}", one.type, one.width) if int(number[2]) < count else None
+            if found:
+                return self._component(found, parts)
+        return None
+
+    def _component(self, register: Register, parts: tuple[str, ...]) -> Register | None:
+        """`.x` of a vector; without it, the vector itself, which no C declares."""
+        if register.width > 1:
+            places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
+            if len(parts) != 1 or places.get(parts[0][1:], 4) >= register.width:
+                return None if parts else register
+            register = Register(f"{register.name}_{places[parts[0][1:]]}", register.type)
+        elif parts:
+            return None
+        self._registers[register.name] = str(register.type)
+        return register
+
+    def find_place(self, name: str) -> Place | None:
+        """A variable, parameter or function as this scope sees it."""
+        for scope in self._scope.outwards():
+            if name in scope.places:
+                return scope.places[name]
+        return self.code.find_place(name, self.item.name)
+
+    def find_list(self, name: str) -> tree.Statement | None:
+        """What `NAME: .branchtargets` and the like declare."""
+        return next((scope.lists[name] for scope in self._scope.outwards() if name in scope.lists), None)
+
+    def find_label(self, name: str) -> Label | None:
+        """A label as this scope sees it."""
+        return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
+
+    def new_name(self, name: str) -> str:
+        """A name in C for something of a name in PTX."""
+        plain = "v_" + name.lstrip("%").replace("$", "S").replace("%", "P")
+        number = self._used.get(plain, 0)
+        self._used[plain] = number + 1
+        return f"{plain}__{number}" if number else plain
+
+    # Declarations
+
+    def _declare(self, statements: list[Statement]) -> list[Scope]:
+        """The scope of each statement, with what it declares."""
+        scope = self._scope
+        for number, parameter in enumerate([*(self.head.returns or ()), *(self.head.params or ())]):
+            self._declare_parameter(scope, number, parameter)
+        scopes: list[Scope] = []
+        for index, statement in enumerate(statements):
+            if statement.kind == "{":
+                scope = Scope(scope)
+            scopes.append(scope)
+            if statement.kind == "}":
+                scope = scope.outer or scope
+            elif statement.kind == "label":
+                scope.labels[statement.head] = Label(self.new_name(f"L_{statement.head}"), index)
+            elif statement.kind == "directive":
+                try:
+                    self._directive(scope, statement)
+                except Unsupported as error:
+                    self.code.fault(statement.start, str(error))
+        return scopes
+
+    def _directive(self, scope: Scope, statement: Statement) -> None:
+        module = self.code.module
+        word = statement.head
+        if word in (".branchtargets", ".calltargets", ".callprototype"):
+            label, listed = parse_statement(module, statement)
+            assert isinstance(label, tree.Label)
+            scope.lists[label.name] = listed
+        elif word == ".reg" or word in _STATES or word in (".align", ".extern", ".const", ".global"):
+            text = module.skeleton[statement.start : statement.end]
+            node = parse_declaration(text, lambda: module.where(statement.start))
+            words = [specifier.word for specifier in node.specifiers]
+            for declarator in node.declarators:
+                if word == ".reg":
+                    self._declare_register(scope, words[1:], declarator)
+                else:
+                    self._declare_variable(scope, node.specifiers, words, declarator)
+
+    def _declare_register(self, scope: Scope, words: list[str], declarator: tree.Declarator) -> None:
+        width = next((_WIDTHS[word] for word in words if word in _WIDTHS), 1)
+        types = [word[1:] for word in words if word[1:] in TYPES]
+        if len(types) != 1:
+            raise Unsupported(f"registers of type {' '.join(words)}")
+        type_ = TYPES[types[0]]
+        type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+        register = Register(self.new_name(declarator.name), type_, width)
+        if declarator.count is None:
+            scope.plain[declarator.name] = register
+        else:
+            scope.counted[declarator.name] = integer(declarator.count) or 0, register
+
+    def _declare_variable(
+        self, scope: Scope, specifiers: tuple[tree.Specifier, ...], words: list[str], declarator: tree.Declarator
+    ) -> None:
+        state = next((_STATES[word] for word in words if word in _STATES), "")
+        if state not in ("local", "param"):  # a variable of the module, visible here only
+            scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
+            return
+        size, align = size_of(specifiers, declarator)
+        name = self.new_name(declarator.name)
+        self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
+        self.local_size += -(-size // 16) * 16
+        address = f"(uint64_t){name}" if state == "param" else f"(uint64_t)({name} - t->local)"
+        scope.places[declarator.name] = Place(state, address, size)
+
+    def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:
+        """A parameter, or a result: the first C parameters after the thread are results."""
+        name = parameter.declarator.name
+        words = [specifier.word[1:] for specifier in parameter.specifiers]
+        if self.is_kernel:
+            offset, size = self.code.parameters(self.item)[number]
+            scope.places[name] = Place("param", f"(uint64_t)parameters + {offset}", size)
+        elif "reg" in words:
+            self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
+        else:
+            size = size_of(parameter.specifiers, parameter.declarator)[0]
+            scope.places[name] = Place("param", f"(uint64_t)p{number}", size)
+
+    def _enter(self) -> list[str]:
+        """Statements before those of the function: parameters that are registers get their values."""
+        params = self._in_registers(self.head.params, len(self.head.returns or ()))
+        return [f"{register.name} = *({register.type} *){name};" for name, register in params]
+
+    def _leave(self) -> list[str]:
+        """Statements after those of the function: results that are registers are given back."""
+        results = self._in_registers(self.head.returns, 0)
+        return ["leave:;", *(f"*({register.type} *){name} = {register.name};" for name, register in results)]
+
+    def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, Register]]:
+        """Which C parameters of the function are registers in PTX."""
+        found = []
+        for number, parameter in enumerate(parameters or ()):
+            if any(specifier.word == ".reg" for specifier in parameter.specifiers):
+                register = self.find_register(parameter.declarator.name)
+                assert register
+                found.append((f"p{first + number}", register))
+        return found
+
+    # Statements
+
+    def _instruction(self, instruction: tree.Instruction) -> None:
+        if "%clock" in self._text:
+            self._end_block()
+        if self._counter is None:
+            self._counter = len(self._lines)
+            self._lines.append("")
+        self._count += 1
+        match = self._match(instruction)
+        if not match:
+            raise Unsupported("not supported")
+        text = Use(self, instruction, match).write()
+        if instruction.guard:
+            register = self.find_register(instruction.guard.register)
+            if not register or register.type.name != "pred":
+                raise Unsupported(f"'{instruction.guard.register}' is no predicate")
+            text = f"if ({'!' * instruction.guard.negated}{register.name}) {{ {text} }}"
+        self._lines.append(text)
+        if instruction.opcode in ENDS:
+            self._end_block()
+
+    def _match(self, instruction: tree.Instruction) -> Match | None:
+        modifiers = "".join(instruction.modifiers)
+        return self.code.table.find(instruction.opcode, modifiers, len(instruction.operands))
+
+    def _end_block(self) -> None:
+        if self._counter is not None:
+            self._lines[self._counter] = f"*t->clock += {self._count};"
+        self._counter, self._count = None, 0

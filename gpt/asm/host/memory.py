@@ -1,0 +1,137 @@
+"""Loads, stores, and addresses of the state spaces.
+
+An access is checked when it is made: that its address is a multiple of its size, a vector's size being that of all of
+it, and that it is inside of something. Where a variable and a constant say both, nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpt.asm.host.names import Unsupported, evaluate
+from gpt.asm.host.table import Row, Type
+from gpt.asm.host.use import Use, convert
+from gpt.ptx import tree
+
+ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
+ORDERS = {"weak": "", "volatile": "RELAXED", "relaxed": "RELAXED", "acquire": "ACQUIRE", "release": "RELEASE"}
+SCOPES = "cta cluster gpu sys"
+SPACES = {  # what an instruction says, and the state space
+    **{space: space for space in ("global", "shared", "local", "const", "param")},
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param::entry": "param",
+    "param::func": "param",
+}
+CACHES = "ca cg cs lu cv wb wt"
+EVICTIONS = "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate"
+EVICTIONS_2 = "L2::evict_normal L2::evict_first L2::evict_last"
+PREFETCHES = "L2::64B L2::128B L2::256B"
+VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
+_CHECKED = {"global": "host_global", "shared": "host_shared", "local": "host_local", "const": "host_constant"}
+
+
+def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
+    """Where an access of so many bytes goes, as a pointer in C: `address` is what stands in brackets.
+
+    Without a space the address is generic.
+    """
+    if place := use.place(address):
+        offset = _offset(address)
+        own = place.space if space in ("", place.space) else ""
+        if own in ("local", "param", "shared") and 0 <= offset <= place.size - size and offset % size == 0:
+            base = f"t->shared + {place.address}" if own == "shared" else place.address
+            if own == "local":
+                base = base.removeprefix("(uint64_t)(").removesuffix(" - t->local)")
+            return f"({base} + {offset})"
+        if own != place.space and place.space not in ("global", "param"):
+            raise Unsupported(f"an address of .{place.space} as one of .{space or 'generic'}")
+    text = use.address_of(address)
+    return f"{_CHECKED.get(space, 'host_generic')}(t, {use.site}, {text}, {size})"
+
+
+def _offset(address: tree.Operand) -> int:
+    """The constant that is added to a variable."""
+    match address:
+        case tree.Expression((_, *rest), (sign, *signs)):
+            return evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
+        case tree.Index(_, (tree.Address((index,)),)):
+            return evaluate(index)
+    return 0
+
+
+def bracketed(operand: tree.Operand) -> tree.Operand:
+    """What stands in the brackets of an address. Raises Unsupported."""
+    if not isinstance(operand, tree.Address) or len(operand.items) != 1:
+        raise Unsupported(f"address '{operand}'")
+    return operand.items[0]
+
+
+def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...], str, str]:
+    """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
+    type_ = use.words["T"]
+    assert isinstance(type_, Type)
+    width = int(str(use.words["V"]) or 1)
+    items = tuple(use.vector(operand, width))
+    if width == 1 and isinstance(operand, tree.Name) and (register := use.body.find_register(operand.name)):
+        items = (operand,) if register.width == 1 else ()
+    where = pointer(use, str(use.words["W"]), bracketed(address), type_.size * width)
+    return type_, items, where, str(use.words["O"])
+
+
+def _load(use: Use) -> str:
+    type_, items, where, order = _access(use, *use.operands[:2])
+    raw = type_.unsigned
+    lines = [f"const {raw} *m = (const {raw} *){where};"]
+    for number, item in enumerate(items):
+        value = f"m[{number}]" if not order or type_.size == 16 else f"__atomic_load_n(m + {number}, __ATOMIC_{order})"
+        lines.append(use.assign(item, type_, convert(value, raw, type_)))
+    return " ".join(["{", *lines, "}"])
+
+
+def _store(use: Use) -> str:
+    type_, items, where, order = _access(use, use.operands[1], use.operands[0])
+    raw = type_.unsigned
+    lines = [f"{raw} *m = ({raw} *){where};"]
+    for number, item in enumerate(items):
+        value = use.value(item, raw)
+        plain = not order or type_.size == 16
+        lines.append(
+            f"m[{number}] = {value};" if plain else f"__atomic_store_n(m + {number}, {value}, __ATOMIC_{order});"
+        )
+    return " ".join(["{", *lines, "}"])
+
+
+_SETS: dict[str, str | Mapping[str, str]] = {
+    "O": ORDERS,
+    "S": SCOPES,
+    "W": SPACES,
+    "C": CACHES,
+    "E": EVICTIONS,
+    "F": EVICTIONS_2,
+    "P": PREFETCHES,
+    "V": VECTORS,
+    "T": ACCESSED,
+}
+_WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
+
+
+_WINDOWS = {  # where they begin
+    **dict.fromkeys(("global", "param", "param::entry"), "0"),
+    **dict.fromkeys(("shared", "shared::cta", "shared::cluster"), "(uint64_t)t->shared"),
+    "const": "(uint64_t)t->constant",
+    "local": "(uint64_t)t->local",
+}
+ROWS = [
+    *(
+        row
+        for more in ("", " h:b64")
+        for row in (
+            Row(f"ld{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
+            Row(f"st{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", _store, **_SETS),
+        )
+    ),
+    Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),
+    Row("cvta.W.u64", "d:u64 = a:u64", "{a} + {W}", W=_WINDOWS),
+    Row("cvta.to.W.u64", "d:u64 = a:u64", "{a} - {W}", W=_WINDOWS),
+]

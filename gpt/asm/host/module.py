@@ -1,0 +1,239 @@
+"""A PTX module as a C file: its variables, functions and the tables of abi.h."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+
+from gpt.asm.host.body import Body
+from gpt.asm.host.names import Place, Unsupported
+from gpt.asm.host.opcodes import TABLE
+from gpt.asm.host.shared import Shared
+from gpt.asm.host.variables import Variable, declared
+from gpt.errors import MalformedError
+from gpt.ptx import params, tree
+from gpt.ptx.parse import parse_head
+from gpt.ptx.prune import needed, pruned
+from gpt.ptx.quick import parse_declaration
+from gpt.ptx.scan import Item, Module, Statement, scan_module
+
+_HEAD = '#include "device.h"\n\n'
+_BLOCK = (".maxntid", ".reqntid")
+
+
+def function_address(name: str) -> int:
+    """host_address_of of abi.h."""
+    digest = 0xCBF29CE484222325
+    for byte in name.encode():
+        digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
+    return 0x7E00000000000000 | (digest >> 8 & ~15)
+
+
+class Code:
+    """A module while its C is made. `faults` are what stands in the way, as (location, text)."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        """Raises MalformedError for text that is no PTX."""
+        whole = scan_module(data, name)
+        self.module: Module = pruned(whole, [item.name for item in whole.entries])
+        self.table = TABLE
+        self.faults: dict[tuple[str, str], None] = {}
+        self.taken: dict[str, None] = {}  # device functions whose address is taken
+        self._sites: list[str] = []
+        self._variables: dict[str, tuple[int, Variable]] = {}
+        self._statements: dict[str, list[Statement]] = {}
+        self._bodies: dict[str, Body] = {}
+        self._parameters: dict[str, list[params.Param]] = {}
+        self._heads: dict[str, tree.FunctionNode] = {}
+
+    def write(self) -> str:
+        """The C file. It is worth nothing if there are faults."""
+        self._declare()
+        functions = []
+        for item in self.module.functions:
+            self._bodies[item.name] = Body(self, item, self.head(item.name))
+            functions.append(self._bodies[item.name].write())
+        prototypes = [f"{self.signature(self.head(item.name))};\n" for item in self.module.functions]
+        return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
+
+    def fault(self, offset: int, text: str) -> None:
+        """Something that no C is made of."""
+        where = f"{self.module.name}:{self.module.line(offset)}"
+        self.faults[where, text] = None
+
+    def new_site(self, offset: int, text: str) -> int:
+        """The number of a new site."""
+        self._sites.append(f"{self.module.line(offset)}: {text}")
+        return len(self._sites) - 1
+
+    # Names
+
+    def statements(self, item: Item) -> list[Statement]:
+        """The statements of a function."""
+        if item.name not in self._statements:
+            self._statements[item.name] = self.module.statements(item)
+        return self._statements[item.name]
+
+    def head(self, name: str) -> tree.FunctionNode:
+        """A function as it is declared, or its last declaration if it is defined elsewhere."""
+        if name not in self._heads:
+            items = [item for item in self.module.items if item.kind in ("entry", "func") and item.name == name]
+            self._heads[name] = parse_head(self.module, next((item for item in items if item.body), items[-1]))
+        return self._heads[name]
+
+    def parameters(self, item: Item) -> list[params.Param]:
+        """Where the parameters of a kernel are."""
+        if item.name not in self._parameters:
+            found = params.layout(self.head(item.name).params or (), where=self.module.where(item.start))
+            self._parameters[item.name] = found
+        return self._parameters[item.name]
+
+    def signature(self, head: tree.FunctionNode) -> str:
+        """The head of a function in C: results and parameters are pointers to their bytes."""
+        if head.kind == ".entry":
+            return f"static void f_{head.name}(struct host_thread *t, const unsigned char *parameters)"
+        count = len(head.returns or ()) + len(head.params or ())
+        return f"static void f_{head.name}({', '.join(['struct host_thread *t', *_pointers(count)])})"
+
+    def find_place(self, name: str, function: str) -> Place | None:
+        """A variable of the module, or a function."""
+        if name in self._variables:
+            number, variable = self._variables[name]
+            return Place(variable.space, f"t->variables[{number}]", variable.size)
+        if place := self.shared.find(name, function):
+            return place
+        if name in self._functions:
+            self.taken[name] = None
+            return Place("function", f"{function_address(name):#x}ull")
+        return None
+
+    def is_function(self, name: str) -> bool:
+        """Whether a name is that of a function, defined or not."""
+        return name in self._functions
+
+    @cached_property
+    def _functions(self) -> set[str]:
+        return {item.name for item in self.module.items if item.kind == "func"}
+
+    # Variables
+
+    def _declare(self) -> None:
+        for item in self.module.items:
+            if item.kind == "variable":
+                node = parse_declaration(self.module.skeleton[item.start : item.end], self._where(item.start))
+                if not any(specifier.word == ".shared" for specifier in node.specifiers):
+                    for declarator in node.declarators:
+                        self._try(item.start, partial(self.declare, node.specifiers, declarator))
+            elif item.kind == "alias":
+                self.fault(item.start, ".alias is not supported")
+        self.shared = Shared(self)
+
+    def _where(self, offset: int) -> Callable[[], str]:
+        return lambda: self.module.where(offset)
+
+    def _try(self, offset: int, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Unsupported as error:
+            self.fault(offset, str(error))
+        except MalformedError as error:
+            self.fault(offset, error.fact)
+
+    def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str = "") -> Place:
+        """A variable in global or constant memory, of the module or of one of its functions. Raises Unsupported."""
+        if function and any(specifier.word == ".shared" for specifier in specifiers):
+            place = self.shared.find(declarator.name, function)
+            assert place
+            return place
+        name = f"{function}.{declarator.name}" if function else declarator.name
+        known = self._variables.get(name)
+        if not known or known[1].external:
+            number = known[0] if known else len(self._variables)
+            self._variables[name] = number, declared(specifiers, declarator, name)
+        number, variable = self._variables[name]
+        return Place(variable.space, f"t->variables[{number}]", variable.size)
+
+    # Tables
+
+    def _targets(self) -> list[str]:
+        """The device functions that a call through an address may mean."""
+        return []
+
+    def _tables(self) -> Iterable[str]:
+        yield "\nstatic const char *const sites[] = {\n"
+        yield from (f"    {quoted(site)},\n" for site in self._sites)
+        yield "    0};\n"
+        variables = [variable for _, variable in self._variables.values()]
+        for number, variable in enumerate(variables):
+            yield from self._initial(number, variable)
+        yield "static const struct host_variable variables[] = {\n"
+        for number, one in enumerate(variables):
+            initial = f"i{number}" if one.initial or one.pointers else "0"
+            addresses = f"a{number}" if one.pointers else "0"
+            yield (
+                f"    {{{quoted(one.name)}, {one.size}, {one.align}, {initial}, {addresses}, {len(one.pointers)}, "
+                f"HOST_{one.space.upper()}, {int(one.external)}}},\n"
+            )
+        yield "    {0}};\n"
+        for number, item in enumerate(self.module.entries):
+            found = "".join(f"{{{param.offset}, {param.size}}}, " for param in self.parameters(item))
+            yield f"static const struct host_parameter p{number}[] = {{{found}{{0, 0}}}};\n"
+        yield "static const struct host_kernel kernels[] = {\n"
+        yield from (self._kernel(number, item) for number, item in enumerate(self.module.entries))
+        yield "    {0}};\n"
+        counts = f"{len(self.module.entries)}, {len(variables)}, {len(self._sites)}"
+        yield '__attribute__((visibility("default"))) const struct host_module host_module = {\n'
+        yield f"    HOST_ABI, {counts}, kernels, variables, sites}};\n"
+
+    def _initial(self, number: int, variable: Variable) -> Iterable[str]:
+        if variable.initial or variable.pointers:
+            data = ",".join(map(str, variable.initial)) or "0"
+            yield f"static const unsigned char i{number}[{variable.size}] = {{{data}}};\n"
+        if variable.pointers:
+            yield f"static const struct host_address a{number}[] = {{\n"
+            for one in variable.pointers:
+                yield (
+                    f"    {{{one.offset}, {quoted(one.symbol)}, {one.addend}, {one.size}, {one.shift}, "
+                    f"{int(one.generic)}}},\n"
+                )
+            yield "};\n"
+
+    def _kernel(self, number: int, item: Item) -> str:
+        head = self.head(item.name)
+        needs = self.needs(item.name)
+        found = self.parameters(item)
+        size = max((param.offset + param.size for param in found), default=0)
+        shared, align = self.shared.needs(item.name)
+        block = {
+            one.word: [int(value) for value in one.values] for one in head.attributes if isinstance(one, tree.Attribute)
+        }
+        limits = [math.prod(block[word]) for word in _BLOCK if word in block]
+        required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
+        return (
+            f"    {{{quoted(item.name)}, f_{item.name}, p{number}, {len(found)}, {size}, {shared}, {align}, "
+            f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16}},\n"
+        )
+
+    def reached(self, kernel: str) -> set[str]:
+        """The kernel, and the names of all that it leads to."""
+        return needed(self.module, [kernel])
+
+    def needs(self, kernel: str) -> dict[str, int]:
+        """What a kernel needs, as the record `kernel` names it."""
+        reached = self.reached(kernel)
+        stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
+        return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
+
+
+def _pointers(count: int) -> list[str]:
+    return [f"unsigned char *p{number}" for number in range(count)]
+
+
+def quoted(text: str) -> str:
+    """A text as a C string."""
+    escaped = re.sub(r"[\\\"?]", lambda found: "\\" + found[0], text)
+    return (
+        '"' + re.sub(r"[^ -~]", lambda found: "".join(f"\\{b:03o}" for b in found[0].encode("latin-1")), escaped) + '"'
+    )

@@ -1,0 +1,215 @@
+"""What names and constants of PTX are in C."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpt.asm.host.table import Type
+from gpt.ptx import tree
+from gpt.ptx.types import FLOAT, integer
+
+SPECIAL = {  # special registers: their types, and what they are in C
+    **{
+        f"%{name}.{axis}": ("u32", f"t->{name}[{number}]")
+        for name in ("tid", "ntid", "ctaid", "nctaid")
+        for number, axis in enumerate("xyz")
+    },
+    **{f"%{name}.w": ("u32", "0u") for name in ("tid", "ctaid")},
+    **{f"%{name}.w": ("u32", "1u") for name in ("ntid", "nctaid")},
+    **{name: ("u32", f"t->{name[1:]}") for name in ("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid")},
+    "%gridid": ("u64", "t->gridid"),
+    "%lanemask_eq": ("u32", "(1u << t->laneid)"),
+    "%lanemask_le": ("u32", "(~0u >> (31 - t->laneid))"),
+    "%lanemask_lt": ("u32", "((1u << t->laneid) - 1)"),
+    "%lanemask_ge": ("u32", "(~0u << t->laneid)"),
+    "%lanemask_gt": ("u32", "(~1u << t->laneid)"),
+    "%clock": ("u32", "(uint32_t)*t->clock"),
+    "%clock_hi": ("u32", "(uint32_t)(*t->clock >> 32)"),
+    "%clock64": ("u64", "*t->clock"),
+    "%globaltimer": ("u64", "host_time()"),
+    "%globaltimer_lo": ("u32", "(uint32_t)host_time()"),
+    "%globaltimer_hi": ("u32", "(uint32_t)(host_time() >> 32)"),
+    "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
+    "%total_smem_size": ("u32", "t->shared_size"),
+    # Clusters are of one block.
+    **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
+    **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},
+    **{f"%cluster_ctaid.{axis}": ("u32", "0u") for axis in "xyzw"},
+    **{f"%cluster_nctaid.{axis}": ("u32", "1u") for axis in "xyzw"},
+    "%cluster_ctarank": ("u32", "0u"),
+    "%cluster_nctarank": ("u32", "1u"),
+    "%is_explicit_cluster": ("pred", "0"),
+    "%reserved_smem_offset_begin": ("u32", "0u"),
+    "%reserved_smem_offset_end": ("u32", "0u"),
+    "%reserved_smem_offset_cap": ("u32", "0u"),
+    **{f"%envreg{number}": ("b32", "0u") for number in range(32)},
+}
+_SUFFIX = {8: "u", 16: "u", 32: "u", 64: "ull"}
+_PRECEDENCE = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", "<=", ">", ">="),
+    ("<<", ">>"),
+    "+-",
+    "*/%",
+)
+
+
+@dataclass(frozen=True)
+class Register:
+    """A register: its name in C and its type. One of a vector type has `width` components, NAME_0, ..."""
+
+    name: str
+    type: Type
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known."""
+
+    space: str  # global, const, shared, local, param, function
+    address: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label: its name in C, and which statement it is."""
+
+    name: str
+    index: int
+
+
+class Unsupported(Exception):
+    """An instruction or declaration that no C is made of, and why."""
+
+
+def literal(value: int, type_: Type) -> str:
+    """An integer, or the bits of a float, as a C constant of a type."""
+    value &= (1 << type_.bits) - 1
+    if type_.name == "f32":
+        return _float_literal(struct.unpack("<f", struct.pack("<I", value))[0], f"as_f32({value:#x}u)", "f")
+    if type_.name == "f64":
+        return _float_literal(struct.unpack("<d", struct.pack("<Q", value))[0], f"as_f64({value:#x}ull)", "")
+    if type_.bits == 128:
+        return f"(({type_})(((uint128_t){value >> 64:#x}ull << 64) | {value & (1 << 64) - 1:#x}ull))"
+    text = f"{value:#x}" if value > 9 else str(value)
+    return f"({type_}){text}{_SUFFIX[type_.bits]}"
+
+
+def _float_literal(value: float, bits: str, suffix: str) -> str:
+    if not math.isfinite(value):
+        return bits
+    text = f"{value.hex()}{suffix}"
+    return f"({text})" if text.startswith("-") else text
+
+
+def constant(text: str, type_: Type) -> str:
+    """A number of PTX as a C constant of a type. Raises Unsupported."""
+    if FLOAT.fullmatch(text):
+        return literal(float_bits(text, type_), type_)
+    value = integer(text)
+    if value is None or type_.is_float:
+        raise Unsupported(f"constant {text} of type .{type_.name}")
+    return literal(value, type_)
+
+
+def float_bits(text: str, type_: Type) -> int:
+    """The bits of a float constant in a type: `0f3F800000` is what it says, other forms are rounded."""
+    if text[:2] in ("0f", "0F"):
+        bits = int(text[2:], 16)
+        if type_.name != "f64":
+            return bits
+        return int.from_bytes(struct.pack("<d", struct.unpack("<f", struct.pack("<I", bits))[0]), "little")
+    exact = struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0] if text[:2] in ("0d", "0D") else float(text)
+    if type_.bits == 64:
+        return int.from_bytes(struct.pack("<d", exact), "little")
+    if type_.bits != 32:
+        raise Unsupported(f"constant {text} of type .{type_.name}")
+    try:
+        return int.from_bytes(struct.pack("<f", exact), "little")
+    except OverflowError:
+        return 0x7F800000 | (exact < 0) << 31
+
+
+def evaluate(node: tree.Operand | None) -> int:
+    """The value of a constant expression of integers. Raises Unsupported."""
+    match node:
+        case tree.Number(text) if (value := integer(text)) is not None:
+            return value
+        case tree.Name("WARP_SZ", ()):
+            return 32
+        case tree.Group((item,)):
+            return evaluate(item)
+        case tree.Prefixed(prefixes, operand):
+            value = evaluate(operand)
+            for prefix in reversed(prefixes):
+                value = _PREFIXES[re.sub(r"\s", "", prefix)](value)
+            return value
+        case tree.Expression(operands, operators):
+            return _binary(list(operands), list(operators))
+    raise Unsupported(f"'{node}' where a constant is expected")
+
+
+def _binary(operands: list[tree.Operand], operators: list[str]) -> int:
+    if not operators:
+        return evaluate(operands[0])
+    if "?" in operators:
+        first = operators.index("?")
+        depth = 0
+        for at in range(first, len(operators)):
+            depth += (operators[at] == "?") - (operators[at] == ":")
+            if not depth:
+                break
+        condition = _binary(operands[: first + 1], operators[:first])
+        if condition:
+            return _binary(operands[first + 1 : at + 1], operators[first + 1 : at])
+        return _binary(operands[at + 1 :], operators[at + 1 :])
+    for level in _PRECEDENCE:
+        for at in range(len(operators) - 1, -1, -1):
+            if operators[at] in level:
+                left = _binary(operands[: at + 1], operators[:at])
+                right = _binary(operands[at + 1 :], operators[at + 1 :])
+                if operators[at] in "/%" and not right:
+                    raise Unsupported("a division by zero in a constant")
+                return _OPERATORS[operators[at]](left, right)
+    raise Unsupported(f"'{operators[0]}' in a constant")
+
+
+_PREFIXES: dict[str, Callable[[int], int]] = {
+    "-": lambda a: -a,
+    "+": lambda a: a,
+    "~": lambda a: ~a,
+    "!": lambda a: int(not a),
+    "(.s64)": lambda a: (a + (1 << 63)) % (1 << 64) - (1 << 63),
+    "(.u64)": lambda a: a % (1 << 64),
+}
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    "<<": lambda a, b: a << (b & 63),
+    ">>": lambda a, b: a >> (b & 63),
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
+    "&&": lambda a, b: int(bool(a and b)),
+    "||": lambda a, b: int(bool(a or b)),
+    "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b),
+    ">": lambda a, b: int(a > b),
+    ">=": lambda a, b: int(a >= b),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+}

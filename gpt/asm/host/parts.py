@@ -1,0 +1,68 @@
+"""What the parts of this folder need of each other: a module and a function while their C is made."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gpt.asm.host.names import Label, Place, Register
+from gpt.asm.host.table import Table
+from gpt.ptx import params, tree
+from gpt.ptx.scan import Item, Module, Statement
+
+
+class ModuleCode(Protocol):
+    """A module (module.py)."""
+
+    module: Module
+    table: Table
+
+    def fault(self, offset: int, text: str) -> None:
+        """Something that no C is made of."""
+
+    def new_site(self, offset: int, text: str) -> int:
+        """The number of a new site."""
+
+    def statements(self, item: Item) -> list[Statement]:
+        """The statements of a function."""
+
+    def head(self, name: str) -> tree.FunctionNode:
+        """A function as it is declared."""
+
+    def parameters(self, item: Item) -> list[params.Param]:
+        """Where the parameters of a kernel are."""
+
+    def signature(self, head: tree.FunctionNode) -> str:
+        """The head of a function in C."""
+
+    def find_place(self, name: str, function: str) -> Place | None:
+        """A variable of the module, or a function, as a function sees it."""
+
+    def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str) -> Place:
+        """A variable of the module that is declared in a function. Raises Unsupported."""
+
+    def reached(self, kernel: str) -> set[str]:
+        """The kernel, and the names of all that it leads to."""
+
+
+class FunctionCode(Protocol):
+    """A function (body.py)."""
+
+    code: ModuleCode
+    head: tree.FunctionNode
+    is_kernel: bool
+    index: int
+
+    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> Register | None:
+        """A register, None if there is none of that name."""
+
+    def find_place(self, name: str) -> Place | None:
+        """A variable, parameter or function."""
+
+    def find_label(self, name: str) -> Label | None:
+        """A label."""
+
+    def find_list(self, name: str) -> tree.Statement | None:
+        """What `NAME: .branchtargets` and the like declare."""
+
+    def new_site(self) -> int:
+        """A site for the instruction that is being written."""

@@ -1,0 +1,83 @@
+"""Where the variables in shared memory are.
+
+Device functions have one C function for all kernels, so a variable has one offset. Those that several kernels reach
+come first, then those of each kernel alone, from the end of the former that it reaches: no kernel has room for the
+variables of another. Dynamic shared memory is at the end of what the block has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpt.asm.host.names import Place, Unsupported
+from gpt.asm.host.parts import ModuleCode
+from gpt.asm.host.variables import size_of
+from gpt.ptx.quick import parse_declaration
+
+_DYNAMIC = "(uint64_t)(t->shared_size - t->dynamic_shared)"
+
+
+class _Variable(NamedTuple):
+    size: int
+    align: int
+    dynamic: bool
+
+
+class Shared:
+    """The layout of the shared memory of a module's kernels."""
+
+    def __init__(self, code: ModuleCode) -> None:
+        """Faults go to `code.fault`."""
+        self._variables: dict[tuple[str, str], _Variable] = {}  # by function, empty for the module, and name
+        self._offsets: dict[tuple[str, str], int] = {}
+        self._needs: dict[str, tuple[int, int]] = {}
+        module = code.module
+        for item in module.items:
+            if item.kind == "variable":
+                self._declare(code, "", item.start, item.end)
+        for function in module.functions:
+            for statement in code.statements(function):
+                if statement.kind == "directive" and statement.head in (".shared", ".extern"):
+                    self._declare(code, function.name, statement.start, statement.end)
+        reached = {item.name: code.reached(item.name) for item in module.entries} if self._variables else {}
+        users = {
+            key: [kernel for kernel, names in reached.items() if (key[0] or key[1]) in names] for key in self._variables
+        }
+        ends = dict.fromkeys(reached, 0)
+        end = 0
+        for several in (True, False):
+            for key, (size, align, dynamic) in self._variables.items():
+                if dynamic or (len(users[key]) > 1) != several:
+                    continue
+                start = end if several else max((ends[kernel] for kernel in users[key]), default=0)
+                self._offsets[key] = offset = -(-start // align) * align
+                end = offset + size if several else end
+                ends.update((kernel, offset + size) for kernel in users[key])
+        for item in module.entries:
+            names = reached.get(item.name, set())
+            aligns = [one.align for key, one in self._variables.items() if (key[0] or key[1]) in names]
+            self._needs[item.name] = ends.get(item.name, 0), max(aligns, default=1)
+
+    def _declare(self, code: ModuleCode, function: str, start: int, end: int) -> None:
+        node = parse_declaration(code.module.skeleton[start:end], lambda: code.module.where(start))
+        words = [specifier.word for specifier in node.specifiers]
+        if ".shared" in words:
+            for one in node.declarators:
+                try:
+                    size, align = size_of(node.specifiers, one)
+                    self._variables[function, one.name] = _Variable(size, align, ".extern" in words or not size)
+                except Unsupported as error:
+                    code.fault(start, str(error))
+
+    def find(self, name: str, function: str) -> Place | None:
+        """A variable of a function, or of the module."""
+        for key in (function, name), ("", name):
+            if found := self._variables.get(key):
+                if found.dynamic:
+                    return Place("shared", _DYNAMIC)
+                return Place("shared", f"{self._offsets[key]}ull", found.size)
+        return None
+
+    def needs(self, kernel: str) -> tuple[int, int]:
+        """Bytes of static shared memory, and the alignment of all shared memory."""
+        return self._needs[kernel]

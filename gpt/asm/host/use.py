@@ -1,0 +1,167 @@
+"""An instruction as it stands in a function: its operands as C, and the row that says what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from gpt.asm.host.names import SPECIAL, Place, Register, Unsupported, constant, evaluate, literal
+from gpt.asm.host.parts import FunctionCode
+from gpt.asm.host.table import TYPES, Match, Slot, Type
+from gpt.ptx import tree
+
+ADDRESS = TYPES["u64"]
+
+
+class Use:
+    """An instruction, the row it fits and the function that it is in."""
+
+    def __init__(self, body: FunctionCode, instruction: tree.Instruction, match: Match) -> None:
+        self.body = body
+        self.instruction = instruction
+        self.operands = instruction.operands
+        self.match = match
+        self.words = match.words
+        self._site: int | None = None
+
+    @property
+    def site(self) -> int:
+        """Its index among the sites."""
+        if self._site is None:
+            self._site = self.body.new_site()
+        return self._site
+
+    def write(self) -> str:
+        """The instruction in C: statements. Raises Unsupported."""
+        row = self.match.row
+        if callable(row.code):
+            text: str = row.code(self)
+            return text
+        names: dict[str, Any] = dict(self.words)
+        names["thread"] = "t"
+        if "{site}" in row.code:
+            names["site"] = self.site
+        operands = list(self.operands)
+        written = _parts(operands.pop(0)) if row.written else []
+        for slot, operand in zip(row.read, operands, strict=True):
+            names[slot.name] = self._read(slot, operand)
+        if ";" not in row.code:
+            if len(written) != 1:
+                raise Unsupported("more than one result")
+            type_ = self.match.type_of(row.written[0])
+            return self.assign(written[0], type_, row.code.format_map(names))
+        if len(written) > len(row.written):
+            raise Unsupported("more results than it has")
+        before, after = [], []
+        for slot, operand in zip_longest(row.written, written):
+            names[slot.name] = variable = f"{slot.name}_"
+            type_ = self.match.type_of(slot)
+            if slot.count is None:
+                before.append(f"{type_} {variable};")
+                after += [self.assign(operand, type_, variable)] if operand else []
+                continue
+            items = self.vector(operand, slot.count) if operand else ()
+            before.append(f"{type_} {variable}[{len(items) or slot.count}];")
+            after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
+        return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
+
+    def _read(self, slot: Slot, operand: tree.Operand) -> str:
+        type_ = self.match.type_of(slot)
+        if slot.count is None:
+            return self.value(operand, type_)
+        items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
+        return f"(({type_}[]){{{items}}})"
+
+    @staticmethod
+    def vector(operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
+        """The operands of a vector, which has so many, if that is said; one that stands alone is one of one."""
+        items = operand.items if isinstance(operand, tree.Vector) else (operand,)
+        if count and len(items) != count:
+            raise Unsupported(f"a vector of {len(items)}, not {count}")
+        return items
+
+    def value(self, operand: tree.Operand, type_: Type) -> str:
+        """What an operand is, as a C expression of a type. Raises Unsupported."""
+        match operand:
+            case tree.Number(text):
+                return constant(text, type_)
+            case tree.Prefixed(("!",), tree.Name(name, ())) if type_.name == "pred":
+                return f"!{self.register(name).name}"
+            case tree.Prefixed(("-",), tree.Number(text)) if type_.is_float:
+                return f"(-{constant(text, type_)})"
+            case tree.Name(name, parts):
+                return self._name(name, parts, type_)
+            case tree.Expression((tree.Name(name, ()), *_), (("+" | "-"), *_)) if self.body.find_place(name):
+                return f"({type_})({self.address_of(operand)})"
+            case _ if type_.is_float or type_.name == "pred":
+                raise Unsupported(f"operand '{operand}'")
+            case _:
+                return literal(evaluate(operand), type_)
+
+    def _name(self, name: str, parts: tuple[str, ...], type_: Type) -> str:
+        if special := SPECIAL.get(name + "".join(parts)):
+            return convert(special[1], TYPES[special[0]], type_)
+        if name == "WARP_SZ":
+            return literal(32, type_)
+        if not parts and self.body.find_place(name):
+            return f"({type_})({self.address_of(tree.Name(name))})"
+        register = self.register(name, parts)
+        return convert(register.name, register.type, type_)
+
+    def register(self, name: str, parts: tuple[str, ...] = ()) -> Register:
+        """A register by its name, or a component of one. Raises Unsupported if there is none."""
+        found = self.body.find_register(name, parts)
+        if not found:
+            raise Unsupported(f"'{name}{''.join(parts)}' is no register that is declared")
+        return found
+
+    def assign(self, operand: tree.Operand, type_: Type, value: str) -> str:
+        """A statement that gives a register a value of a type; none for `_`."""
+        if operand == tree.Name("_"):
+            return f"(void)({value});"
+        if not isinstance(operand, tree.Name):
+            raise Unsupported(f"'{operand}' as a result")
+        register = self.register(operand.name, operand.parts)
+        if register.type != type_:
+            value = convert(f"({type_})({value})", type_, register.type)
+        return f"{register.name} = {value};"
+
+    def place(self, operand: tree.Operand) -> Place | None:
+        """The variable that an address or operand names, None if it names none."""
+        first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
+        return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
+
+    def address_of(self, operand: tree.Operand) -> str:
+        """An address, of what stands in brackets, as a C expression of 64 bits. Raises Unsupported."""
+        match operand:
+            case tree.Name(name, ()) if place := self.body.find_place(name):
+                return place.address
+            case tree.Name():
+                return self.value(operand, ADDRESS)
+            case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
+                offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
+                return f"{self.address_of(base)} + {literal(offset, ADDRESS)}"
+            case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
+                return f"{place.address} + {literal(evaluate(index), ADDRESS)}"
+        return literal(evaluate(operand), ADDRESS)
+
+
+def convert(value: str, given: Type, wanted: Type) -> str:
+    """A C expression of one type as another: the bits of a float, integers cut off or extended."""
+    if str(given) == str(wanted):
+        return value
+    if "pred" in (given.name, wanted.name):
+        raise Unsupported(f"a predicate and .{given.name if wanted.name == 'pred' else wanted.name}")
+    if given.is_float and wanted.is_float:
+        raise Unsupported(f".{given.name} as .{wanted.name}")
+    if wanted.is_float:
+        return f"as_{wanted.name}({value})"
+    return f"({wanted})bits_{given.name}({value})" if given.is_float else f"({wanted}){value}"
+
+
+def _parts(operand: tree.Operand) -> list[tree.Operand]:
+    """`p|q` as two, anything else as one."""
+    if isinstance(operand, tree.Expression) and set(operand.operators) == {"|"}:
+        return list(operand.operands)
+    return [operand]

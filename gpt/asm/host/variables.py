@@ -1,0 +1,142 @@
+"""The variables of a module: where they are, and what those in memory hold at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpt.asm.host.names import Unsupported, evaluate, float_bits
+from gpt.asm.host.table import TYPES
+from gpt.ptx import tree
+from gpt.ptx.types import FLOAT, STORED, integer
+
+WIDTHS = {".v2": 2, ".v4": 4, ".v8": 8}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A part of an initial value that is an address: abi.h, host_address."""
+
+    offset: int
+    symbol: str
+    addend: int
+    size: int
+    shift: int
+    generic: bool
+
+
+@dataclass
+class Variable:
+    """A variable of the module in global or constant memory; `size` is 0 of one that is defined elsewhere."""
+
+    name: str
+    space: str
+    size: int
+    align: int
+    external: bool
+    initial: bytes = b""
+    pointers: list[Pointer] = field(default_factory=list)
+
+
+def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> tuple[int, int]:
+    """Bytes of a variable, 0 if its first dimension is open, and its alignment. Raises Unsupported."""
+    words = {specifier.word: specifier.argument for specifier in specifiers}
+    element = STORED[type_of(words, declarator)] * _width(words)
+    align = (integer(words[".align"]) or 1) if ".align" in words and ".ptr" not in words else element
+    size = element
+    for dimension in declarator.dimensions:
+        size *= 0 if dimension is None else evaluate(dimension)
+    return size, align
+
+
+def type_of(words: Iterable[str], declarator: tree.Declarator) -> str:
+    """The type of a variable's elements. Raises Unsupported for textures and the like."""
+    types = [word[1:] for word in words if word[1:] in STORED]
+    if len(types) != 1 or types[0] in ("texref", "samplerref", "surfref"):
+        raise Unsupported(f"variable '{declarator.name}' of type {types[0] if types else 'unknown'}")
+    return types[0]
+
+
+def _width(words: Iterable[str]) -> int:
+    return next((WIDTHS[word] for word in words if word in WIDTHS), 1)
+
+
+def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, name: str) -> Variable:
+    """A variable in global or constant memory. Raises Unsupported."""
+    words = {specifier.word: specifier.argument for specifier in specifiers}
+    size, align = size_of(specifiers, declarator)
+    made = Variable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
+    if declarator.value is None:
+        return made
+    type_ = type_of(words, declarator)
+    step = STORED[type_]
+    if None in declarator.dimensions[:1]:
+        count = len(declarator.value.items) if isinstance(declarator.value, tree.Vector) else 1
+        made.size = step * _width(words) * count
+        for dimension in declarator.dimensions[1:]:
+            made.size *= evaluate(dimension)
+    data = bytearray()
+    shape = [evaluate(dimension) for dimension in declarator.dimensions[1:]]
+    shape += [_width(words)] if _width(words) > 1 else []
+    for value in _flat(declarator.value, shape, bool(declarator.dimensions) or _width(words) > 1):
+        data += _datum(made, value, type_, len(data)) if value is not None else bytes(step)
+    if len(data) > made.size:
+        raise Unsupported(f"variable '{name}' has more values than elements")
+    made.initial = bytes(data).rstrip(b"\0")
+    return made
+
+
+def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.Operand | None]:
+    """The elements of an initial value; those that an inner list leaves out are None."""
+    if not isinstance(value, tree.Vector) or not array:
+        yield value
+        return
+    for item in value.items:
+        if isinstance(item, tree.Vector):
+            room = 1
+            for dimension in shape:
+                room *= dimension
+            for element in _flat(item, shape[1:], True):
+                yield element
+                room -= 1
+            yield from [None] * room
+        else:
+            yield item
+
+
+def _datum(variable: Variable, value: tree.Operand, type_: str, offset: int) -> bytes:
+    """The bytes of an element; an address is kept as a Pointer."""
+    size = STORED[type_]
+    match value:
+        case tree.Number(text) if FLOAT.fullmatch(text):
+            return float_bits(text, TYPES[type_]).to_bytes(size, "little")
+        case tree.Prefixed(("-",), tree.Number(text)) if FLOAT.fullmatch(text):
+            return (float_bits(text, TYPES[type_]) ^ 1 << 8 * size - 1).to_bytes(size, "little")
+    if found := _symbol(value):
+        symbol, addend, shift, generic = found
+        variable.pointers.append(Pointer(offset, symbol, addend, size, shift, generic))
+        return bytes(size)
+    number = evaluate(value)
+    if type_ in ("f32", "f64", "f16"):
+        raise Unsupported(f"'{value}' as a value of type .{type_}")
+    return (number & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+
+def _symbol(value: tree.Operand) -> tuple[str, int, int, bool] | None:
+    """The name in an address, what is added to it, how far a mask shifts it, and whether it is generic."""
+    match value:
+        case tree.Name(name, ()) if name != "WARP_SZ":
+            return name, 0, 0, False
+        case tree.Apply(tree.Name("generic", ()), tree.Group((inner,))) if found := _symbol(inner):
+            return found[0], found[1], found[2], True
+        case tree.Apply(tree.Number(mask), tree.Group((inner,))) if found := _symbol(inner):
+            bits = integer(mask) or 1
+            return found[0], found[1], (bits & -bits).bit_length() - 1, found[3]
+        case tree.Group((inner,)):
+            return _symbol(inner)
+        case tree.Prefixed((prefix,), inner) if prefix.startswith("("):
+            return _symbol(inner)
+        case tree.Expression((base, *rest), (("+" | "-") as sign, *signs)) if found := _symbol(base):
+            addend = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
+            return found[0], found[1] + addend, found[2], found[3]
+    return None

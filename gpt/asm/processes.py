@@ -1,0 +1,102 @@
+"""Runs compilers, from several threads at once.
+
+One may crash, run for ever or print without end: it has `timeout` seconds, MAX_OUTPUT bytes of its output are kept, and
+it runs in a process group of its own, which is killed afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+
+from gpt.errors import GptError
+
+MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
+
+
+class Processes:
+    """What runs. `stop` ends all of it."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._running: set[int] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Kills what runs; nothing more is started."""
+        with self._lock:
+            self._stopped = True
+            for pid in self._running:
+                _kill_group(pid)
+
+    def run(self, command: list[str], folder: str) -> tuple[int, bytes]:
+        """Its exit status, negative for a signal, and what it printed, cut off at MAX_OUTPUT.
+
+        Raises TimeoutError.
+        """
+        with self._lock:
+            if self._stopped:
+                raise GptError("stopped")
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise GptError.of(error, command[0]) from None
+            self._running.add(process.pid)
+        try:
+            output = self._listen(process)
+        finally:
+            with self._lock:  # its number is its own until it is waited for
+                _kill_group(process.pid)
+                self._running.discard(process.pid)
+                status = process.wait()
+                assert process.stdout
+                process.stdout.close()
+        return status, output
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> bytes:
+        """What a process prints until it ends. Raises TimeoutError."""
+        assert process.stdout
+        end = time.monotonic() + self._timeout
+        output = bytearray()
+        pipe = process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        while True:
+            if not poll.poll(max(0, end - time.monotonic()) * 1000):
+                raise TimeoutError
+            block = os.read(pipe, 1 << 16)
+            if not block:
+                break
+            output += block[: MAX_OUTPUT - len(output)]
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.001)
+        return bytes(output)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended, and so has all that it started
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV of 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
