@@ -1,0 +1,75 @@
+"""The driver API through ctypes, of a real GPU or of the simulated device: enough to run PTX."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+
+class CudaError(Exception):
+    """What a call returned: `code`."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name}: {code}")
+        self.code = code
+
+
+class Driver:
+    """A context on the first device of a libcuda.so.1."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self._library = ctypes.CDLL(library)
+        context, device = ctypes.c_void_p(), ctypes.c_int()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *values: Any) -> None:
+        """Raises CudaError."""
+        code = getattr(self._library, name)(*values)
+        if code:
+            raise CudaError(name, code)
+
+    def module(self, text: str) -> ctypes.c_void_p:
+        """PTX, loaded."""
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), text.encode() + b"\0")
+        return module
+
+    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+        """A kernel of a module."""
+        function = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function
+
+    def allocate(self, data: bytes | int) -> int:
+        """Device memory: with these bytes, or so many zeros."""
+        size = data if isinstance(data, int) else len(data)
+        memory = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+        if isinstance(data, int):
+            self.call("cuMemsetD8_v2", memory, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        else:
+            self.call("cuMemcpyHtoD_v2", memory, data, ctypes.c_size_t(size))
+        return memory.value
+
+    def free(self, memory: int) -> None:
+        """Gives it back."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(memory))
+
+    def read(self, memory: int, size: int) -> bytes:
+        """Bytes of device memory, after all that runs."""
+        buffer = ctypes.create_string_buffer(size)
+        self.call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(memory), ctypes.c_size_t(size))
+        return buffer.raw
+
+    def launch(self, function: ctypes.c_void_p, grid: int, block: int, *values: Any, shared: int = 0) -> None:
+        """A kernel; int arguments are addresses, others ctypes."""
+        kept = [ctypes.c_uint64(v) if isinstance(v, int) else v for v in values]
+        pointers = (ctypes.c_void_p * max(1, len(kept)))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in kept))
+        self.call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared, None, pointers, None)
+
+    def wait(self) -> None:
+        """Until all has run."""
+        self.call("cuCtxSynchronize")

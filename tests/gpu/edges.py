@@ -1,0 +1,68 @@
+"""What a GPU makes of instructions at their boundaries, and of kernels that go wrong: for tests/asm/host to compare.
+
+`python tests/gpu/edges.py [LIBRARY]` runs tests/asm/host/rows.py and faults.py and writes edges.json, the rows' results
+as one xz of 64-bit words, to GPT_GPU_OUT; prints what was answered to each fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import lzma
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.asm.host import faults, rows
+from tests.asm.host.driver import Driver
+
+SLICE = 100  # rows a module
+
+
+def results(driver: Driver, wanted: list[rows.Row]) -> list[list[int]]:
+    """What each row makes of its inputs."""
+    found = []
+    for start in range(0, len(wanted), SLICE):
+        part = wanted[start : start + SLICE]
+        module = driver.module(rows.program(part, "sm_90"))
+        for number, row in enumerate(part):
+            operands = rows.inputs(row)
+            given, made = driver.allocate(rows.packed(operands)), driver.allocate(8 * len(operands))
+            function = driver.function(module, f"r{number}")
+            driver.launch(function, (len(operands) + 63) // 64, 64, given, made, ctypes.c_uint32(len(operands)))
+            found.append(list(struct.unpack(f"<{len(operands)}Q", driver.read(made, 8 * len(operands)))))
+            driver.free(given)
+            driver.free(made)
+    return found
+
+
+def main() -> None:
+    """Writes edges.json and edges.xz."""
+    library = sys.argv[1:2]
+    out = Path(os.environ.get("GPT_GPU_OUT", "."))
+    script = Path(faults.__file__)
+    answers = {}
+    for case in faults.CASES:
+        try:
+            done = subprocess.run(
+                [sys.executable, script, case, *library], capture_output=True, text=True, timeout=60, check=False
+            )
+            answers[case] = done.stdout.strip() or done.stderr.strip()[-200:]
+        except subprocess.TimeoutExpired:
+            answers[case] = "runs on"
+        print(f"{case}: {answers[case]}", flush=True)
+    wanted = rows.rows()
+    found = results(Driver(*library), wanted)
+    counts = {row.text: len(values) for row, values in zip(wanted, found, strict=True)}
+    (out / "edges.json").write_text(json.dumps({"faults": answers, "rows": counts}, indent=1))
+    words = [word for one in found for word in one]
+    (out / "edges.xz").write_bytes(lzma.compress(struct.pack(f"<{len(words)}Q", *words), preset=9))
+    print(f"{len(wanted)} rows, {len(words)} results")
+
+
+if __name__ == "__main__":
+    main()
