@@ -86,7 +86,7 @@ KINDS: dict[str, Keys] = {
     "child": {
         "pid": ("u64", "process id"),
         "how": ("str", "fork, vfork, exec or spawn"),
-        "path": ("str?", "its trace, relative to this one's folder"),
+        "path": ("str?", "its trace, the name of a file in this one's folder"),
     },
     "library": {
         "path": ("str", "as given; /-joined member path inside a wheel"),

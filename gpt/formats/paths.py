@@ -32,10 +32,11 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
     return open(number, "rb")
 
 
-def is_regular(path: str | Path) -> bool:
-    """Whether there is such a file, or a link to one, as far as that can be seen: pathlib raises for long names."""
+def is_regular(path: str | Path, follow: bool = True) -> bool:
+    """Whether there is such a file, or with `follow` a link to one, as far as that can be seen: pathlib raises for
+    long names."""
     try:
-        return stat.S_ISREG(os.stat(path).st_mode)
+        return stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode)
     except (OSError, ValueError):
         return False
 

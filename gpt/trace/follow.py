@@ -1,7 +1,8 @@
 """The way through traces: the files that were named, and after them those of the processes that these started.
 
-A `child` record names the trace of another process, relative to the folder of the file that it stands in. A live
-stream names none: there the segments of children follow. Each file is read once, whoever names it.
+A `child` record names the trace of another process: a file in the folder of the file that it stands in. Nothing else
+is opened, no link and no file elsewhere, for whoever wrote the trace chose the name. A live stream names none: there
+the segments of children follow. Each file is read once, whoever names it.
 
 What becomes of a trace that is not whole depends on who reads it; here it is only known. A segment without `end` is
 *interrupted*: its process was killed, or runs. A file that ends within a record, or that names a child whose trace is
@@ -84,12 +85,14 @@ class Follow:
     """The traces at `paths` and those of their children, each once; None is standard input, which has no folder.
 
     `read` returns the records of one. `absent` are, as far as they are known by now, traces of children that are no
-    regular files: the name of the trace that names it, and its path.
+    regular files beside the trace that names them, nor among `paths` and what else is `given` to be read: the name of
+    that trace, and the child's path.
     """
 
-    def __init__(self, paths: Sequence[Path | None], read: Read) -> None:
+    def __init__(self, paths: Sequence[Path | None], read: Read, given: Sequence[Path | None] = ()) -> None:
         self.absent: list[tuple[str, str]] = []
         self._pending = [Trace(path, True, read) for path in paths]
+        self._given = {real_path(path) for path in (*paths, *given) if path}
         self._read = read
 
     def __iter__(self) -> Iterator[Trace]:
@@ -103,7 +106,9 @@ class Follow:
             yield trace
             for child in trace.children:
                 path = trace.path.parent / child.path if trace.path else None
-                if path and is_regular(path):
+                if path and path.name == child.path and is_regular(path, follow=False):
                     self._pending.append(Trace(path, False, self._read))
+                elif path and real_path(path) in self._given:
+                    pass
                 elif path or not trace.has_segment_of(child):
                     self.absent.append((trace.name, str(path or child.path)))

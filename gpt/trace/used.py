@@ -64,7 +64,7 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
         with open(path, "rb") as file:
             head = file.peek(1)[:3]  # and no seek: it may be a pipe
             if head >= b"\x80" and not head.startswith(BOM):
-                _read_traces(path, file, used, allow_incomplete)
+                _read_traces(path, file, used, allow_incomplete, paths)
             elif head[:1] == b"{":
                 _read_negativa(read_at_most(file, MAX_TEXT), path, used)
             else:
@@ -98,7 +98,7 @@ def _read_negativa(data: bytes, path: Path, used: Used) -> None:
         used.loaded.setdefault(path_loaded, Loaded())
 
 
-def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool) -> None:
+def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool, given: list[Path]) -> None:
     """Adds a trace, and those of its children and of theirs. `file` is the trace, open: it may be a pipe."""
     from gpt.trace.follow import Follow
 
@@ -109,7 +109,7 @@ def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool
             with open_regular(path) as inner:
                 yield from stream.read_records(inner, str(path))
 
-    followed = Follow([root], read)
+    followed = Follow([root], read, given)
     for trace in followed:
         _read_trace(trace, used, allow_incomplete)
     for parent, child in followed.absent:

@@ -23,6 +23,7 @@
 
 #define AHEAD 512 // bytes that are seen of a value: names are shorter
 #define DEPTH 16  // how far children's children are followed
+#define FILES (1u << 18)
 
 static struct {
     int pid;                          // of the root process, 0 if nothing is to be said
@@ -44,6 +45,7 @@ struct trace_file {
 };
 
 static struct trace_file files[DEPTH]; // not on a stack, which may be small
+static ino_t counted[FILES];           // files of one folder, each of which counts once: open addressing
 static unsigned char window[(16 << 10) + AHEAD];
 static const struct trace_file *shown; // whose bytes are in it
 static uint64_t window_start, window_end;
@@ -141,12 +143,14 @@ static void count_rows(const struct trace_file *trace, const struct table *table
 
 static void count_file(unsigned depth);
 
-// Counts the trace that a `child` names, relative to the folder of its parent's.
+// Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
+// name.
 static void count_child(unsigned depth, struct value path) {
     const char *from = files[depth].path, *slash = strrchr(from, '/');
-    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2)
+    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
+        memchr(path.data, '/', path.number))
         return;
-    size_t folder = slash && path.number && *path.data != '/' ? (size_t)(slash + 1 - from) : 0;
+    size_t folder = slash ? (size_t)(slash + 1 - from) : 0;
     if (folder + path.number >= PATH_MAX)
         return;
     char *to = files[depth + 1].path;
@@ -211,6 +215,19 @@ static void count_chunk(unsigned depth) {
     trace->bad |= map.type != MAP;
 }
 
+static bool is_new(ino_t file) {
+    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; found.processes < FILES / 2; at++) {
+        ino_t *place = &counted[at % FILES];
+        if (*place == file)
+            return false;
+        if (!*place) {
+            *place = file;
+            return true;
+        }
+    }
+    return false;
+}
+
 // The trace at the path of this depth.
 static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
@@ -219,7 +236,8 @@ static void count_file(unsigned depth) {
     trace->at = 0;
     trace->bad = false;
     shown = NULL;
-    if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode)) {
+    if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
+        is_new(status.st_ino)) {
         found.processes++;
         found.bytes += (uint64_t)status.st_size;
         while (!trace->bad && trace->at < (uint64_t)status.st_size) {

@@ -6,9 +6,11 @@ import subprocess
 
 import pytest
 
+from gpt import records
 from tests.runtime import hooked
 from tests.runtime.clients import FORK, LOOP, THREADS
 from tests.runtime.hooked import Trace
+from tests.trace import forge
 
 
 def said(tmp_path, *args, options=(), **more) -> list[str]:
@@ -96,6 +98,20 @@ def test_quiet_streams_and_outer_hooks(tmp_path, loop):
     assert said(tmp_path, loop, "3", options=("-o", "|cat >/dev/null")) == []
     inner = hooked.command("run", "-o", tmp_path / "inner.mp", "--device", "sim", "--", loop, "3")
     assert said(tmp_path, *inner) == []
+
+
+def test_children_that_a_forged_trace_names(tmp_path, loop):
+    """Only what lies beside it, each file once: two names of itself in each would double at each step."""
+    for folder in (tmp_path, tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        child = forge.chunk(forge.pack(forge.trace(forge.api(1, "x"), forge.calls([(1, 1, 1, 0)]))))
+        (folder / "child").write_bytes(child)
+    names = ["child", "link", "gone", "t.mp", "t.mp", "other/child", "../other/child", str(tmp_path / "other/child")]
+    forged = [records.make("child", pid=2, how="fork", path=name) for name in names]
+    (tmp_path / "forged").write_bytes(forge.chunk(forge.pack(forge.trace(*forged))))
+    (tmp_path / "link").symlink_to("other/child")
+    (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; cat {tmp_path}/forged >{tmp_path}/t.mp; true")
+    assert numbers(line, tmp_path / "t.mp")[:3] == [1, 0, 2]
 
 
 def test_a_trace_that_is_damaged_or_gone_harms_nobody(tmp_path, loop):

@@ -54,6 +54,22 @@ def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
     assert absent == [str(tmp_path / path) for path in paths]
 
 
+def test_only_files_beside_the_trace_are_opened(write, tmp_path):
+    """Whoever wrote a trace chose the names in it. A file elsewhere is read if the user names it, too."""
+    for folder in ("inner", "other"):
+        (tmp_path / folder).mkdir()
+    other = write("other/b", forge.trace())
+    write("inner/c", forge.trace()), write("d", forge.trace())
+    (tmp_path / "inner" / "link").symlink_to("c")
+    names = [str(other), "../other/b", "../d", str(tmp_path / "inner" / "c"), "./c", "link", "c"]
+    root = write("inner/a", forge.trace(*[child(11 + number, name) for number, name in enumerate(names)]))
+    traces, absent = followed(root)
+    assert [trace.name for trace in traces] == [str(root), str(root.with_name("c"))]
+    assert absent == [str(root.parent / name) for name in names[:-1]]
+    traces, absent = followed(root, other)
+    assert other in [trace.path for trace in traces] and absent == [str(root.parent / name) for name in names[2:-1]]
+
+
 def test_what_ends_too_early_is_known(write):
     (trace,), _ = followed(
         write("a", *(forge.trace(pid=n, end=n % 2) for n in range(5)), forge.trace(child(2), child(4, how="exec")))

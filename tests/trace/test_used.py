@@ -141,13 +141,18 @@ def test_a_truncated_trace_is_refused(write, data, tmp_path):
 
 
 def test_children_are_followed(write, tmp_path):
-    """Relative to the trace that names them, each once, whoever names it."""
-    (tmp_path / "deep").mkdir()
+    """Beside the trace that names them, each once, whoever names it; elsewhere only if they are named too."""
     child = lambda path, how="fork": records.make("child", pid=2, how=how, path=path)  # noqa: E731
-    root = write(segment(function("root"), child("deep/1"), child("deep/2"), child("root"), child(None)), "root")
-    write(segment(function("one"), child("2"), child("../root")), "deep/1")
-    write(segment(function("two"), child("1")), "deep/2")
+    root = write(segment(function("root"), child("1"), child("2"), child("root"), child(None)), "root")
+    write(segment(function("one"), child("2"), child("root")), "1")
+    write(segment(function("two"), child("1")), "2")
     assert names(root) == {"root", "one", "two"}
+    (tmp_path / "deep").mkdir()
+    other = write(segment(function("other")), "deep/3")
+    root = write(segment(function("root"), child("deep/3"), child("1")), "root")
+    with pytest.raises(GptError, match="absent"):
+        names(root)
+    assert set(read_used([root, other], False).names) == {"root", "one", "two", "other"}
 
 
 def test_an_interrupted_child_is_a_warning(write):
