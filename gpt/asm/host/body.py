@@ -98,7 +98,7 @@ class Body:
         declared = [f"{type_} {', '.join(names)};" for type_, names in by_type.items()]
         size = self.local_size + 16 * len(self._registers)
         check = f"host_enter(t, {self.code.new_site(self.item.start, self.head.name)}, {size});"
-        lines = [*declared, *self._arrays, *self._enter(), check, *self._lines, *self._leave()]
+        lines = [*declared, "bool cc = 0;", *self._arrays, *self._enter(), check, *self._lines, *self._leave()]
         return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
 
     def new_site(self) -> int:

@@ -56,6 +56,11 @@ class Type:
         return self.name[0] == "s"
 
     @property
+    def sign(self) -> int:
+        """1 of a signed integer, else 0, as C takes it."""
+        return int(self.is_signed)
+
+    @property
     def is_float(self) -> bool:
         """Whether its C type is float or double."""
         return self.name in _FLOATS
