@@ -271,7 +271,10 @@ def values(count: int) -> list[tuple[int, int, int]]:
         edges += [(1 << n) - 1, 1 << n - 1, (1 << n - 1) - 1, (1 << n) - 2]
     chance = random.Random(15)
     pairs = [(a % (1 << 64), b % (1 << 64), chance.choice(edges)) for a, b in product(edges, edges)]
-    return chance.sample(pairs, count) + [tuple(chance.getrandbits(chance.choice((6, 16, 33, 64))) for _ in range(3)) for _ in range(count)]
+    sizes = (6, 16, 33, 64)
+    return chance.sample(pairs, count) + [
+        tuple(chance.getrandbits(chance.choice(sizes)) for _ in range(3)) for _ in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
