@@ -189,6 +189,10 @@ static CUresult begin(void *handle, struct graph *graph, struct node *const *nod
 
 API cuStreamBeginCapture_v2(void *stream, int mode) { return begin(stream, NULL, NULL, 0, mode); }
 
+API cuStreamBeginCapture(void *stream) {
+    return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
 API cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *nodes, const CUgraphEdgeData *edges,
                                 size_t count, int mode) {
     (void)edges;

@@ -167,6 +167,11 @@ API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
     return push(made);
 }
 
+API cuCtxCreate_v3(void **context, void *params, int count, unsigned flags, CUdevice device) {
+    (void)params;
+    return count ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : cuCtxCreate_v2(context, flags, device);
+}
+
 API cuCtxCreate_v4(void **context, void *params, unsigned flags, CUdevice device) {
     (void)params;
     return cuCtxCreate_v2(context, flags, device);

@@ -74,6 +74,20 @@ PER_THREAD(cuStreamGetCaptureInfo, _ptsz, (void *stream, int *status, uint64_t *
 PER_THREAD(cuStreamGetCaptureInfo_v2, _ptsz,
            (void *stream, int *status, uint64_t *id, void **graph, void *const **nodes, size_t *count),
            stream, status, id, graph, nodes, count)
+PER_THREAD(cuStreamGetCaptureInfo_v3, _ptsz,
+           (void *stream, int *status, uint64_t *id, void **graph, void *const **nodes,
+            const CUgraphEdgeData **edges, size_t *count),
+           stream, status, id, graph, nodes, edges, count)
+PER_THREAD(cuStreamBeginCapture, _ptsz, (void *stream), stream)
+PER_THREAD(cuStreamBeginCaptureToGraph, _ptsz,
+           (void *stream, void *graph, void *const *nodes, const CUgraphEdgeData *edges, size_t count,
+            int mode),
+           stream, graph, nodes, edges, count, mode)
+PER_THREAD(cuStreamUpdateCaptureDependencies, _ptsz,
+           (void *stream, void *const *nodes, size_t count, unsigned flags), stream, nodes, count, flags)
+PER_THREAD(cuStreamUpdateCaptureDependencies_v2, _ptsz,
+           (void *stream, void *const *nodes, const CUgraphEdgeData *edges, size_t count, unsigned flags),
+           stream, nodes, edges, count, flags)
 PER_THREAD(cuStreamWaitEvent, _ptsz, (void *stream, void *event, unsigned flags), stream, event, flags)
 PER_THREAD(cuLaunchHostFunc, _ptsz, (void *stream, void (*function)(void *), void *data), stream, function,
            data)

@@ -30,6 +30,13 @@ API cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
+// Programs whose default stream is the thread's ask for such variants, unless they say otherwise.
+API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uint64_t flags, int *status) {
+    if (!(flags & CU_GET_PROC_ADDRESS_LEGACY_STREAM))
+        flags |= CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    return cuGetProcAddress_v2(name, function, version, flags, status);
+}
+
 API cuGetExportTable(const void **table, const CUuuid *id) {
     (void)id;
     *table = NULL;

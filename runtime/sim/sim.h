@@ -1,7 +1,7 @@
 // The simulated device: a libcuda.so.1 whose device memory is host memory and whose one device is the CPU.
 //
 //   object.c   what handles point to: who owns what, addresses that are given out again
-//   device.c   initialization, the device, errors
+//   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
 //   context.c  contexts, and which is current
 //   memory.c   device memory, pinned memory, copies
 //   image.c    images: which code suits the device, what is in it
@@ -10,8 +10,8 @@
 //   stream.c   streams and events
 //   capture.c  streams whose work becomes a graph
 //   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
-//   perthread.c  variants for another default stream
-//   proc.c     how the functions are found; table.c lists them
+//   perthread.c  variants for another default stream; old.c: earlier variants
+//   proc.c     how the functions are found; table.c has all of them, functions.h their list
 //
 // Kernels are looked up and launches accepted, but nothing runs them yet.
 

@@ -1,19 +1,22 @@
-"""names.h and cuda_abi.h against the real cuda.h.
+"""names.h, functions.h and cuda_abi.h against the real cuda.h.
 
-`python -m tests.runtime.test_abi` prints the lines of names.h for another cuda.h.
+`python -m tests.runtime.test_abi` prints the lines of names.h for another cuda.h, `... sim` those of functions.h.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 from tests import cuda
 from tests.runtime.hooked import ROOT
 
 NAMES = ROOT / "runtime" / "hook" / "names.h"
+FUNCTIONS = ROOT / "runtime" / "sim" / "functions.h"
 ABI = ROOT / "runtime" / "cuda_abi.h"
 STACK_WORDS = 32  # hook.h
 BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
@@ -48,6 +51,30 @@ def declared() -> dict[str, int]:
                         words += 1
                 found[name] = words + words % 2
     return dict(sorted(found.items()))
+
+
+def functions() -> list[str]:
+    """The lines of functions.h: the versions of CUDA are those in the names of the types of cuda*Typedefs.h.
+
+    The variants of a function are numbered in the order of the versions that they came with.
+    """
+    since = defaultdict(set)
+    for header in include().glob("cuda*Typedefs.h"):
+        for base, version, threads in re.findall(r"\*PFN_(cu\w+?)_v(\d+)(_pt[ds][sz])?\)", header.read_text()):
+            since[base, threads].add(int(version))
+    threads = {name[:-5]: name[-5:] for name in declared() if re.search("_pt[ds][sz]$", name)}
+    threads |= {f"{base}_v2": thread for base, thread in since if thread and base.startswith("cuGL")}
+    lines = []
+    for (base, thread), versions in since.items():
+        for i, version in enumerate(sorted(versions) if not thread and base != "cuWGLGetDevice" else ()):
+            suffix = f"_v{i + 1}" if i else ""
+            variant = threads.get(base + suffix)
+            lines.append(f"P({base}, {suffix}, {version}, {variant})" if variant else f"X({base}, {suffix}, {version})")
+    return sorted(lines, key=lambda line: line[2:].replace(",", " "))
+
+
+def test_every_function_is_exported_by_the_simulated_device():
+    assert re.findall(r"^[XP]\(.*\)", FUNCTIONS.read_text(), re.M) == functions()
 
 
 def test_every_function_of_cuda_h_is_known():
@@ -89,5 +116,5 @@ def test_values_and_layouts_are_those_of_cuda_h():
 
 
 if __name__ == "__main__":
-    for function, stack in declared().items():
-        print(f"NAME({function}, {stack})")
+    names = (f"NAME({function}, {stack})" for function, stack in declared().items())
+    print("\n".join(functions() if "sim" in sys.argv else names))

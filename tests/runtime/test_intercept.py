@@ -272,7 +272,7 @@ def test_get_proc_address(tmp_path):
         void *context, *none = &context;
         OK(get("cuGetProcAddress", (void **)&again, 13000, 0, &status));
         OK(again("cuCtxCreate", (void **)&create, 13000, 0, &status));
-        OK(again("cuCtxCreate", (void **)&create2, 12000, 0, &status));
+        OK(again("cuCtxCreate", (void **)&create2, 11000, 0, &status));
         assert(create != (void *)create2);
         OK(create(&context, 0, 0, 0));
         OK(create2(&context, 0, 0));
