@@ -12,7 +12,8 @@ LIBDIR = $(PREFIX)/lib/gpt
 RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
-HOOK_SOURCES = $(wildcard runtime/hook/*.c)
+HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
+HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
@@ -53,14 +54,12 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) runtime/hook/chunk.h runtime/hook/names.h runtime/hook/suffixes.h runtime/hook/template.h \
-    runtime/cuda_abi.h runtime/msgpack.h runtime/records.h runtime/say.h runtime/unpack.h gpt/__init__.py
+$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
 
-$(RUNTIME)/libgpthook.so: $(HOOK_SOURCES) runtime/hook/stub_x86_64.S $(wildcard runtime/hook/*.h) \
-    runtime/hook/versions.map runtime/build_id.h runtime/cuda_abi.h runtime/nvtx_abi.h runtime/msgpack.h runtime/records.h runtime/say.h runtime/unpack.h
+$(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \

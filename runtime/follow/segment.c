@@ -20,9 +20,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../hook/chunk.h"
 #include "../records.h"
 #include "follow.h"
+#include "hook/write/chunk.h"
 
 #define MAX_CHUNKS 16384         // mapped at one time, of all segments
 #define MIN_CHUNKS 16            // that each may map

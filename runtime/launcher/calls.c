@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../hook/suffixes.h"
+#include "hook/watch/suffixes.h"
 #include "launcher.h"
 
 #define NAME_SIZE 128
@@ -11,7 +11,7 @@
 
 static const char *const symbols[] = {
 #define NAME(name, words) #name,
-#include "../hook/names.h"
+#include "hook/entry/names.h"
 #undef NAME
 };
 

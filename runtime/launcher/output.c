@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "../follow/follow.h"
-#include "../hook/template.h"
+#include "hook/write/template.h"
 #include "launcher.h"
 
 // The name as this process will expand it.

@@ -4,8 +4,10 @@
 #ifndef GPT_ABSENT_H
 #define GPT_ABSENT_H
 
-#include "../../runtime/hook/hook.h"
 #include "harness.h"
+#include "hook/watch/watched.h"
+#include "hook/write/record.h"
+#include "hook/write/thread.h"
 
 struct live *hook_live;
 struct watched *hook_watched;

@@ -1,10 +1,12 @@
 // The hook, on images that a program hands to the driver: modules.c. What is read must lie in them, whatever
 // they say.
 
-#include "../../runtime/hook/libs.c"
-#include "../../runtime/hook/modules.c"
-#include "../../runtime/hook/sha256.c"
 #include "absent.h"
+#include "hook/watch/devices.c"
+#include "hook/watch/libs.c"
+#include "hook/watch/modules.c"
+#include "hook/watch/peek.c"
+#include "hook/watch/sha256.c"
 
 #define ROOM (1u << 16)
 

@@ -1,8 +1,10 @@
 // The hook, on libraries of the process and on images that were cut: libs.c, missing.c.
 
-#include "../../runtime/hook/libs.c"
-#include "../../runtime/hook/missing.c"
 #include "absent.h"
+#include "hook/watch/devices.c"
+#include "hook/watch/libs.c"
+#include "hook/watch/missing.c"
+#include "hook/watch/peek.c"
 
 ABSENT(hook_handle_of)
 ABSENT(hook_map_find)

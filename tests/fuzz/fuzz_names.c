@@ -1,8 +1,8 @@
 // The hook and the launcher, on names that a program or a user gives: decode.c, template.h.
 
-#include "../../runtime/hook/decode.c"
-#include "../../runtime/hook/template.h"
 #include "harness.h"
+#include "hook/entry/decode.c"
+#include "hook/write/template.h"
 
 struct slot hook_slots[SLOTS];
 struct live *hook_live;

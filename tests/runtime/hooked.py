@@ -87,7 +87,7 @@ def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
     """Builds libgpthook.so from its sources, with more of them or other flags than `make` does."""
     source = ROOT / "runtime"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
-    flags += [f"-Wl,--version-script={source}/hook/versions.map", f"-I{source}", f"-I{source}/hook"]
+    flags += [f"-Wl,--version-script={source}/hook/versions.map", f"-I{source}"]
     subprocess.run([compiler, *flags, *source.glob("hook/**/*.[cS]"), *more, "-o", out], check=True)
     return out
 

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 
 #include "cuda_abi.h"
-#include "hook.h"
+#include "hook/watch/call.h"
+#include "hook/watch/modules.h"
+#include "hook/watch/objects.h"
 
 static struct {
     unsigned before, after, failed;

@@ -1,12 +1,12 @@
-// runtime/hook/objects.c without a driver, as test_objects.py builds it.
+// runtime/hook/watch/objects.c without a driver, as test_objects.py builds it.
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "hook.h"
-#include "objects.h"
+#include "hook/watch/objects.h"
+#include "hook/watch/watched.h"
 
 struct watched *hook_watched;
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from tests import cuda
 from tests.runtime.hooked import ROOT
 
-NAMES = ROOT / "runtime" / "hook" / "names.h"
+NAMES = ROOT / "runtime" / "hook" / "entry" / "names.h"
 FUNCTIONS = ROOT / "runtime" / "sim" / "functions.h"
 ABI = ROOT / "runtime" / "cuda_abi.h"
-STACK_WORDS = 32  # hook.h
+STACK_WORDS = 32  # stub.h
 BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
 
 
@@ -83,7 +83,7 @@ def test_every_function_of_cuda_h_is_known():
     assert len(real) > 600
     assert listed == real and list(listed) == sorted(listed)  # it is searched by halves
     assert max(real.values()) <= STACK_WORDS
-    count = re.search(r"#define HOOK_NAMES (\d+)", (ROOT / "runtime" / "hook" / "hook.h").read_text())
+    count = re.search(r"#define HOOK_NAMES (\d+)", NAMES.with_name("stub.h").read_text())
     assert count and int(count[1]) == len(listed)
 
 

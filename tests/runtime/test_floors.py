@@ -1,16 +1,17 @@
-"""The floors of runtime/hook, from the symbols of its objects: entry uses watch, watch uses write, never upwards."""
+"""The floors of runtime/hook, its folders: entry uses watch, watch uses write, never upwards."""
 
+import re
 import subprocess
 
 from tests.runtime import hooked
 
-# From the ground up: files by what they do.
-FLOORS = {
-    "write": "bus calm clock counts report rows trace",
-    "watch": "contexts driver gputime graphs ioctl libs linker maps missing modules nvtx objects save sha256 streamops"
-    " watched",
-    "entry": "calls decode exits intercept libc scopes setup stub_x86_64",
-}
+RUNTIME = hooked.ROOT / "runtime"
+FLOORS = ["write", "watch", "entry"]  # from the ground up
+FILES = {path.stem: path for path in sorted((RUNTIME / "hook").glob("**/*.[cS]"))}
+
+
+def floor(path):
+    return FLOORS.index(path.parent.name)
 
 
 def symbols(path):
@@ -21,27 +22,26 @@ def symbols(path):
     return defined, {word[-1] for word in words if word[-2] == "U"}
 
 
-def test_nothing_uses_what_stands_above_it(tmp_path):
-    floors = {name: level for level, names in enumerate(FLOORS.values()) for name in names.split()}
-    source = hooked.ROOT / "runtime"
-    files = {path.stem: path for path in (source / "hook").glob("**/*.[cS]")}
-    assert sorted(files) == sorted(floors), "each file has a floor"
-    line = [
-        "cc",
-        "-c",
-        "-std=gnu11",
-        "-D_GNU_SOURCE",
-        "-fvisibility=hidden",
-        "-fPIC",
-        f"-I{source}",
-        f"-I{source}/hook",
-    ]
-    subprocess.run([*line, *files.values()], cwd=tmp_path, check=True)
-    found = {name: symbols(tmp_path / f"{name}.o") for name in files}
-    home = {symbol: name for name, (defined, _) in found.items() for symbol in defined}
-    upwards = {}
-    for name, (_, used) in sorted(found.items()):
-        for symbol in used & home.keys():
-            if floors[home[symbol]] > floors[name]:
-                upwards.setdefault(symbol, []).append(name)
-    assert upwards == {}
+def test_no_symbol_is_used_from_below(tmp_path):
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", f"-I{RUNTIME}"]
+    subprocess.run(["cc", "-c", *flags, *FILES.values()], cwd=tmp_path, check=True)
+    found = {name: symbols(tmp_path / f"{name}.o") for name in FILES}
+    home = {symbol: path for name, path in FILES.items() for symbol in found[name][0]}
+    upwards = {
+        (name, symbol)
+        for name, (_, used) in found.items()
+        for symbol in used & home.keys()
+        if floor(home[symbol]) > floor(FILES[name])
+    }
+    assert not upwards
+
+
+def test_no_header_is_included_from_below():
+    for path in (RUNTIME / "hook").glob("*/*.[chS]"):
+        used = re.findall(r'#include "hook/(\w+)/', path.read_text())
+        assert all(FLOORS.index(name) < floor(path) for name in used), path
+
+
+def test_the_readme_names_each_file():
+    named = re.findall(r"`(\w+\.[cS])`(?=.*\|)", (RUNTIME / "hook" / "README.md").read_text())
+    assert sorted(named) == sorted(path.name for path in FILES.values())

@@ -1,0 +1,320 @@
+// What a watched stub calls before and after the real function: a row for the call, and the function's
+// handler.
+//
+// A row is taken and its `start` stored before the call, so that a call that never returns is seen; what is
+// known afterwards is filled in, `duration` last. The row is looked for again then, for what happened
+// meanwhile (callbacks that call, a fork, an exception in between) may have moved the thread on.
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "decode.h"
+#include "hook/watch/call.h"
+#include "hook/watch/gputime.h"
+#include "hook/watch/missing.h"
+#include "hook/watch/modules.h"
+#include "hook/watch/objects.h"
+#include "hook/write/calm.h"
+#include "hook/write/clock.h"
+#include "hook/write/compiler.h"
+#include "hook/write/counts.h"
+#include "hook/write/layout.h"
+#include "hook/write/reference.h"
+#include "hook/write/rows.h"
+#include "hook/write/thread.h"
+#include "setup.h"
+#include "stub.h"
+
+// Arguments
+
+static uint64_t read_value(const struct frame *frame, uint8_t where) {
+    if (where & ARG_IN)
+        return frame_arg(frame, where & ARG_MASK);
+    if (where & ARG_OUT) {
+        const uint64_t *out = (const uint64_t *)frame_arg(frame, where & ARG_MASK);
+        return out ? *out : 0;
+    }
+    return 0;
+}
+
+static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
+    const CUDA_MEMCPY3D *copy3 = (const void *)frame->args[0];
+    const CUDA_MEMCPY2D *copy2 = (const void *)frame->args[0];
+    if (!copy3)
+        return;
+    if (deep) {
+        row->to = copy3->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->dstHost : copy3->dstDevice;
+        row->from = copy3->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->srcHost : copy3->srcDevice;
+        row->bytes = copy3->WidthInBytes * copy3->Height * copy3->Depth;
+    } else {
+        row->to = copy2->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy2->dstHost : copy2->dstDevice;
+        row->from = copy2->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy2->srcHost : copy2->srcDevice;
+        row->bytes = copy2->WidthInBytes * copy2->Height;
+    }
+}
+
+static void read_memory(struct row_memory *row, const struct frame *frame, const struct slot *slot) {
+    row->to = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+    row->from = read_value(frame, slot->values[1]);
+    row->bytes = slot->values[2] & ARG_IN ? read_value(frame, slot->values[2]) : 0;
+    row->stream = read_value(frame, slot->values[3]);
+    switch (slot->special) {
+    case SPECIAL_COPY_2D:
+    case SPECIAL_COPY_3D:
+        read_copy(row, frame, slot->special == SPECIAL_COPY_3D);
+        break;
+    case SPECIAL_TIMES_2:
+    case SPECIAL_TIMES_4:
+        row->bytes *= slot->special == SPECIAL_TIMES_2 ? 2 : 4;
+        break;
+    case SPECIAL_AREA_1:
+    case SPECIAL_AREA_2:
+    case SPECIAL_AREA_4:
+        row->bytes = frame->args[3] * frame->args[4] << (slot->special - SPECIAL_AREA_1);
+        break;
+    default:
+        break;
+    }
+}
+
+// The one place that knows the arguments of functions that launch.
+static struct launch decode_launch(const struct frame *frame, const struct slot *slot) {
+    if (slot->special == SPECIAL_LAUNCH_EX) {
+        const CUlaunchConfig *config = (const void *)frame->args[0];
+        struct launch launch = {
+            .function = frame->args[1], .params = (void **)frame->args[2], .extra = (void **)frame->args[3]};
+        if (!config)
+            return launch;
+        launch.stream = (uint64_t)config->hStream;
+        launch.shared = config->sharedMemBytes;
+        memcpy(launch.grid, &config->gridDimX, sizeof(launch.grid));
+        memcpy(launch.block, &config->blockDimX, sizeof(launch.block));
+        for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++) {
+            const CUlaunchAttribute *attribute = &config->attrs[i];
+            if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+                memcpy(launch.cluster, &attribute->value.clusterDim, sizeof(launch.cluster));
+            else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+                launch.cooperative = attribute->value.cooperative != 0;
+        }
+        return launch;
+    }
+    struct launch launch = {
+        .function = frame->args[0],
+        .stream = frame->stack[2],
+        .grid = {(uint32_t)frame->args[1], (uint32_t)frame->args[2], (uint32_t)frame->args[3]},
+        .block = {(uint32_t)frame->args[4], (uint32_t)frame->args[5], (uint32_t)frame->stack[0]},
+        .shared = (uint32_t)frame->stack[1],
+        .params = (void **)frame->stack[3],
+        .cooperative = slot->special == SPECIAL_LAUNCH_COOPERATIVE,
+    };
+    if (!launch.cooperative)
+        launch.extra = (void **)frame->stack[4];
+    return launch;
+}
+
+static inline void read_launch(struct row_launch *row, const struct launch *launch) {
+    row->stream = launch->stream;
+    row->shared = launch->shared;
+    for (int i = 0; i < 3; i++) {
+        row->grid[i] = launch->grid[i];
+        row->block[i] = (uint16_t)launch->block[i];
+        row->cluster[i] = (uint8_t)launch->cluster[i];
+    }
+    row->cooperative = launch->cooperative;
+}
+
+// How many words of stack arguments to copy, an even number. All that a function unknown here may have; but
+// where that reaches into the next page, only what can be read: a coroutine may have called from the top of
+// its stack.
+static uint64_t stack_words(const struct frame *frame) {
+    if (LIKELY(frame->slot->words < STACK_WORDS))
+        return (uint64_t)frame->slot->words;
+    uintptr_t start = (uintptr_t)frame->stack, end = start + STACK_WORDS * sizeof(uint64_t);
+    if (LIKELY((start ^ (end - 1)) < 4096))
+        return STACK_WORDS;
+    int error = errno;
+    char byte;
+    struct iovec here = {&byte, 1}, there = {(void *)(end - 1), 1};
+    bool readable = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
+    errno = error;
+    return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
+}
+
+// A row with what the arguments tell.
+static struct row *new_row(const struct frame *frame, const struct slot *slot) {
+    struct row *row = (struct row *)hook_take_row(frame->thread, slot->layout);
+    if (UNLIKELY(!row))
+        return NULL;
+    row->api = slot->id;
+    switch (slot->layout) {
+    case LAYOUT_OBJECT: {
+        struct row_object *object = (struct row_object *)row;
+        object->object = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
+        object->stream = read_value(frame, slot->values[1]);
+        break;
+    }
+    case LAYOUT_MEMORY:
+        read_memory((struct row_memory *)row, frame, slot);
+        break;
+    case LAYOUT_LAUNCH:
+        ((struct row_launch *)row)->function = frame->counter ? frame->counter->id : 0;
+        read_launch((struct row_launch *)row, &frame->launch);
+        break;
+    }
+    return row;
+}
+
+// Counts
+
+static __attribute__((noinline)) struct count *add_counter(struct thread *thread, uint64_t function) {
+    struct object_view view;
+    if (!hook_object_look(function, &view) || !view.id)
+        return NULL;
+    return hook_add_counter(thread, function, false, view.id, view.reference);
+}
+
+// Of a function that is launched; NULL if it is not known.
+static inline struct count *counter_of(struct thread *thread, uint64_t function) {
+    struct count *row = hook_find_counter(thread, function);
+    return LIKELY(row) ? row : add_counter(thread, function);
+}
+
+// A function that nobody looked up by name has one all the same.
+static void count_launch(struct frame *frame, struct thread *thread) {
+    uint64_t key = frame->launch.function;
+    if (UNLIKELY(!frame->counter) && hook_ask_function(key))
+        frame->counter = counter_of(thread, key);
+    if (frame->counter)
+        hook_count(frame->counter, frame->start);
+}
+
+// Once the first of a thread was looked at here, a stub counts the others in its row.
+static void count_query(struct thread *thread, struct slot *slot, uint64_t now) {
+    static _Atomic uint32_t used = 1;
+    if (!slot->query) { // two threads may each give it a place: then one stays unused
+        uint32_t number = atomic_fetch_add(&used, 1);
+        if (number >= MAX_QUERIES) {
+            atomic_store(&used, MAX_QUERIES);
+            __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
+            return;
+        }
+        __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
+    }
+    static const _Atomic uint64_t for_ever = 1;
+    struct count *row = hook_find_counter(thread, (uint64_t)slot);
+    if (!row)
+        row = hook_add_counter(thread, (uint64_t)slot, true, slot->id, (struct reference){&for_ever, 1});
+    if (row)
+        hook_count(row, now);
+    thread->queries[slot->query] = row;
+}
+
+// What the stub calls
+
+static void run(handler *handler, struct frame *frame) {
+    HOOK_CALM;
+    int error = errno;
+    handler(frame);
+    errno = error;
+}
+
+uint64_t hook_enter(struct frame *frame) {
+    struct slot *slot = frame->slot;
+    if (UNLIKELY(!slot->id)) { // the first call of a function that the program is linked to
+        hook_setup();
+        hook_describe_named(slot);
+    }
+    struct thread *thread = hook_this_thread();
+    frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+    frame->row = NULL;
+    frame->counter = NULL;
+    frame->thread = thread;
+    frame->timed = NULL;
+    if (slot->layout == LAYOUT_LAUNCH)
+        frame->launch = decode_launch(frame, slot);
+    if (LIKELY(thread)) {
+        if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
+            hook_announce(slot);
+        if (UNLIKELY(slot->flags & SLOT_SYNC))
+            hook_make_spare(thread);
+        if (slot->layout == LAYOUT_LAUNCH)
+            frame->counter = counter_of(thread, frame->launch.function);
+        if (slot->flags & SLOT_RECORDED)
+            frame->row = new_row(frame, slot);
+    }
+    if (UNLIKELY(slot->flags & SLOT_BEFORE)) {
+        run(slot->known->before, frame);
+        frame->real = frame->real ? frame->real : (void *)hook_give_answer;
+    }
+    if (UNLIKELY(slot->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
+        hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
+    frame->start = hook_now();
+    if (frame->row)
+        atomic_store_explicit(&frame->row->start, frame->start, memory_order_release);
+    return stack_words(frame);
+}
+
+// What is known once the call has returned well.
+static void read_results(struct row *row, const struct frame *frame, const struct slot *slot) {
+    struct row_memory *memory = (struct row_memory *)row;
+    switch (slot->layout) {
+    case LAYOUT_MEMORY:
+        if (slot->values[0] & ARG_OUT)
+            memory->to = read_value(frame, slot->values[0]);
+        if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
+            memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
+        break;
+    case LAYOUT_OBJECT:
+        if (slot->values[0] & ARG_OUT)
+            ((struct row_object *)row)->object = read_value(frame, slot->values[0]);
+        break;
+    case LAYOUT_LAUNCH:
+        if (frame->counter)
+            ((struct row_launch *)row)->function = frame->counter->id;
+        break;
+    }
+}
+
+static bool is_mapped(const struct thread *thread, const struct row *row) {
+    bool found = (uintptr_t)row - (uintptr_t)thread->chunk.start < thread->chunk.size;
+    for (int i = 0; i < EARLIER && !found; i++)
+        found = (uintptr_t)row - (uintptr_t)thread->earlier[i].start < thread->earlier[i].size;
+    return found;
+}
+
+void hook_leave(struct frame *frame) {
+    uint64_t now = hook_now();
+    struct slot *slot = frame->slot;
+    struct thread *thread = hook_thread;
+    if (UNLIKELY(thread != frame->thread))
+        thread = NULL;
+    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    if (slot->flags & SLOT_QUERY && thread)
+        count_query(thread, slot, frame->start);
+    else if (slot->layout == LAYOUT_LAUNCH && thread && done)
+        count_launch(frame, thread);
+    struct row *row = frame->row;
+    if (row && thread && is_mapped(thread, row) &&
+        LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
+        row->result = (int32_t)frame->rax;
+        if (done)
+            read_results(row, frame, slot);
+        uint64_t duration = now - frame->start;
+        atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
+    }
+    if (UNLIKELY(frame->timed) && thread)
+        hook_gpu_end(frame, done);
+    if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
+        hook_gpu_read(thread);
+    if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
+                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION))
+        run(hook_on_failure, frame);
+    if (done && slot->on_return)
+        run(slot->on_return, frame);
+    if (UNLIKELY(slot->flags & SLOT_AFTER))
+        run(slot->known->after, frame);
+}

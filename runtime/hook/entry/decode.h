@@ -1,0 +1,26 @@
+// What is known of each driver function.
+
+#ifndef GPT_DECODE_H
+#define GPT_DECODE_H
+
+#include "hook/watch/call.h"
+
+struct known {
+    const char *name; // without version and stream suffix
+    const char *type, *op;
+    uint8_t layout, special, values[4];
+    // They run whether or not the call is recorded, or anything is.
+    handler *before;    // may change the arguments and the function, or answer in place of the driver
+    handler *on_return; // after a call that returned CUDA_SUCCESS
+    handler *after;     // after any call
+    bool v2;            // the function of this name without suffix is an older one with other arguments
+};
+void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
+void hook_describe_named(struct slot *slot);               // if nobody did
+void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
+void hook_announce(struct slot *slot);                     // writes its `api` record
+const char *hook_type(const struct slot *slot);
+struct slot *hook_named_slot(const char *symbol); // of a function in names.h, or NULL
+bool hook_is_old(const char *name);               // whether the function without suffix is an older one
+
+#endif

@@ -1,0 +1,11 @@
+// How a program comes to hold stubs.
+
+#ifndef GPT_INTERCEPT_H
+#define GPT_INTERCEPT_H
+
+#include "hook/watch/call.h"
+
+void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
+extern handler hook_on_get_proc_address;
+
+#endif

@@ -1,0 +1,94 @@
+// The functions of libc that this library defines, beside dlsym (intercept.c) and those that end a process
+// (exits.c); and the ones behind them.
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "hook/watch/call.h"
+#include "hook/watch/driver.h"
+#include "hook/watch/ioctl.h"
+#include "hook/watch/libs.h"
+#include "hook/watch/linker.h"
+#include "hook/write/bus.h"
+#include "hook/write/compiler.h"
+#include "hook/write/live.h"
+#include "hook/write/thread.h"
+#include "libc.h"
+#include "scopes.h"
+
+void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
+int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
+void (*(*hook_real_signal)(int, void (*)(int)))(int);
+void (*hook_real_quick_exit)(int);
+
+// A sanitizer asks for symbols, and calls these, before it is ready for code of its own. What it asks for
+// then is told in turn.
+#define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
+
+EARLY void hook_find_real(void) {
+    hook_linker_setup();
+    hook_real_sigaction = hook_next_function("sigaction");
+    hook_real_signal = hook_next_function("signal");
+    hook_real_ioctl = hook_next_function("ioctl");
+    hook_real_quick_exit = hook_next_function("quick_exit");
+    hook_real_dlopen = hook_next_function("dlopen");
+    hook_real_dlclose = hook_next_function("dlclose");
+    hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
+    if (!hook_real_dlsym || !hook_real_dlopen || !hook_real_dlclose || !hook_real_ioctl ||
+        !hook_real_sigaction || !hook_real_signal)
+        abort(); // there is no way to go on, and no libc like that
+}
+
+// A library that goes is recorded first.
+EXPORT int dlclose(void *handle) {
+    if (!hook_real_dlclose)
+        hook_find_real();
+    int error = errno;
+    bool recorded =
+        hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed) && !hook_in_vfork;
+    if (recorded)
+        hook_before_close(handle);
+    hook_see_namespaces();
+    errno = error;
+    int status = hook_real_dlclose(handle);
+    error = errno;
+    if (recorded)
+        hook_after_close();
+    hook_forget_driver();
+    errno = error;
+    return status;
+}
+
+EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
+    if (!hook_real_sigaction)
+        hook_find_real();
+    // A vfork child has dispositions of its own, and our memory.
+    if (signal != SIGBUS || !hook_bus_installed || hook_in_vfork)
+        return hook_real_sigaction(signal, action, before);
+    return hook_bus_exchange(action, before);
+}
+
+EARLY EXPORT void (*signal(int signal, void (*handler)(int)))(int) {
+    if (!hook_real_signal)
+        hook_find_real();
+    if (signal != SIGBUS || !hook_bus_installed || hook_in_vfork)
+        return hook_real_signal(signal, handler);
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+    sigaddset(&action.sa_mask, signal);
+    return sigaction(signal, &action, &before) ? SIG_ERR : before.sa_handler;
+}
+
+// The third argument is a pointer or a number, or there is none; then what is passed on means nothing.
+EARLY EXPORT int ioctl(int file, unsigned long request, ...) {
+    va_list rest;
+    va_start(rest, request);
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    if (!hook_real_ioctl)
+        hook_find_real();
+    return hook_ioctl_wanted && !hook_in_vfork ? hook_record_ioctl(hook_real_ioctl, file, request, argument)
+                                               : hook_real_ioctl(file, request, argument);
+}

@@ -1,0 +1,74 @@
+// How the library is set up: by its constructor, or by who comes before.
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "decode.h"
+#include "hook/watch/driver.h"
+#include "hook/watch/images.h"
+#include "hook/watch/ioctl.h"
+#include "hook/watch/libs.h"
+#include "hook/watch/linker.h"
+#include "hook/watch/nvtx.h"
+#include "hook/watch/watched.h"
+#include "hook/write/clock.h"
+#include "hook/write/compiler.h"
+#include "hook/write/errors.h"
+#include "hook/write/record.h"
+#include "hook/write/report.h"
+#include "hook/write/thread.h"
+#include "hook/write/trace.h"
+#include "libc.h"
+#include "nvtx_abi.h"
+#include "setup.h"
+
+static bool is_wanted(void) {
+    const char *output = getenv("GPT_HOOK_OUTPUT");
+    return output && *output;
+}
+
+// A program of musl gets no driver, which is a library of glibc. It runs on as it would, and its trace says
+// so.
+static void pass_through(void) {
+    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"),
+               .text = GPT_STR("a program of another libc than glibc: it is not watched"));
+    hook_finish(0);
+}
+
+// The constructors of libraries that the program is linked to run before this one, and may use the driver:
+// the first who comes sets everything up. Gives whether that was this call.
+bool hook_setup(void) {
+    static _Atomic bool begun;
+    if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
+        return false;
+    int error = errno;
+    if (!hook_real_dlsym)
+        hook_find_real();
+    hook_clock_setup();
+    if (hook_watched_setup() && hook_trace_setup(hook_scan_libraries))
+        hook_exits_setup();
+    else if (is_wanted()) // RLIMIT_AS
+        hook_say("memory", hook_describe_error(errno), "this process is not watched");
+    hook_decode_setup();
+    hook_ioctl_setup();
+    hook_save_setup();
+    hook_report_setup();
+    if (!hook_is_glibc())
+        pass_through();
+    else if (hook_has_driver())
+        hook_this_thread();
+    errno = error;
+    return true;
+}
+
+__attribute__((constructor)) static void setup(void) { hook_setup(); }
+
+EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table);
+
+// NVTX calls it in the library that NVTX_INJECTION64_PATH names. Gives 1 where the program's ranges shall be
+// recorded.
+EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
+    hook_setup();
+    return is_wanted() && hook_nvtx_begin(get_table);
+}

@@ -1,0 +1,86 @@
+// What the stubs, in assembler, and C know of each other.
+
+#ifndef GPT_STUB_H
+#define GPT_STUB_H
+
+#define SLOTS 4096
+#define HOOK_NAMES 635 // in names.h
+#define SLOT_SHIFT 6   // a slot is 64 bytes
+#define SLOT_REAL 0
+#define SLOT_FLAGS 8
+#define SLOT_QUERY_INDEX 57
+#define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
+#define SLOT_RECORDED 2 // each call is a row
+#define SLOT_COUNTED                                                                                         \
+    4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
+#define SLOT_SECOND 8 // a launch whose function is the second argument
+#define SLOT_QUERY 16
+#define SLOT_SCALAR 32  // no argument and no result is in a vector register
+#define SLOT_TIMED 64   // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128   // waits for the GPU: when it returns, what was timed has probably ended
+#define SLOT_LEAN 256   // a call is a row of time and result, and nothing else
+#define SLOT_BEFORE 512 // it has a handler before the call
+#define SLOT_AFTER 1024 // and one after any call
+#define SLOT_ID 12
+#define SLOT_ANNOUNCED 16
+#define ROW_START 0
+#define ROW_DURATION 8
+#define ROW_API 16
+#define ROW_RESULT 20
+#define ROW_SIZE 24
+#define LIVE_PID 0
+#define THREAD_PID 0
+#define THREAD_CHUNK 8
+#define THREAD_NEXT 24 // of the batch of plain rows
+#define THREAD_END 32
+#define THREAD_EARLIER 144
+#define THREAD_QUERIES 208
+
+#define FRAME_SIZE 352
+#define FRAME_ARGS 0
+#define FRAME_RAX 48
+#define FRAME_RDX 56
+#define FRAME_XMM 64
+#define FRAME_SLOT 192
+#define FRAME_STACK 216
+#define FRAME_REAL 256
+#define FRAME_ANSWER 264
+#define STACK_WORDS 32 // copied for a function whose number of arguments is not known
+
+#ifndef __ASSEMBLER__
+
+#include "hook/watch/call.h"
+#include "hook/write/thread.h"
+
+extern struct slot hook_slots[SLOTS];
+extern const char hook_stubs[], hook_stubs_end[];
+uint64_t
+hook_enter(struct frame *frame); // gives how many words of stack arguments the real function may need
+void hook_leave(struct frame *frame);
+void hook_give_answer(void); // stands for the real function where a handler has answered
+
+_Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
+                   offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,
+               "as the stub has it");
+_Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the stub");
+_Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(struct slot, id) == SLOT_ID &&
+                   offsetof(struct slot, announced) == SLOT_ANNOUNCED,
+               "as the stub has it");
+_Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
+_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
+               "as the stub has it");
+_Static_assert(offsetof(struct frame, xmm) == FRAME_XMM && offsetof(struct frame, stack) == FRAME_STACK,
+               "as the stub has it");
+_Static_assert(offsetof(struct frame, real) == FRAME_REAL && offsetof(struct frame, answer) == FRAME_ANSWER,
+               "as the stub has it");
+_Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread, pid) == THREAD_PID &&
+                   offsetof(struct thread, chunk) == THREAD_CHUNK &&
+                   offsetof(struct thread, earlier) == THREAD_EARLIER &&
+                   offsetof(struct thread, queries) == THREAD_QUERIES &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
+                   offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
+               "as the stub has it");
+
+#endif
+
+#endif

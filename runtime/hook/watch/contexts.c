@@ -1,0 +1,76 @@
+// Handlers of the functions that make and end contexts. With a context goes all that was loaded into it; a
+// primary one goes when nobody retains it any more, and is another one after a reset.
+
+#include <stdatomic.h>
+
+#include "call.h"
+#include "contexts.h"
+#include "cuda_abi.h"
+#include "devices.h"
+#include "driver.h"
+#include "gputime.h"
+#include "hook/write/thread.h"
+#include "objects.h"
+#include "watched.h"
+
+// Asking changes nothing that the program could see.
+uint64_t hook_current_context(void) {
+    static CUresult (*get_current)(uint64_t *);
+    uint64_t context = 0;
+    if (!get_current)
+        get_current = (CUresult (*)(uint64_t *))hook_driver_function("cuCtxGetCurrent");
+    return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
+}
+
+static void add_context(uint64_t handle, bool made) {
+    hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = handle, .made = made});
+}
+
+// cuDevicePrimaryCtxRetain
+void hook_on_context_retained(struct frame *frame) {
+    const uint64_t *context = (const uint64_t *)frame->args[0];
+    uint64_t device = (uint32_t)frame->args[1];
+    if (context && device < MAX_DEVICES) {
+        atomic_store(&hook_watched->primary[device], *context);
+        add_context(*context, false);
+    }
+    hook_see_device((CUdevice)device);
+}
+
+// cuCtxCreate
+void hook_on_context_made(struct frame *frame) {
+    const uint64_t *context = (const uint64_t *)frame->args[0];
+    if (context)
+        add_context(*context, true);
+    CUresult (*current)(CUdevice *) = hook_driver_function("cuCtxGetDevice");
+    CUdevice device;
+    if (current && current(&device) == CUDA_SUCCESS)
+        hook_see_device(device);
+}
+
+// What may end a context: what ran in it on the GPU is read before.
+void hook_before_context_gone(struct frame *frame) {
+    struct thread *thread = hook_this_thread();
+    frame->note = hook_object_generation();
+    if (thread)
+        hook_gpu_read(thread);
+}
+
+// cuCtxDestroy
+void hook_on_context_destroyed(struct frame *frame) { hook_object_context_gone(frame->args[0], frame->note); }
+
+// cuDevicePrimaryCtxReset
+void hook_on_context_reset(struct frame *frame) {
+    uint32_t device = (uint32_t)frame->args[0];
+    if (device < MAX_DEVICES)
+        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note);
+}
+
+// cuDevicePrimaryCtxRelease
+void hook_on_context_released(struct frame *frame) {
+    CUresult (*get_state)(CUdevice, unsigned *, int *) = hook_driver_function("cuDevicePrimaryCtxGetState");
+    unsigned flags;
+    int active = 0;
+    if (!get_state || get_state((CUdevice)frame->args[0], &flags, &active) != CUDA_SUCCESS || !active)
+        hook_on_context_reset(frame);
+}

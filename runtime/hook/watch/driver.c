@@ -1,0 +1,121 @@
+// The driver's library: where it lies, and the functions that it exports.
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "driver.h"
+#include "linker.h"
+
+struct symbol {
+    uintptr_t address;
+    const char *name;
+};
+
+struct driver {
+    uintptr_t start, end, dynamic; // what it occupies
+    const void *map;
+    size_t count, room;
+    struct symbol symbols[]; // its functions by address
+};
+
+static _Atomic(struct driver *) the_driver;
+
+static int by_address(const void *a, const void *b) {
+    const struct symbol *one = a, *two = b;
+    if (one->address != two->address)
+        return one->address < two->address ? -1 : 1;
+    return strcmp(one->name, two->name);
+}
+
+static void *pages(size_t size) {
+    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return found == MAP_FAILED ? NULL : found;
+}
+
+static void count_function(void *state, uintptr_t address, const char *name) {
+    (void)address, (void)name;
+    ++*(size_t *)state;
+}
+
+static void keep_function(void *state, uintptr_t address, const char *name) {
+    struct driver *driver = state;
+    if (driver->count < driver->room)
+        driver->symbols[driver->count++] = (struct symbol){address, name};
+}
+
+static struct driver *read_driver(const struct linked *linked) {
+    size_t count = 0;
+    hook_each_function(linked, count_function, &count);
+    struct driver *driver = pages(sizeof(*driver) + count * sizeof(struct symbol));
+    if (!driver)
+        return NULL;
+    driver->start = linked->address;
+    driver->end = linked->end;
+    driver->dynamic = linked->dynamic;
+    driver->map = linked->map;
+    driver->room = count;
+    hook_each_function(linked, keep_function, driver);
+    qsort(driver->symbols, driver->count, sizeof(*driver->symbols), by_address);
+    atomic_store(&the_driver, driver); // one that it replaces stays, for somebody may be looking at it
+    return driver;
+}
+
+// The driver, if the address lies in it.
+static struct driver *find_of(const void *address) {
+    struct driver *driver = atomic_load(&the_driver);
+    if (driver && (uintptr_t)address - driver->start < driver->end - driver->start)
+        return driver;
+    struct linked linked;
+    return hook_linked_of(address, &linked) && hook_is_driver(&linked) ? read_driver(&linked) : NULL;
+}
+
+static struct driver *find_driver(void) {
+    struct driver *driver = atomic_load(&the_driver);
+    for (struct linked linked = {0}, whole; !driver && hook_next_linked(&linked);)
+        if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole))
+            driver = read_driver(&whole);
+    return driver;
+}
+
+const char *hook_driver_symbol(const void *address) {
+    const struct driver *driver = find_of(address);
+    size_t low = 0, high = driver ? driver->count : 0;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (driver->symbols[middle].address < (uintptr_t)address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; driver && low < driver->count && driver->symbols[low].address == (uintptr_t)address; low++)
+        if (!strncmp(driver->symbols[low].name, "cu", 2))
+            return driver->symbols[low].name;
+    return NULL;
+}
+
+bool hook_in_driver(const void *address) { return find_of(address); }
+
+bool hook_has_driver(void) { return find_driver(); }
+
+void *hook_driver_function(const char *symbol) {
+    const struct driver *driver = find_driver();
+    for (size_t i = 0; driver && i < driver->count; i++)
+        if (!strcmp(driver->symbols[i].name, symbol))
+            return (void *)driver->symbols[i].address;
+    return NULL;
+}
+
+bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }
+
+// Where the driver was, another library may come to lie.
+void hook_forget_driver(void) {
+    struct driver *driver = atomic_load(&the_driver);
+    bool there = !driver;
+    for (struct linked linked = {0}; !there && hook_next_linked(&linked);)
+        there = linked.map == driver->map && linked.address == driver->start &&
+                linked.dynamic == driver->dynamic && hook_is_driver(&linked);
+    if (!there)
+        atomic_compare_exchange_strong(&the_driver, &driver, NULL);
+}

@@ -1,0 +1,17 @@
+// The driver's library.
+
+#ifndef GPT_DRIVER_H
+#define GPT_DRIVER_H
+
+#include <stdbool.h>
+
+bool hook_has_driver(void); // whether it is loaded
+bool hook_driver_is_simulated(void);
+void *hook_driver_function(const char *symbol); // the real one, or NULL
+bool hook_in_driver(const void *address);
+// The exported name of the function at an address, of several the first that is an entry point of the API;
+// NULL if there is none.
+const char *hook_driver_symbol(const void *address);
+void hook_forget_driver(void); // if it was closed
+
+#endif

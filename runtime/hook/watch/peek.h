@@ -1,0 +1,14 @@
+// Memory that the program may have given back.
+
+#ifndef GPT_PEEK_H
+#define GPT_PEEK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+// They give false where not all of it is there.
+bool hook_peek(const void *from, void *into, size_t size);
+bool hook_peek_text(const char *from, char *into, size_t size);
+bool hook_is_readable(const void *start, size_t size);
+
+#endif

@@ -1,0 +1,62 @@
+// --save-modules DIR: the images of modules that lie in no file, each in one named by its digest. It is
+// written beside and renamed, so under its name it is whole; who comes second finds it there. What is killed
+// meanwhile leaves a hidden file.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "hook/write/errors.h"
+#include "images.h"
+
+static const char *folder;
+
+void hook_save_setup(void) { folder = getenv("GPT_HOOK_MODULES"); }
+
+static bool write_all(int file, const char *data, size_t size) {
+    while (size) {
+        ssize_t done = write(file, data, size);
+        if (done < 0 && errno != EINTR)
+            return false;
+        if (done > 0)
+            data += done, size -= (size_t)done;
+    }
+    return true;
+}
+
+// Gives where the image is, or NULL where it is not saved.
+const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
+                            char path[4096]) {
+    static _Atomic bool complained;
+    char part[4096];
+    if (!folder || snprintf(path, 4096, "%s/%s.%s", folder, digest, type) >= 4096 - 64)
+        return NULL;
+    if (!access(path, F_OK))
+        return path;
+    uint64_t number[2]; // that nobody else has, nor foresees: process numbers come again
+    if (getrandom(number, sizeof(number), 0) != sizeof(number))
+        return NULL;
+    snprintf(part, sizeof(part), "%s/.gpt-%016" PRIx64 "%016" PRIx64 ".part", folder, number[0], number[1]);
+    int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+    bool good = file >= 0 && write_all(file, data, size);
+    good = file >= 0 && !close(file) && good && !rename(part, path);
+    if (good)
+        return path;
+    int error = errno;
+    if (file >= 0)
+        unlink(part);
+    const char *fact = hook_describe_error(error);
+    if (!atomic_exchange(&complained, true))
+        hook_say(path, fact ? fact : "unknown error", "it is not saved");
+    return NULL;
+}

@@ -1,8 +1,0 @@
-#include "hook.h"
-
-struct watched *hook_watched;
-
-bool hook_watched_setup(void) {
-    hook_watched = hook_process_memory(sizeof(*hook_watched));
-    return hook_watched;
-}

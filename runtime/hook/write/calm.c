@@ -1,0 +1,33 @@
+// Where a thread must not be torn away: a lock that is held, a record or a table half written. A signal
+// handler of the program may leave by siglongjmp, and would leave that so for ever. Faults still come: they
+// are caused by what is done here, and bus.c answers some of them.
+
+#include <pthread.h>
+#include <signal.h>
+
+#include "calm.h"
+
+static __thread __attribute__((tls_model("initial-exec"))) bool calm;
+
+struct calm hook_calm(void) {
+    struct calm before = {.nested = calm};
+    if (before.nested)
+        return before;
+    sigset_t mask;
+    sigfillset(&mask);
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
+    for (unsigned i = 0; i < sizeof(faults) / sizeof(*faults); i++)
+        sigdelset(&mask, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &mask, &before.signals);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before.cancel);
+    calm = true;
+    return before;
+}
+
+void hook_end_calm(const struct calm *before) {
+    if (before->nested)
+        return;
+    calm = false;
+    pthread_setcancelstate(before->cancel, NULL);
+    pthread_sigmask(SIG_SETMASK, &before->signals, NULL);
+}

@@ -1,0 +1,182 @@
+// How often each kernel was launched, and each query made that is not recorded as a call. That is to cost
+// next to nothing: a thread has counters of its own, and finds them in a table of its own.
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#include "calm.h"
+#include "chunk.h"
+#include "counts.h"
+#include "file.h"
+#include "live.h"
+#include "record.h"
+#include "reference.h"
+#include "thread.h"
+
+#define COUNTS(id_)                                                                                          \
+    {                                                                                                        \
+        {GPT_STR("count"), GPT_STR("u64"), offsetof(struct count, count)},                                   \
+        {GPT_STR("first"), GPT_STR("u64"), offsetof(struct count, first)},                                   \
+        {GPT_STR(id_), GPT_STR("u32"), offsetof(struct count, id)},                                          \
+    }
+static const struct gpt_field LAUNCHES[3] = COUNTS("function"), QUERIES[3] = COUNTS("api");
+
+// Rows are numbered through a list of chunks, the first of 4 KiB.
+
+static uint32_t rows_in(unsigned chunk) {
+    return (uint32_t)((hook_chunk_size(chunk) - CHUNK_HEAD - CHUNK_TAIL - 256) / sizeof(struct count));
+}
+
+// The chunk that has the row, whose number becomes that within it.
+static unsigned chunk_of(uint32_t *row) {
+    unsigned chunk = 0;
+    for (; *row >= rows_in(chunk); chunk++)
+        *row -= rows_in(chunk);
+    return chunk;
+}
+
+static struct count *make_rows(bool query, unsigned number) {
+    struct mapped chunk = hook_new_chunk(hook_chunk_size(number));
+    if (!chunk.start)
+        return NULL;
+    struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};
+    struct gpt_counts queries = {.fields = {QUERIES, 3}, .stride = sizeof(struct count)};
+    unsigned char *start = chunk.start + CHUNK_HEAD;
+    struct gpt_buffer buffer = {start, chunk.start + chunk.size - CHUNK_TAIL, false};
+    if (query)
+        gpt_pack_counts(&buffer, &queries);
+    else
+        gpt_pack_launches(&buffer, &launches);
+    struct count *expected = NULL;
+    struct count *rows =
+        (struct count *)hook_grow_rows(&buffer, start, rows_in(number) * sizeof(struct count));
+    // Where two threads meet here, the second one's chunk stays empty.
+    if (!atomic_compare_exchange_strong(&hook_live->counts[query][number], &expected, rows))
+        return expected;
+    hook_set_used(chunk.start, (uint32_t)(buffer.at - start));
+    atomic_fetch_add(&hook_live->tail->records, 1);
+    return rows;
+}
+
+// A row that nobody has.
+static struct count *new_row(bool query, uint32_t id) {
+    uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1);
+    unsigned number = chunk_of(&index);
+    if (number >= MAX_COUNT_CHUNKS)
+        return NULL;
+    struct count *rows = atomic_load(&hook_live->counts[query][number]);
+    if (!rows && !(rows = make_rows(query, number)))
+        return NULL;
+    rows[index].id = id;
+    return &rows[index];
+}
+
+// The table
+
+__attribute__((target("general-regs-only"))) static inline uint32_t place_of(const struct thread *thread,
+                                                                             uint64_t key) {
+    return (uint32_t)(key * 0x9e3779b97f4a7c15u >> 40) & (thread->counters_size - 1);
+}
+
+// The key's place, or the one where it would be. The table is never full.
+static struct counter *find(const struct thread *thread, uint64_t key) {
+    uint32_t at = place_of(thread, key);
+    while (thread->counters[at].key && thread->counters[at].key != key)
+        at = (at + 1) & (thread->counters_size - 1);
+    return &thread->counters[at];
+}
+
+// Makes room: without the counters of functions that are gone, and larger if most are not.
+static bool grow(struct thread *thread) {
+    uint32_t old_size = thread->counters_size, size = old_size ? old_size : 256, alive = 0;
+    struct counter *old = thread->counters;
+    for (uint32_t i = 0; i < old_size; i++)
+        alive += old[i].key && hook_is_alive(old[i].reference);
+    if (2 * alive >= size)
+        size *= 4;
+    struct counter *made =
+        mmap(NULL, size * sizeof(*made), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED)
+        return false;
+    thread->counters = made;
+    thread->counters_size = size;
+    thread->counters_used = alive;
+    for (uint32_t i = 0; i < old_size; i++)
+        if (old[i].key && hook_is_alive(old[i].reference))
+            *find(thread, old[i].key) = old[i];
+    if (old)
+        munmap(old, old_size * sizeof(*old));
+    return true;
+}
+
+struct count *hook_find_counter(const struct thread *thread, uint64_t key) {
+    const struct counter *counter = thread->counters ? find(thread, key) : NULL;
+    return counter && counter->key && hook_is_alive(counter->reference) ? counter->row : NULL;
+}
+
+struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
+                               struct reference reference) {
+    HOOK_CALM; // a handler that launches must find a table that is whole
+    int error = errno;
+    struct count *row = NULL;
+    if ((4 * thread->counters_used < 3 * thread->counters_size || grow(thread)) &&
+        (row = new_row(query, id))) {
+        struct counter *counter = find(thread, key);
+        thread->counters_used += !counter->key;
+        *counter = (struct counter){key, row, reference};
+    }
+    errno = error;
+    return row;
+}
+
+void hook_count(struct count *row, uint64_t now) {
+    uint64_t count = atomic_load_explicit(&row->count, memory_order_relaxed);
+    if (!count)
+        atomic_store_explicit(&row->first, now, memory_order_relaxed);
+    atomic_store_explicit(&row->count, count + 1, memory_order_relaxed);
+}
+
+uint32_t hook_newest_launch(void) {
+    uint32_t newest = 0;
+    uint64_t latest = 0;
+    for (unsigned number = 0; number < MAX_COUNT_CHUNKS; number++) {
+        const struct count *rows = atomic_load(&hook_live->counts[0][number]);
+        for (uint32_t i = 0; rows && i < rows_in(number); i++) {
+            uint64_t first = atomic_load_explicit(&rows[i].first, memory_order_relaxed);
+            if (first > latest) {
+                latest = first;
+                newest = rows[i].id;
+            }
+        }
+    }
+    return newest;
+}
+
+// What a stub calls for a function that is counted and nothing else. It may use no register but rax, for the
+// others hold arguments. Gives whether the call is counted; else it is one to look at, the first of its kind.
+// A launch that fails later is counted too.
+#define KEEPS_REGISTERS __attribute__((no_caller_saved_registers, target("general-regs-only")))
+KEEPS_REGISTERS bool hook_count_first(uint64_t key);
+KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);
+
+__attribute__((always_inline, target("general-regs-only"))) static inline bool count(uint64_t key) {
+    struct thread *thread = hook_thread;
+    if (!thread || thread->pid != atomic_load_explicit(&hook_live->pid, memory_order_relaxed) ||
+        !thread->counters)
+        return false;
+    const struct counter *counter = &thread->counters[place_of(thread, key)];
+    if (counter->key != key || !hook_is_alive(counter->reference))
+        return false;
+    uint64_t counted = atomic_load_explicit(&counter->row->count, memory_order_relaxed);
+    if (!counted)
+        return false;
+    atomic_store_explicit(&counter->row->count, counted + 1, memory_order_relaxed);
+    return true;
+}
+
+bool hook_count_first(uint64_t key) { return count(key); }
+bool hook_count_second(uint64_t unused, uint64_t key) {
+    (void)unused;
+    return count(key);
+}

@@ -1,0 +1,11 @@
+// What a person is told, and what ends the recording.
+
+#ifndef GPT_ERRORS_H
+#define GPT_ERRORS_H
+
+void hook_fail(const char *where, int error); // turns the hook off and says so
+void hook_turn_off(const char *where, const char *fact);
+const char *hook_describe_error(int error);
+void hook_say(const char *where, const char *fact, const char *consequence);
+
+#endif

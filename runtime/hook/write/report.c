@@ -1,0 +1,299 @@
+// What the root process, which gpt-hook became, says at its end: one line about the trace and those of the
+// processes that it started.
+//
+// The files are read once more, for only they know it all: other processes wrote some of them, and this one
+// may have none. Little of them is looked at: the heads of records, and in a batch of calls where it ends.
+// The line goes to standard error only if that is still the file that gpt-hook had there, so none gets into a
+// file of the program's own; and nothing is said under a seccomp filter, which may kill who opens a file.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "calm.h"
+#include "chunk.h"
+#include "report.h"
+#include "say.h"
+#include "thread.h"
+#include "unpack.h"
+
+#define AHEAD 512 // bytes that are seen of a value: names are shorter
+#define DEPTH 16  // how far children's children are followed
+#define FILES (1u << 18)
+
+static struct {
+    int pid;                          // of the root process, 0 if nothing is to be said
+    unsigned long long device, inode; // of its standard error
+    char path[PATH_MAX];
+} root;
+
+static struct {
+    uint64_t calls, launches, processes, bytes;
+} found;
+
+// Reading
+
+struct trace_file {
+    int file;
+    uint64_t at;
+    bool bad;
+    char path[PATH_MAX];
+};
+
+static struct trace_file files[DEPTH]; // not on a stack, which may be small
+static ino_t counted[FILES];           // files of one folder, each of which counts once: open addressing
+static unsigned char window[(16 << 10) + AHEAD];
+static const struct trace_file *shown; // whose bytes are in it
+static uint64_t window_start, window_end;
+
+// Bytes of the file; zeros are after its end.
+static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
+    if (shown != trace || at < window_start || at + AHEAD > window_end) {
+        ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);
+        size = size > 0 ? size : 0;
+        memset(window + size, 0, sizeof(window) - (size_t)size);
+        shown = trace;
+        window_start = at;
+        window_end = at + sizeof(window);
+    }
+    return window + (at - window_start);
+}
+
+// The next value of a file; bytes and text are passed over, and AHEAD of them are there to be looked at.
+static struct value next(struct trace_file *trace) {
+    const unsigned char *start = look(trace, trace->at);
+    struct cursor cursor = {start, start + AHEAD, false};
+    struct value value = read_value(&cursor);
+    trace->bad |= cursor.bad && !value.data;
+    trace->at += value.data ? (uint64_t)(value.data - start) + value.number : (uint64_t)(cursor.at - start);
+    return value;
+}
+
+static void pass(struct trace_file *trace, uint64_t end) {
+    for (uint64_t left = 1; left && !trace->bad && trace->at < end; left--) {
+        struct value value = next(trace);
+        if (value.type == ARRAY || value.type == MAP)
+            left += value.type == MAP ? 2 * value.number : value.number;
+    }
+}
+
+// Rows
+
+struct table {
+    uint64_t start, size, stride, offset; // of the rows in the file; of the wanted field in a row
+};
+
+static uint64_t load(const struct trace_file *trace, const struct table *table, uint64_t row) {
+    uint64_t value;
+    memcpy(&value, look(trace, table->start + row * table->stride + table->offset), sizeof(value));
+    return value;
+}
+
+// The offset of a field; the rows do not have it if that is no offset.
+static uint64_t find_field(struct trace_file *trace, const char *name, uint64_t end) {
+    uint64_t found_at = UINT64_MAX;
+    struct value fields = next(trace);
+    for (uint64_t i = 0; fields.type == ARRAY && i < fields.number && !trace->bad && trace->at < end; i++) {
+        struct value field = next(trace);
+        bool wanted = false;
+        uint64_t offset = 0;
+        for (uint64_t j = 0; field.type == MAP && j < field.number && !trace->bad && trace->at < end; j++) {
+            struct value key = next(trace);
+            bool is_name = is(key, "name"), is_offset = is(key, "offset");
+            struct value value = next(trace);
+            wanted |= is_name && is(value, name);
+            offset = is_offset ? value.number : offset;
+        }
+        if (wanted)
+            found_at = offset;
+    }
+    return found_at;
+}
+
+// Those of calls stand one after the other.
+static uint64_t count_calls(const struct trace_file *trace, const struct table *table, uint64_t rows) {
+    uint64_t low = 0, high = rows;
+    if (rows && load(trace, table, rows - 1))
+        return rows;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (load(trace, table, middle))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void count_rows(const struct trace_file *trace, const struct table *table, bool calls) {
+    uint64_t rows = table->stride ? table->size / table->stride : 0;
+    if (table->stride < sizeof(uint64_t) || table->offset > table->stride - sizeof(uint64_t))
+        return;
+    if (calls)
+        found.calls += count_calls(trace, table, rows);
+    for (uint64_t row = 0; !calls && row < rows; row++)
+        found.launches += load(trace, table, row);
+}
+
+// Records
+
+static void count_file(unsigned depth);
+
+// Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
+// name.
+static void count_child(unsigned depth, struct value path) {
+    const char *from = files[depth].path, *slash = strrchr(from, '/');
+    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
+        memchr(path.data, '/', path.number))
+        return;
+    size_t folder = slash ? (size_t)(slash + 1 - from) : 0;
+    if (folder + path.number >= PATH_MAX)
+        return;
+    char *to = files[depth + 1].path;
+    memcpy(to, from, folder);
+    memcpy(to + folder, path.data, path.number);
+    to[folder + path.number] = '\0';
+    count_file(depth + 1);
+}
+
+static void count_record(unsigned depth, uint64_t end) {
+    struct trace_file *trace = &files[depth];
+    struct value map = next(trace), kind_key = next(trace), kind = next(trace);
+    bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
+    if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
+        trace->bad = true;
+        return;
+    }
+    struct table table = {0};
+    for (uint64_t i = 1; i < map.number && !trace->bad && trace->at < end; i++) {
+        struct value key = next(trace);
+        if ((calls || launches) && is(key, "fields")) {
+            table.offset = find_field(trace, calls ? "start" : "count", end);
+        } else if ((calls || launches) && is(key, "stride")) {
+            table.stride = next(trace).number;
+        } else if ((calls || launches) && is(key, "rows")) {
+            table.size = next(trace).number;
+            table.start = trace->at - table.size;
+            if (trace->at <= end)
+                count_rows(trace, &table, calls);
+        } else if (child && is(key, "path")) {
+            count_child(depth, next(trace));
+        } else {
+            pass(trace, end);
+        }
+    }
+}
+
+// A chunk, and past it.
+static void count_chunk(unsigned depth) {
+    struct trace_file *trace = &files[depth];
+    struct value map = next(trace);
+    uint64_t used = 0;
+    for (uint64_t i = 0; map.type == MAP && i < map.number && !trace->bad; i++) {
+        struct value key = next(trace);
+        bool is_used = is(key, "used"), is_data = is(key, "data");
+        struct value value = next(trace);
+        if (is_used)
+            used = value.number;
+        if (!is_data)
+            continue;
+        uint64_t end = trace->at, start = end - value.number;
+        if (used > value.number)
+            trace->bad = true;
+        for (trace->at = start; trace->at < start + used && !trace->bad;) {
+            if (*look(trace, trace->at))
+                count_record(depth, start + used);
+            else
+                trace->at++; // padding
+        }
+        trace->at = end;
+    }
+    trace->bad |= map.type != MAP;
+}
+
+static bool is_new(ino_t file) {
+    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; found.processes < FILES / 2; at++) {
+        ino_t *place = &counted[at % FILES];
+        if (*place == file)
+            return false;
+        if (!*place) {
+            *place = file;
+            return true;
+        }
+    }
+    return false;
+}
+
+// The trace at the path of this depth.
+static void count_file(unsigned depth) {
+    struct trace_file *trace = &files[depth];
+    struct stat status;
+    trace->file = open(trace->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    trace->at = 0;
+    trace->bad = false;
+    shown = NULL;
+    if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
+        is_new(status.st_ino)) {
+        found.processes++;
+        found.bytes += (uint64_t)status.st_size;
+        while (!trace->bad && trace->at < (uint64_t)status.st_size) {
+            if (*look(trace, trace->at))
+                count_chunk(depth);
+            else
+                trace->at = (trace->at / CHUNK_PAGE + 1) * CHUNK_PAGE; // one that nobody came to write
+        }
+    }
+    if (trace->file >= 0)
+        close(trace->file);
+    shown = NULL;
+}
+
+// The line
+
+static void say(void) {
+    static char line[PATH_MAX + 256];
+    static const char *const units[] = {"KiB", "MiB", "GiB"};
+    double size = (double)found.bytes / 1024;
+    unsigned unit = 0;
+    for (; size >= 1000 && unit < 2; unit++)
+        size /= 1024;
+    if (found.processes)
+        snprintf(line, sizeof(line), "gpt-hook: %s: %lu call%s, %lu launch%s, %lu process%s, %.*f %s",
+                 root.path, found.calls, found.calls == 1 ? "" : "s", found.launches,
+                 found.launches == 1 ? "" : "es", found.processes, found.processes == 1 ? "" : "es",
+                 size < 10, size, units[unit]);
+    else
+        snprintf(line, sizeof(line), "gpt-hook: %s: not written: nothing used the CUDA driver", root.path);
+    gpt_write_line(line);
+}
+
+void hook_report(void) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    struct stat error;
+    if (root.pid != getpid() || hook_in_vfork || fstat(STDERR_FILENO, &error) ||
+        error.st_dev != root.device || error.st_ino != root.inode || prctl(PR_GET_SECCOMP) ||
+        atomic_flag_test_and_set(&said))
+        return;
+    HOOK_CALM;
+    int before = errno;
+    snprintf(files[0].path, PATH_MAX, "%s", root.path);
+    count_file(0);
+    say();
+    errno = before;
+}
+
+void hook_report_setup(void) {
+    const char *wanted = getenv("GPT_HOOK_REPORT");
+    const char *path = getenv("GPT_HOOK_ROOT");
+    if (!wanted || !path || sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
+        return;
+    if (root.pid == getpid())
+        snprintf(root.path, sizeof(root.path), "%s", path);
+}

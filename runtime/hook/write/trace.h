@@ -1,0 +1,13 @@
+// A trace: its beginning, its end, and what ends it before.
+
+#ifndef GPT_TRACE_H
+#define GPT_TRACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+bool hook_trace_setup(void (*more)(void)); // writes what else belongs to the beginning and the end
+void *hook_process_memory(size_t size);    // zero, and zero again in a forked child; NULL where there is none
+void hook_finish(unsigned status);         // ends the trace; what comes later is not recorded
+
+#endif
