@@ -3,7 +3,6 @@
 // taken for ever in a forked child. Its list is read as memory that may be freed meanwhile; what was loaded
 // when the program began stays.
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <string.h>
@@ -12,7 +11,8 @@
 #include "linker.h"
 #include "peek.h"
 
-#pragma weak _r_debug // of glibc
+#pragma weak _r_debug                                        // of glibc
+extern struct r_debug *_dl_debug_addr __attribute__((weak)); // of musl
 
 struct more_debug { // r_version 2, glibc 2.35
     struct r_debug debug;
@@ -47,8 +47,8 @@ EARLY bool hook_next_linked(struct linked *linked) {
     if (linked->index >= MAX_LINKED)
         return false;
     if (!linked->index && !linked->name_space) { // the first of all
-        const struct link_map *first = &_r_debug ? _r_debug.r_map : dlopen(NULL, RTLD_LAZY);
-        bool found = first && read_map(first, linked);
+        const struct r_debug *debug = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
+        bool found = debug && debug->r_map && read_map(debug->r_map, linked);
         if (&_r_debug && _r_debug.r_version > 1)
             hook_peek((const char *)&_r_debug + sizeof(_r_debug), &linked->other, sizeof(linked->other));
         linked->index = 1;
