@@ -11,7 +11,7 @@ LIBDIR = $(PREFIX)/lib/gpt
 # The runtime is C for the build machine; libc is all that it needs.
 RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
-RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
+RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 

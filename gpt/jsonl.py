@@ -27,6 +27,7 @@ from gpt.printable import printable_json
 from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53
+MAX_NESTING = 100  # arrays and maps in each other, of a record
 ESCAPES = frozenset(("$int", "$float", "$b64", "$raw", "$ext", "$pairs", "$map"))
 
 
@@ -38,8 +39,14 @@ def _is_escape(value: dict[Any, Any]) -> bool:
     return len(value) == 1 and next(iter(value)) in ESCAPES
 
 
-def encode(value: Any) -> Any:
-    """A msgpack value as what json.dumps takes."""
+def _check_room(room: int) -> None:
+    if room < 0:
+        raise RecursionError(f"nested more than {MAX_NESTING} deep")
+
+
+def encode(value: Any, room: int = MAX_NESTING) -> Any:
+    """A msgpack value as what json.dumps takes. Raises RecursionError if it is nested deeper than `room`."""
+    _check_room(room)
     match value:
         case bool() | None:
             return value
@@ -56,11 +63,11 @@ def encode(value: Any) -> Any:
         case bytes():
             return {"$b64": _b64(value)}
         case list() | tuple() if not isinstance(value, msgpack.ExtType):
-            return [encode(v) for v in value]
+            return [encode(v, room - 1) for v in value]
         case dict():
             if not all(isinstance(key, str) and encode(key) is key for key in value):
-                return {"$pairs": [[encode(k), encode(v)] for k, v in value.items()]}
-            plain = {key: encode(v) for key, v in value.items()}
+                return {"$pairs": [[encode(k, room - 1), encode(v, room - 1)] for k, v in value.items()]}
+            plain = {key: encode(v, room - 1) for key, v in value.items()}
             return {"$map": plain} if _is_escape(plain) else plain
         case msgpack.ExtType():
             return {"$ext": [value.code, _b64(value.data)]}
@@ -69,14 +76,16 @@ def encode(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def decode(value: Any) -> Any:
-    """The inverse of `encode`. Raises ValueError, TypeError or KeyError on an escape that holds nonsense."""
+def decode(value: Any, room: int = MAX_NESTING) -> Any:
+    """The inverse of `encode`. Raises ValueError, TypeError or KeyError on an escape that holds nonsense,
+    RecursionError on what is nested deeper than `room`."""
+    _check_room(room)
     if isinstance(value, list):
-        return [decode(v) for v in value]
+        return [decode(v, room - 1) for v in value]
     if not isinstance(value, dict):
         return value
     if not _is_escape(value):
-        return {key: decode(v) for key, v in value.items()}
+        return {key: decode(v, room - 1) for key, v in value.items()}
     ((escape, inner),) = value.items()
     match escape:
         case "$int":
@@ -96,8 +105,8 @@ def decode(value: Any) -> Any:
                 return msgpack.Timestamp.from_bytes(base64.b64decode(data))
             return msgpack.ExtType(code, base64.b64decode(data, validate=True))
         case "$pairs":
-            return {decode(k): decode(v) for k, v in inner}
-    return {key: decode(v) for key, v in inner.items()}
+            return {decode(k, room - 1): decode(v, room - 1) for k, v in inner}
+    return {key: decode(v, room - 1) for key, v in inner.items()}
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
@@ -145,7 +154,7 @@ def _dump(record: dict[str, Any]) -> str:
     try:
         return printable_json(json.dumps(encode(record), ensure_ascii=False))
     except RecursionError:
-        raise MalformedError(f"{record['kind']} record nested too deep for JSON") from None
+        raise MalformedError(f"{record['kind']} record nested more than {MAX_NESTING} deep") from None
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:

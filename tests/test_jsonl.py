@@ -268,11 +268,20 @@ def test_lines_form_segments():
 
 
 def test_what_is_nested_too_deep_for_json_is_refused():
-    value = 1
-    for _ in range(900):
-        value = [value]
-    with pytest.raises(MalformedError, match="x record nested too deep"):
-        list(jsonl.lines({"kind": "x", "value": value}))
+    def nested(depth):
+        value = 1
+        for _ in range(depth):
+            value = [value]
+        return {"kind": "x", "value": value}
+
+    deepest = nested(jsonl.MAX_NESTING - 1)
+    (line,) = jsonl.lines(deepest)
+    assert jsonl.decode(json.loads(line)) == deepest
+    too_deep = nested(jsonl.MAX_NESTING)
+    with pytest.raises(MalformedError, match="x record nested more than 100 deep"):
+        list(jsonl.lines(too_deep))
+    with pytest.raises(MalformedError, match="nested more than 100 deep"):
+        read(json.dumps(HEADER) + "\n" + SYNC + "\n" + json.dumps(too_deep) + "\n")
 
 
 @settings(max_examples=examples(300), deadline=None)

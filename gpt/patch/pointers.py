@@ -215,7 +215,7 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
     """A displacement from the end of its instruction (its ModRM byte, 00xxx101, stands before it, an immediate
     may stand after it), or in a program at a fixed address any four bytes with the address itself."""
-    words = np.lib.stride_tricks.sliding_window_view(code, 5)
+    words = np.lib.stride_tricks.sliding_window_view(code, 5) if len(code) >= 5 else np.empty((0, 5), "u1")
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
     values = np.ascontiguousarray(words[relative, 1:]).view("<i4")[:, 0].astype(np.int64) + place + relative + 5
     if any(np.isin(values + immediate, wanted).any() for immediate in (0, 1, 2, 4)):

@@ -33,8 +33,12 @@ class Driver:
 
     def module(self, text: str) -> ctypes.c_void_p:
         """PTX, loaded."""
+        return self.load(text.encode() + b"\0")
+
+    def load(self, image: bytes) -> ctypes.c_void_p:
+        """An image of any kind, loaded."""
         module = ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), text.encode() + b"\0")
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
         return module
 
     def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
