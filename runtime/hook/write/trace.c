@@ -14,6 +14,7 @@
 // The calls of a thread go into batches, `calls` records that are whole from the start, of rows that are zero
 // until they are used.
 
+#include <dirent.h>
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -475,7 +476,33 @@ static bool may_stay(const char *path) {
     return ours;
 }
 
-// Creates the file: NAME, or if this process is not the first there, NAME.PID, NAME.PID.2, ...
+// The names of this process where NAME is taken: NAME.PID, NAME.PID.2, ... from number 1 on, one for each
+// program that it was.
+static void name_number(char *path, size_t length, unsigned number) {
+    int size = snprintf(path + length, 32, ".%d", getpid());
+    if (number > 1)
+        snprintf(path + length + size, 32 - (size_t)size, ".%u", number);
+}
+
+static bool is_taken(char *path, size_t length, unsigned number) {
+    struct stat found;
+    name_number(path, length, number);
+    return !lstat(path, &found);
+}
+
+// How many of them are taken, without a look at each.
+static unsigned count_names(char *path, size_t length) {
+    unsigned low = 0, high = 1;
+    for (; is_taken(path, length, high); high *= 2)
+        low = high;
+    while (high - low > 1) {
+        unsigned middle = low + (high - low) / 2;
+        *(is_taken(path, length, middle) ? &low : &high) = middle;
+    }
+    return low;
+}
+
+// Creates the file: NAME, or if this process is not the first there, one of its own names.
 static int create(bool *first) {
     char *path = hook_live->path;
     size_t size = sizeof(hook_live->path) - 32, length = expand(path, size);
@@ -485,12 +512,12 @@ static int create(bool *first) {
         hook_turn_off(path, "another run of gpt-hook writes to it, or it is not a trace");
         return -1;
     }
-    for (int i = 1; file < 0 && errno == EEXIST && i < 1000; i++) {
-        int more = snprintf(path + length, 16, ".%d", getpid());
-        if (i > 1)
-            snprintf(path + length + more, 16, ".%d", i);
-        file = open_trace(path, O_CREAT | O_EXCL);
-    }
+    if (file < 0 && errno == EEXIST) // another process may be taking them too
+        for (unsigned number = count_names(path, length) + 1, tries = 0;
+             file < 0 && (!tries || errno == EEXIST) && tries < 1000; number++, tries++) {
+            name_number(path, length, number);
+            file = open_trace(path, O_CREAT | O_EXCL);
+        }
     return file;
 }
 
@@ -600,22 +627,59 @@ static void announce(bool first) {
     close_other(&other);
 }
 
-// A program that this process was before exec may have left its trace without end.
+static bool end_if_ours(const char *path) {
+    struct other other;
+    if (!open_other(&other, path))
+        return false;
+    bool ours = was_ours(&other);
+    if (ours && !(atomic_load(&other.tail->ticket) & ENDED))
+        write_other(&other, NULL, true);
+    close_other(&other);
+    return ours;
+}
+
+// The folder of a live stream has the traces of processes that are there: the helper removes others, and
+// their names come again.
+static void end_in_folder(char *path) {
+    _Alignas(struct dirent64) static char entries[4096];
+    char *name = strrchr(path, '/') + 1, own[64];
+    size_t length = strlen(name);
+    if (length >= sizeof(own))
+        return;
+    strcpy(own, name);
+    *name = '\0';
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (long got; folder >= 0 && (got = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0;)
+        for (long at = 0; at < got;) {
+            const struct dirent64 *entry = (const void *)(entries + at);
+            at += entry->d_reclen;
+            if (!strncmp(entry->d_name, own, length) && (entry->d_name[length] & ~'.') == 0 &&
+                strlen(entry->d_name) < length + 32) {
+                strcpy(name, entry->d_name);
+                end_if_ours(path);
+            }
+        }
+    if (folder >= 0)
+        close(folder);
+}
+
+// A program that this process was before exec may have left its trace without end: the last one that it
+// began.
 static void end_predecessor(void) {
     char path[sizeof(hook_live->path)];
-    size_t length = expand(path, sizeof(path) - 32);
-    struct other other;
-    for (int i = 0; i < 1000; i++) {
-        if (i)
-            snprintf(path + length, 32, i > 1 ? ".%d.%d" : ".%d", getpid(), i);
-        if (!open_other(&other, path)) {
-            if (i)
-                return;
-            continue; // NAME may be gone, or taken by something else
-        }
-        if (was_ours(&other) && !(atomic_load(&other.tail->ticket) & ENDED))
-            write_other(&other, NULL, true);
-        close_other(&other);
+    size_t length = expand(path, sizeof(path) - 64);
+    if (live_stream) {
+        end_in_folder(path);
+        return;
+    }
+    unsigned number = count_names(path, length);
+    if (number)
+        name_number(path, length, number);
+    else
+        path[length] = '\0';
+    if (!end_if_ours(path) && number) { // that of an earlier process
+        path[length] = '\0';
+        end_if_ours(path);
     }
 }
 
