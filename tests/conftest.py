@@ -16,6 +16,9 @@ from tests.formats.samples import SAMPLES
 # The executables of the environment that runs the tests go before those of the system.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
+# Most code of the tests is made up: the simulated device accepts its launches and runs nothing.
+os.environ["GPT_SIM_RUN"] = "none"
+
 # What a shell starts in the background, or nohup, ignores these signals, and so would all that tests send them to.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:

@@ -1,5 +1,6 @@
 // Initialization, and which devices there are.
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,18 @@
 bool sim_initialized;
 int sim_major, sim_minor;
 uint64_t sim_delay;
+bool sim_runs = true;
+unsigned sim_timeout;
+
+void sim_say(const char *format, ...) {
+    char line[2048] = "libcuda.so.1: error: ";
+    size_t size = strlen(line);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line + size, sizeof(line) - size, format, arguments);
+    va_end(arguments);
+    gpt_write_line(line);
+}
 
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
@@ -34,17 +47,16 @@ API cuInit(unsigned flags) {
     const char *arch = getenv("GPT_SIM_ARCH");
     if (!sim_initialized && !read_arch(arch && *arch ? arch : "9.0")) {
         static bool said;
-        char line[256];
-        snprintf(line, sizeof(line),
-                 "libcuda.so.1: error: GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)",
-                 arch);
         if (!said)
-            gpt_write_line(line);
+            sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
         said = true;
         return CUDA_ERROR_NO_DEVICE;
     }
     const char *delay = getenv("GPT_SIM_DELAY");
     sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
+    const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
+    sim_runs = !what || strcmp(what, "none");
+    sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
     sim_initialized = true;
     return CUDA_SUCCESS;
 }

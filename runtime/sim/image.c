@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "host/abi.h"
 #include "sim.h"
 
 // A block of bytes that lives as long as the code.
@@ -64,14 +65,14 @@ static void add_parameter(struct entry *entry, size_t index, size_t offset, size
     entry->parameters[index] = (struct parameter){offset, size};
 }
 
-static void add_variable(struct code *code, const char *name, size_t size, const void *initial) {
-    struct variable *larger =
-        name && size ? sim_grow(code->variables, code->variable_count, &code->variable_room, sizeof(*larger))
-                     : NULL;
+static void add_variable(struct code *code, struct variable variable) {
+    struct variable *larger = variable.name && variable.size ? sim_grow(code->variables, code->variable_count,
+                                                                        &code->variable_room, sizeof(*larger))
+                                                             : NULL;
     if (!larger)
         return;
     code->variables = larger;
-    larger[code->variable_count++] = (struct variable){name, size, initial};
+    larger[code->variable_count++] = variable;
 }
 
 // PTX: declarations, without the bodies of functions.
@@ -171,13 +172,15 @@ static void skip_body(struct text *text) {
         depth += is_token(text, "{") - is_token(text, "}");
 }
 
-static void read_entry(struct text *text, struct code *code, int version) {
+static void read_entry(struct text *text, struct code *code, int version, const char *start, size_t size) {
     if (!next_token(text))
         return;
     struct entry *entry = add_entry(code, keep(code, text->token, text->size));
     if (!entry)
         return;
     entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = version;
+    entry->text = start;
+    entry->text_size = size;
     bool more = next_token(text);
     if (more && is_token(text, "(")) {
         read_parameters(text, entry);
@@ -196,67 +199,147 @@ static void read_entry(struct text *text, struct code *code, int version) {
         skip_body(text);
 }
 
-// A number of an initializer; an address is 0.
-static uint64_t read_value(const struct text *text, bool negative) {
+// Initial values of a variable.
+struct initial {
+    struct code *code;
+    size_t item;   // bytes of each
+    size_t values; // that there are
+    char *bytes;   // or NULL: none is there
+    size_t room;   // values
+    struct host_address *addresses;
+    size_t address_count;
+};
+
+enum { MOST_BYTES = 1 << 28 }; // of a variable
+
+// Room for one more value, of `least` at least.
+static bool make_room(struct initial *initial, size_t least) {
+    size_t room = initial->values < initial->room ? initial->room : 2 * initial->values + 1;
+    room = room < least ? least : room;
+    if (room == initial->room)
+        return true;
+    char *larger = room <= MOST_BYTES / 16 ? new_block(initial->code, initial->item * room) : NULL;
+    if (larger && initial->bytes)
+        memcpy(larger, initial->bytes, initial->item * initial->values);
+    if (larger)
+        initial->bytes = larger, initial->room = room;
+    return larger;
+}
+
+static void add_address(struct initial *initial, struct host_address address) {
+    size_t count = initial->address_count;
+    if (!(count & (count - 1))) { // as many again
+        struct host_address *larger =
+            (void *)new_block(initial->code, (count ? 2 * count : 1) * sizeof(*larger));
+        if (!larger)
+            return;
+        if (count)
+            memcpy(larger, initial->addresses, count * sizeof(*larger));
+        initial->addresses = larger;
+    }
+    initial->addresses[initial->address_count++] = address;
+}
+
+static uint64_t as_number(const struct text *text) {
     char digits[32] = "";
     memcpy(digits, text->token, text->size < sizeof(digits) ? text->size : sizeof(digits) - 1);
     bool bits = digits[0] == '0' && digits[1] && strchr("fFdD", digits[1]); // 0f3F800000
-    uint64_t value = strtoull(bits ? digits + 2 : digits, NULL, bits ? 16 : 0);
-    return negative && !bits ? -value : value;
+    return strtoull(bits ? digits + 2 : digits, NULL, bits ? 16 : 0);
+}
+
+// One value: a number, or an address: NAME, generic(NAME), with +N or -N, or a byte of it: 0xff00(...). The
+// token is its first; the next is the one that follows.
+static void read_initial(struct text *text, struct initial *initial, size_t least) {
+    struct host_address address = {.size = (uint8_t)(initial->item < 8 ? initial->item : 8)};
+    uint64_t value = 0;
+    bool negative = false, is_float = false;
+    int open = 0;
+    do {
+        if (is_token(text, "-") || is_token(text, "+"))
+            negative = is_token(text, "-");
+        else if (is_token(text, "("))
+            open++;
+        else if (is_token(text, ")"))
+            open--;
+        else if (is_token(text, "generic"))
+            address.generic = 1;
+        else if (*text->token >= '0' && *text->token <= '9') {
+            is_float = text->size > 2 && strchr("fFdD", text->token[1]) && *text->token == '0';
+            value = as_number(text);
+            value = negative && !is_float ? -value : value;
+            struct text ahead = *text;
+            if (value && next_token(&ahead) && is_token(&ahead, "(")) {
+                address.shift = (uint8_t)(__builtin_ctzll(value) / 8);
+                address.size = 1;
+                value = 0;
+            }
+        } else if (is_word(*text->token))
+            address.symbol = keep(initial->code, text->token, text->size);
+    } while (next_token(text) &&
+             (open > 0 || !(is_token(text, ",") || is_token(text, "}") || is_token(text, ";"))));
+    if (!make_room(initial, least))
+        return;
+    address.offset = initial->item * initial->values++;
+    address.addend = (int64_t)value;
+    if (address.symbol)
+        add_address(initial, address);
+    else
+        memcpy(initial->bytes + address.offset, &value, initial->item < 8 ? initial->item : 8);
 }
 
 // After .global or .const: [.align N] [.v4] .type name[N][N] = {...}, name ... ;
-static void read_variables(struct text *text, struct code *code) {
-    enum { MOST = 1 << 28 };
-    size_t item = 0, vector = 1, count = 1, values = 0;
-    char *name = NULL, *initial = NULL;
-    bool open = false, in_value = false, negative = false;
-    for (int depth = 0; next_token(text);) {
+static void read_variables(struct text *text, struct code *code, bool constant) {
+    size_t item = 0, vector = 1, count = 1, align = 0, size;
+    bool open = false;
+    char *name = NULL;
+    struct initial initial = {.code = code};
+    for (bool more = next_token(text); more;) {
         bool end = is_token(text, ";");
-        if (end || (is_token(text, ",") && !depth)) {
-            count = open ? values : count;
-            size_t size;
-            if (item && !__builtin_mul_overflow(item * vector, count, &size) && size <= MOST)
-                add_variable(code, name, size, initial);
+        if (end || is_token(text, ",")) {
+            count = open && initial.values ? (initial.values + vector - 1) / vector : count;
+            if (item && !__builtin_mul_overflow(item * vector, count, &size) && size <= MOST_BYTES)
+                add_variable(code, (struct variable){.name = name,
+                                                     .size = size,
+                                                     .align = align ? align : item * vector,
+                                                     .constant = constant,
+                                                     .initial = initial.bytes,
+                                                     .addresses = initial.addresses,
+                                                     .address_count = initial.address_count});
             if (end)
                 return;
-            name = initial = NULL, count = 1, values = 0, open = in_value = negative = false;
-        } else if (is_token(text, "{") || is_token(text, "}"))
-            depth += is_token(text, "{") ? 1 : -1;
-        else if (is_token(text, "="))
-            in_value = true;
-        else if (in_value && is_token(text, "-"))
-            negative = true;
-        else if (in_value && is_word(*text->token) && !is_token(text, "generic")) {
-            size_t room = open ? values + 1 : count * vector;
-            if (room > MOST / 16)
-                continue;
-            if (!initial || (open && !(values & (values - 1)))) { // as many again
-                char *larger = new_block(code, item * (open ? 2 * room : room));
-                if (larger && initial)
-                    memcpy(larger, initial, item * values);
-                initial = larger;
+            name = NULL, count = 1, open = false;
+            initial = (struct initial){.code = code};
+        } else if (is_token(text, "=")) {
+            int depth = 0;
+            initial.item = item;
+            size_t least = open || __builtin_mul_overflow(count, vector, &size) ? 0 : size;
+            more = next_token(text);
+            while (more && !is_token(text, ";") && (depth || !is_token(text, ","))) {
+                if (is_token(text, "{") || is_token(text, "}") || is_token(text, ",")) {
+                    depth += is_token(text, "{") - is_token(text, "}");
+                    more = next_token(text);
+                } else {
+                    read_initial(text, &initial, least);
+                    more = text->size;
+                }
             }
-            uint64_t value = read_value(text, negative);
-            if (initial && values < room)
-                memcpy(initial + item * values, &value, item < 8 ? item : 8);
-            values++;
-            negative = false;
-        } else if (is_token(text, "[") && !in_value) {
+            continue;
+        } else if (is_token(text, "[")) {
             size_t number = next_number(text);
             open = is_token(text, "]");
             if (!open && __builtin_mul_overflow(count, number, &count))
                 count = 0;
-        } else if (is_token(text, ".align") || is_token(text, ".attribute"))
+        } else if (is_token(text, ".align"))
+            align = next_number(text);
+        else if (is_token(text, ".attribute"))
             next_token(text);
-        else if (in_value)
-            continue;
         else if (is_token(text, ".v2") || is_token(text, ".v4"))
             vector = text->token[2] == '2' ? 2 : 4;
         else if (type_size(text))
             item = type_size(text);
         else if (is_word(*text->token))
             name = keep(code, text->token, text->size);
+        more = next_token(text);
     }
 }
 
@@ -269,10 +352,10 @@ static void read_ptx(struct code *code, const char *start, size_t size) {
             version = 10 * (int)next_number(&text);
             version += next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
         } else if (is_token(&text, ".entry"))
-            read_entry(&text, code, version);
+            read_entry(&text, code, version, start, size);
         else if (is_token(&text, ".global") || is_token(&text, ".const")) {
             if (!external)
-                read_variables(&text, code);
+                read_variables(&text, code, is_token(&text, ".const"));
         } else if (is_token(&text, "{"))
             skip_body(&text);
         external = is_token(&text, ".extern");
@@ -354,7 +437,9 @@ static void read_symbol(const struct cubin *cubin, const Elf64_Sym *symbol, cons
         bool inside =
             symbol->st_value <= section->sh_size && symbol->st_size <= section->sh_size - symbol->st_value;
         if (inside)
-            add_variable(cubin->code, name, symbol->st_size, bytes ? bytes + symbol->st_value : NULL);
+            add_variable(cubin->code, (struct variable){.name = name,
+                                                        .size = symbol->st_size,
+                                                        .initial = bytes ? bytes + symbol->st_value : NULL});
     }
 }
 
@@ -383,6 +468,34 @@ static void read_cubin(struct code *code, const char *start, size_t size) {
     }
 }
 
+// Objects of `gpt-asm --arch host`
+
+static void read_object(struct code *code, const struct host_module *module) {
+    for (uint32_t i = 0; i < module->variable_count; i++) {
+        const struct host_variable *from = &module->variables[i];
+        if (!from->external)
+            add_variable(code, (struct variable){.name = from->name,
+                                                 .size = from->size,
+                                                 .align = from->align,
+                                                 .constant = from->space == HOST_CONST,
+                                                 .initial = from->initial,
+                                                 .addresses = from->addresses,
+                                                 .address_count = from->address_count});
+    }
+    for (uint32_t i = 0; i < module->kernel_count; i++) {
+        const struct host_kernel *kernel = &module->kernels[i];
+        struct entry *entry = add_entry(code, kernel->name);
+        if (!entry)
+            return;
+        entry->state = MADE;
+        entry->module = module;
+        entry->kernel = kernel;
+        for (uint32_t k = 0; k < kernel->parameter_count; k++)
+            add_parameter(entry, k, kernel->parameters[k].offset, kernel->parameters[k].size);
+        sim_describe_entry(entry);
+    }
+}
+
 // Fatbins
 
 // How well an element suits the device, as a driver chooses: a cubin of the same major version and the
@@ -393,7 +506,7 @@ static unsigned suits(const struct fatbin_element *element) {
     if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
         (element->flags & FATBIN_SUFFIX_F && !same_major))
         return 0;
-    if (element->kind == FATBIN_CUBIN && same_major)
+    if (element->kind == FATBIN_CUBIN && same_major && !sim_runs)
         return 1000 + arch;
     return element->kind == FATBIN_PTX ? arch : 0;
 }
@@ -491,6 +604,13 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
     size_t size;
     if (!memcmp(start, ELFMAG, SELFMAG)) {
         const Elf64_Ehdr *head = start;
+        if (head->e_machine == EM_X86_64) {
+            const char *bytes = copy_cubin(code, head, room, &size);
+            if (!bytes || !(code->object = sim_open_object(bytes, size)))
+                return CUDA_ERROR_INVALID_IMAGE;
+            read_object(code, sim_module_of(code->object));
+            return CUDA_SUCCESS;
+        }
         if (head->e_machine != 190) // EM_CUDA
             return CUDA_ERROR_INVALID_IMAGE;
         if (!is_for_device(head))
@@ -518,8 +638,13 @@ void sim_release_code(struct code *code) {
         next = block->next;
         free(block);
     }
-    for (size_t i = 0; i < code->entry_count; i++)
+    for (size_t i = 0; i < code->entry_count; i++) {
         free(code->entries[i].parameters);
+        if (code->entries[i].object)
+            sim_close_later(code->entries[i].object);
+    }
+    if (code->object)
+        sim_close_later(code->object);
     free(code->entries);
     free(code->variables);
     free(code);

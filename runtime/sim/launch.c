@@ -3,10 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "run.h"
 
 static CUresult check_size(const struct function *function, const uint32_t grid[3], const uint32_t block[3],
                            uint32_t shared) {
+    const struct host_kernel *kernel = function->entry ? function->entry->kernel : NULL;
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
         if (!grid[i] || !block[i] || block[i] > (uint32_t)sim_attribute(2 + i) ||
@@ -14,6 +15,8 @@ static CUresult check_size(const struct function *function, const uint32_t grid[
             return CUDA_ERROR_INVALID_VALUE;
         threads *= block[i];
     }
+    if (kernel && kernel->required[0] && memcmp(kernel->required, block, sizeof(kernel->required)))
+        return CUDA_ERROR_INVALID_VALUE;
     bool fits =
         threads <= (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
         shared <= (uint32_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
@@ -21,8 +24,8 @@ static CUresult check_size(const struct function *function, const uint32_t grid[
 }
 
 // Copies the arguments: pointers to them first, then their values.
-static bool keep_arguments(struct operation *operation, const struct entry *entry, void **values,
-                           void **extra) {
+static CUresult keep_arguments(struct operation *operation, const struct entry *entry, void **values,
+                               void **extra) {
     const char *buffer = NULL;
     size_t size = 0;
     for (; !values && extra && extra[0]; extra += 2) {
@@ -31,16 +34,20 @@ static bool keep_arguments(struct operation *operation, const struct entry *entr
         else if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
             size = *(const size_t *)extra[1];
     }
-    if (!entry || !entry->count || (!values && !buffer))
-        return true;
+    if (!entry || !entry->count)
+        return CUDA_SUCCESS;
+    if (!values && !buffer)
+        return sim_runs ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     size_t end = 0;
     for (size_t i = 0; i < entry->count; i++) {
         size_t stop = entry->parameters[i].offset + entry->parameters[i].size;
         end = stop > end ? stop : end;
     }
+    if (!values && end > size && sim_runs)
+        return CUDA_ERROR_INVALID_VALUE;
     void **kept = calloc(1, entry->count * sizeof(*kept) + end);
     if (!kept)
-        return false;
+        return CUDA_ERROR_OUT_OF_MEMORY;
     char *bytes = (char *)(kept + entry->count);
     for (size_t i = 0; i < entry->count; i++) {
         const struct parameter *parameter = &entry->parameters[i];
@@ -51,7 +58,7 @@ static bool keep_arguments(struct operation *operation, const struct entry *entr
             memcpy(kept[i], buffer + parameter->offset, parameter->size);
     }
     operation->owned = operation->kernel.arguments = kept;
-    return true;
+    return CUDA_SUCCESS;
 }
 
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep) {
@@ -68,21 +75,65 @@ CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PAR
                                                .grid = {grid[0], grid[1], grid[2]},
                                                .block = {block[0], block[1], block[2]},
                                                .shared = params->sharedMemBytes}};
-    bool kept = !keep || keep_arguments(operation, function->entry, params->kernelParams, params->extra);
-    return kept ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return keep ? keep_arguments(operation, function->entry, params->kernelParams, params->extra)
+                : CUDA_SUCCESS;
 }
 
-static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle) {
+// Finds the code of a function and the variables that it uses.
+static CUresult find_code(struct run *run, struct code **code, struct context *context,
+                          const struct function *function) {
+    struct library *module;
+    CUresult status = sim_module_in(&module, context, function);
+    if (status)
+        return status;
+    const char *missing;
+    *run = (struct run){.context = context,
+                        .name = function->entry->name,
+                        .module = function->entry->module,
+                        .kernel = function->entry->kernel};
+    status =
+        sim_bind_variables(&run->variables, &module->variables, module->code, module, run->module, &missing);
+    if (status == CUDA_ERROR_INVALID_IMAGE)
+        sim_say("kernel '%.512s': variable '%.512s' is not in the module", run->name, missing);
+    run->constant = module->variables.constant;
+    run->constant_size = module->variables.constant_size;
+    *code = module->code;
+    return status;
+}
+
+// Sees that the function has host code. What was looked up before may be gone after it.
+static CUresult make(struct function *function) {
+    if (!function->entry)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (function->entry->state == MADE)
+        return CUDA_SUCCESS;
+    return sim_make_kernel(((struct library *)function->object.owner)->code, function->entry);
+}
+
+static CUresult make_first(void *function) {
+    IN_CONTEXT;
+    return is_kind(function, FUNCTION) || is_kind(function, KERNEL) ? make(function)
+                                                                    : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool cooperative) {
+    CUresult made = sim_runs ? make_first(params->func) : CUDA_SUCCESS;
+    if (made)
+        return made;
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     struct operation operation;
-    CUresult status =
-        sim_make_launch(&operation, params, stream->capture); // a launch itself needs no arguments yet
+    CUresult status = sim_make_launch(&operation, params, stream->capture || sim_runs);
+    if (status)
+        return status;
     struct object *function = operation.kernel.function.object;
-    if (!status && function->kind == FUNCTION && function->owner->owner != &context->object)
+    if (function->kind == FUNCTION && function->owner->owner != &context->object)
         status = CUDA_ERROR_INVALID_HANDLE; // of another context
+    if (status)
+        sim_end_operation(&operation);
+    operation.kernel.cooperative = cooperative;
     return status ? status : sim_issue(stream, &operation);
 }
 
@@ -90,19 +141,26 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
                    unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     return launch(
         &(CUDA_KERNEL_NODE_PARAMS){function, gx, gy, gz, bx, by, bz, shared, params, extra, NULL, NULL},
-        stream);
+        stream, false);
 }
 
 API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                               unsigned bz, unsigned shared, void *stream, void **params) {
-    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, NULL);
+    return launch(
+        &(CUDA_KERNEL_NODE_PARAMS){function, gx, gy, gz, bx, by, bz, shared, params, NULL, NULL, NULL},
+        stream, true);
 }
 
 API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, void **extra) {
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    return cuLaunchKernel(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
-                          c->blockDimZ, c->sharedMemBytes, c->hStream, params, extra);
+    bool cooperative = false;
+    for (uint32_t i = 0; i < c->numAttrs; i++)
+        cooperative |= c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && c->attrs[i].value.cooperative;
+    return launch(&(CUDA_KERNEL_NODE_PARAMS){function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
+                                             c->blockDimY, c->blockDimZ, c->sharedMemBytes, params, extra,
+                                             NULL, NULL},
+                  c->hStream, cooperative);
 }
 
 // Operations
@@ -116,7 +174,7 @@ bool sim_copy_operation(struct operation *to, const struct operation *from) {
     to->owned = to->kernel.arguments = NULL;
     const struct function *function = from->kernel.function.object;
     return !is_there(from->kernel.function) ||
-           keep_arguments(to, function->entry, from->kernel.arguments, NULL);
+           !keep_arguments(to, function->entry, from->kernel.arguments, NULL);
 }
 
 // Whether memory has been freed since the operation was issued.
@@ -126,8 +184,46 @@ static bool is_wrong(const struct operation *operation) {
                                                         : sim_check_copy(&operation->copy);
 }
 
-CUresult sim_run(struct operation *operation) {
+static CUresult run_kernel(struct context *context, const struct operation *operation) {
+    enum { MOST = 32764 };
+    _Alignas(128) unsigned char parameters[MOST + 4] = {0};
+    struct function *function = operation->kernel.function.object;
+    struct run run;
+    struct code *code;
+    LOCKED;
+    if (!is_there(operation->kernel.function))
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult status = make(function);
+    if (!status && !is_there(operation->kernel.function))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (status || (status = find_code(&run, &code, context, function)))
+        return status;
+    const struct entry *entry = function->entry;
+    for (size_t i = 0; i < entry->count && operation->kernel.arguments; i++) {
+        const struct parameter *to = &entry->parameters[i];
+        if (to->size <= MOST && to->offset <= MOST - to->size)
+            memcpy(parameters + to->offset, operation->kernel.arguments[i], to->size);
+    }
+    run.parameters = parameters;
+    run.blocks = 1;
+    for (int i = 0; i < 3; i++) {
+        run.blocks *= run.grid[i] = operation->kernel.grid[i];
+        run.block[i] = operation->kernel.block[i];
+    }
+    run.dynamic = operation->kernel.shared;
+    run.cooperative = operation->kernel.cooperative;
+    code->references++;
+    sim_keep_memory(true);
+    status = sim_run_blocks(&run);
+    sim_keep_memory(false);
+    sim_release_code(code);
+    return status;
+}
+
+CUresult sim_run(struct context *context, struct operation *operation) {
     switch (operation->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+        return sim_runs ? run_kernel(context, operation) : CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         if (is_wrong(operation))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -148,7 +244,7 @@ CUresult sim_run(struct operation *operation) {
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         for (size_t i = 0; i < operation->count; i++) {
-            CUresult status = sim_run((struct operation *)operation->owned + i);
+            CUresult status = sim_run(context, (struct operation *)operation->owned + i);
             if (status)
                 return status;
         }

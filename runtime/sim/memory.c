@@ -1,13 +1,15 @@
 // Device memory is host memory. Where an address must be the device's, it is looked for among the
-// allocations.
+// allocations. What was freed is kept for a while, and while a kernel runs, which may still use it; so what
+// accesses it later is found, and harms nobody.
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "sim.h"
 
-enum type { DEVICE, MANAGED, PINNED, REGISTERED };
+enum type { DEVICE, HEAP, MANAGED, PINNED, REGISTERED };
 
 struct range {
     uint64_t start, size;
@@ -17,6 +19,13 @@ struct range {
 
 static struct range *ranges; // by start
 static size_t count, room;
+static pthread_rwlock_t change = PTHREAD_RWLOCK_INITIALIZER; // of them: kernels read without sim_lock
+
+// What was freed, the oldest first.
+enum { FREED = 256, FREED_BYTES = 64 << 20 };
+static struct range *freed;
+static size_t freed_count, freed_room, freed_bytes;
+static unsigned running; // kernels
 
 static size_t find(uint64_t address) { // the first range that begins above
     size_t low = 0, high = count;
@@ -47,17 +56,81 @@ bool sim_is_pinned(uint64_t start, uint64_t size) {
 }
 
 static bool add(uint64_t start, size_t size, const void *owner, enum type type) {
+    pthread_rwlock_wrlock(&change);
     if (count == room) {
         size_t more = room ? 2 * room : 64;
         struct range *larger = realloc(ranges, more * sizeof(*ranges));
-        if (!larger)
+        if (!larger) {
+            pthread_rwlock_unlock(&change);
             return false;
+        }
         ranges = larger, room = more;
     }
     size_t at = find(start);
     memmove(ranges + at + 1, ranges + at, (count++ - at) * sizeof(*ranges));
     ranges[at] = (struct range){start, size, owner, type};
+    pthread_rwlock_unlock(&change);
     return true;
+}
+
+// Gives back the memory of what was freed first, as long as there is too much.
+static void trim(void) {
+    size_t first = 0;
+    for (; !running && (freed_count - first > FREED || freed_bytes > FREED_BYTES); first++) {
+        freed_bytes -= freed[first].size;
+        free((void *)freed[first].start);
+    }
+    memmove(freed, freed + first, (freed_count -= first) * sizeof(*freed));
+}
+
+static void retire(const struct range *range) {
+    struct range *larger = sim_grow(freed, freed_count, &freed_room, sizeof(*freed));
+    if (!larger)
+        return; // its memory stays
+    freed = larger;
+    freed[freed_count++] = *range;
+    freed_bytes += range->size;
+    if (freed_count > 2 * FREED || freed_bytes > FREED_BYTES)
+        trim();
+}
+
+void sim_keep_memory(bool keep) {
+    running += keep ? 1 : -1u;
+    if (freed_bytes > FREED_BYTES)
+        trim();
+}
+
+// The range that these bytes lie in, for kernels.
+bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room_) {
+    pthread_rwlock_rdlock(&change);
+    const struct range *range = holding(address, size);
+    if (range)
+        *start = range->start, *room_ = range->size;
+    pthread_rwlock_unlock(&change);
+    return range;
+}
+
+// What is there, or near: ", ..." for a message.
+void sim_describe(uint64_t address, char text[256]) {
+    enum { NEAR = 1 << 20 };
+    LOCKED;
+    *text = '\0';
+    for (size_t i = freed_count; i--;)
+        if (address - freed[i].start < freed[i].size) {
+            snprintf(text, 256, ", %zu bytes into an allocation of %zu bytes that was freed",
+                     (size_t)(address - freed[i].start), (size_t)freed[i].size);
+            return;
+        }
+    size_t at = find(address);
+    const struct range *below = at ? &ranges[at - 1] : NULL, *above = at < count ? &ranges[at] : NULL;
+    size_t behind = below ? address - below->start - below->size : NEAR;
+    size_t before = above ? above->start - address : NEAR;
+    if (below && address - below->start < below->size)
+        snprintf(text, 256, ", at the end of an allocation of %zu bytes", (size_t)below->size);
+    else if (behind < NEAR && behind <= before)
+        snprintf(text, 256, ", %zu bytes behind an allocation of %zu bytes", behind, (size_t)below->size);
+    else if (before < NEAR)
+        snprintf(text, 256, ", %zu bytes before an allocation of %zu bytes", before, (size_t)above->size);
 }
 
 // Gives false where no such range begins there.
@@ -65,9 +138,12 @@ static bool drop(uint64_t start, enum type type) {
     size_t at = find(start);
     if (!at || ranges[at - 1].start != start || ranges[at - 1].type != type)
         return false;
+    struct range range = ranges[at - 1];
+    pthread_rwlock_wrlock(&change);
     memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
+    pthread_rwlock_unlock(&change);
     if (type != REGISTERED)
-        free((void *)start);
+        retire(&range);
     return true;
 }
 
@@ -96,8 +172,25 @@ void sim_free_all(const void *owner) {
 }
 
 CUresult sim_free(CUdeviceptr memory) {
-    return drop(memory, DEVICE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return drop(memory, DEVICE) || drop(memory, MANAGED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+// What malloc of device code returns is its context's, and is freed by device code only.
+CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context) {
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++)
+        used += ranges[i].type == HEAP && ranges[i].owner == context ? ranges[i].size : 0;
+    return size > SIM_HEAP || used > SIM_HEAP - size ? CUDA_ERROR_OUT_OF_MEMORY
+                                                     : allocate(memory, size, context, HEAP);
+}
+
+CUresult sim_free_heap(CUdeviceptr memory, const struct context *context) {
+    size_t at = find(memory);
+    bool own = at && ranges[at - 1].owner == context;
+    return own && drop(memory, HEAP) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+void sim_forget_readers(void) { change = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER; }
 
 API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
     IN_CONTEXT_UNCAPTURED;

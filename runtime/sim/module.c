@@ -6,15 +6,6 @@
 
 #include "sim.h"
 
-struct library { // also a module
-    struct object object;
-    struct code *code;
-    struct library *from;    // that this is the module of, or NULL
-    struct library *modules; // of this library, the newest first
-    struct library *next;    // of the modules of `from`
-    CUdeviceptr *variables;  // by number in `code`, 0 before it is asked for
-};
-
 _Static_assert(sizeof(struct library) <= OBJECT_SIZE && sizeof(struct function) <= OBJECT_SIZE, "fit");
 
 void sim_end_code(struct object *object) { sim_release_code(((struct library *)object)->code); }
@@ -27,7 +18,7 @@ void sim_end_module(struct object *object) {
             break;
         }
     sim_free_all(object);
-    free(module->variables);
+    sim_end_variables(&module->variables);
     sim_end_code(object);
 }
 
@@ -47,8 +38,7 @@ static CUresult add(void **handle, enum kind kind, void *owner, struct code *cod
 
 // Functions of a module, kernels of a library
 
-static CUresult add_function(void **handle, struct library *owner, const struct entry *entry,
-                             const char *name) {
+static CUresult add_function(void **handle, struct library *owner, struct entry *entry, const char *name) {
     enum kind kind = owner->object.kind == MODULE ? FUNCTION : KERNEL;
     struct function *made = sim_new(kind, owner);
     if (!made)
@@ -106,34 +96,49 @@ static CUresult find_variable(CUdeviceptr *memory, size_t *size, struct library 
         i++;
     if (i == code->variable_count)
         return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
-    const struct variable *variable = &code->variables[i];
-    if (!module->variables && !(module->variables = calloc(code->variable_count, sizeof(CUdeviceptr))))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!module->variables[i]) {
-        CUresult status = sim_allocate(&module->variables[i], variable->size, module);
-        if (status)
-            return status;
-        if (variable->initial)
-            memcpy((void *)module->variables[i], variable->initial, variable->size);
-        else
-            memset((void *)module->variables[i], 0, variable->size);
-    }
+    CUresult status = sim_place_variables(&module->variables, code, module);
+    if (status)
+        return status;
     if (memory)
-        *memory = module->variables[i];
+        *memory = module->variables.addresses[i];
     if (size)
-        *size = variable->size;
+        *size = code->variables[i].size;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_module_in(struct library **module, struct context *context, const struct function *function) {
+    *module = (struct library *)function->object.owner;
+    return function->object.kind == FUNCTION ? CUDA_SUCCESS : module_of((void **)module, context, *module);
 }
 
 // Modules
 
-static CUresult load_module(void **module, const void *image, const char *path) {
+static CUresult check_context(void) {
     IN_CONTEXT;
+    return CUDA_SUCCESS;
+}
+
+// An image is read without the lock: the dynamic linker has one of its own.
+static CUresult load(struct code **code, const void *handle, const void *image, const char *path) {
+    sim_close_objects();
+    return !handle ? CUDA_ERROR_INVALID_VALUE
+           : path  ? sim_read_file(code, path)
+                   : sim_read_image(code, image, SIZE_MAX);
+}
+
+static CUresult load_module(void **module, const void *image, const char *path) {
     struct code *code;
-    CUresult status = !module ? CUDA_ERROR_INVALID_VALUE
-                      : path  ? sim_read_file(&code, path)
-                              : sim_read_image(&code, image, SIZE_MAX);
-    return status ? status : add(module, MODULE, context, code);
+    CUresult status = check_context();
+    if (!status)
+        status = load(&code, module, image, path);
+    if (status)
+        return status;
+    LOCKED;
+    struct context *context;
+    if (!(status = sim_enter(&context)))
+        return add(module, MODULE, context, code);
+    sim_release_code(code);
+    return status;
 }
 
 API cuModuleLoadData(void **module, const void *image) { return load_module(module, image, NULL); }
@@ -149,7 +154,7 @@ API cuModuleLoad(void **module, const char *path) {
     return path ? load_module(module, NULL, path) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuModuleUnload(void *module) {
+static CUresult unload_module(void *module) {
     IN_CONTEXT;
     if (!is_kind(module, MODULE) || ((struct library *)module)->from)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -158,6 +163,12 @@ API cuModuleUnload(void *module) {
     if (is_there(is))
         sim_delete(module);
     return CUDA_SUCCESS;
+}
+
+API cuModuleUnload(void *module) {
+    CUresult status = unload_module(module);
+    sim_close_objects();
+    return status;
 }
 
 API cuModuleGetFunction(void **function, void *module, const char *name) {
@@ -190,15 +201,18 @@ API cuModuleGetGlobal_v2(CUdeviceptr *memory, size_t *size, void *module, const 
 
 // Libraries
 
-static CUresult load_library(void **library, const void *image, const char *path) {
+static bool is_initialized(void) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    return sim_initialized;
+}
+
+static CUresult load_library(void **library, const void *image, const char *path) {
     struct code *code;
-    CUresult status = !library ? CUDA_ERROR_INVALID_VALUE
-                      : path   ? sim_read_file(&code, path)
-                               : sim_read_image(&code, image, SIZE_MAX);
-    return status ? status : add(library, LIBRARY, NULL, code);
+    CUresult status = is_initialized() ? load(&code, library, image, path) : CUDA_ERROR_NOT_INITIALIZED;
+    if (status)
+        return status;
+    LOCKED;
+    return add(library, LIBRARY, NULL, code);
 }
 
 API cuLibraryLoadData(void **library, const void *image, int *jit_options, void **jit_values,
@@ -213,14 +227,27 @@ API cuLibraryLoadFromFile(void **library, const char *path, int *jit_options, vo
     return path ? load_library(library, NULL, path) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuLibraryUnload(void *library) {
+static CUresult unload_library(void *handle) {
     LOCKED;
-    if (!is_kind(library, LIBRARY))
-        return CUDA_ERROR_INVALID_HANDLE;
-    while (((struct library *)library)->modules)
-        sim_delete(((struct library *)library)->modules);
-    sim_delete(library);
-    return CUDA_SUCCESS;
+    struct reference is = sim_refer(handle);
+    while (is_there(is) && is_kind(handle, LIBRARY)) {
+        struct library *module = ((struct library *)handle)->modules;
+        if (!module) {
+            sim_delete(handle);
+            return CUDA_SUCCESS;
+        }
+        struct reference found = sim_refer(module);
+        sim_drain((struct context *)module->object.owner, false); // its code may be running
+        if (is_there(found))
+            sim_delete(module);
+    }
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+API cuLibraryUnload(void *library) {
+    CUresult status = unload_library(library);
+    sim_close_objects();
+    return status;
 }
 
 API cuLibraryGetKernel(void **kernel, void *library, const char *name) {

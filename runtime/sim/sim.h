@@ -13,7 +13,7 @@
 //   perthread.c  variants for another default stream; old.c: earlier variants
 //   proc.c     how the functions are found; table.c has all of them, functions.h their list
 //
-// Kernels are looked up and launches accepted, but nothing runs them yet.
+// run.h says how kernels run.
 
 #ifndef GPT_SIM_H
 #define GPT_SIM_H
@@ -98,7 +98,10 @@ void sim_end_graph(struct object *object), sim_end_node(struct object *object);
 extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
 extern uint64_t sim_delay;       // ns that all work takes at least
+extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
+extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
 int sim_attribute(int attribute);
+void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 
 // context.c
 struct context {
@@ -133,6 +136,13 @@ CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+enum { SIM_HEAP = 8 << 20 }; // bytes that device code of a context may allocate
+CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context);
+CUresult sim_free_heap(CUdeviceptr memory, const struct context *context);
+void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
+bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
+void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
+void sim_forget_readers(void);
 
 // image.c
 struct parameter {
@@ -143,11 +153,21 @@ struct entry { // a kernel of an image
     struct parameter *parameters;
     size_t count;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
+    const char *text; // the PTX that it is in, or NULL
+    size_t text_size;
+    enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
+    CUresult fault;                                          // why it cannot be made
+    void *object;                                            // its own, or NULL: the image's
+    const struct host_module *module;
+    const struct host_kernel *kernel;
 };
 struct variable {
     const char *name;
-    size_t size;
-    const void *initial; // or NULL: zero
+    size_t size, align;
+    bool constant;
+    const void *initial;                  // or NULL: zero
+    const struct host_address *addresses; // that are part of it
+    size_t address_count;
 };
 struct code {
     unsigned references;
@@ -156,6 +176,7 @@ struct code {
     struct variable *variables;
     size_t entry_count, variable_count, entry_room, variable_room;
     struct block *blocks; // what all that lies in
+    void *object;         // the image is one of host code
 };
 // Takes what suits the device out of an image. `room` is how many bytes there are, SIZE_MAX where the program
 // hands over an address, as to the driver. The image is not looked at again.
@@ -163,16 +184,59 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
 void sim_release_code(struct code *code);
 
+// build.c
+// Sees that a kernel has host code. With the lock, which it may release meanwhile.
+CUresult sim_make_kernel(struct code *code, struct entry *entry);
+
+// host.c
+void *sim_open_object(const char *bytes, size_t size); // not with the lock; NULL, having said why
+const struct host_module *sim_module_of(void *object);
+void sim_describe_entry(struct entry *entry); // the attributes that its host code says
+void sim_close_later(void *object);
+void sim_close_objects(void); // not with the lock
+
+// variables.c
+struct bound { // addresses of the variables of an object
+    struct bound *next;
+    const struct host_module *module;
+    uint64_t addresses[];
+};
+struct variables {       // of a module
+    uint64_t *addresses; // generic ones, by number in its code; NULL: nothing needed them yet
+    uint64_t constant;   // where the window begins
+    uint32_t constant_size;
+    struct bound *bound;
+};
+CUresult sim_place_variables(struct variables *variables, const struct code *code, void *owner);
+// `missing` is the variable that was looked for last.
+CUresult sim_bind_variables(const uint64_t **bound, struct variables *variables, const struct code *code,
+                            void *owner, const struct host_module *module, const char **missing);
+void sim_end_variables(struct variables *variables);
+
 // module.c
 struct function { // also a kernel
     struct object object;
-    const struct entry *entry; // or NULL: its image cannot be read
+    struct entry *entry; // or NULL: its image cannot be read
     char *name;
     struct reference kernel; // of a library, that this is a function of
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     uint32_t set; // bits of attributes that the program set
 };
 int sim_function_attribute(const struct function *function, int attribute);
+struct library { // also a module
+    struct object object;
+    struct code *code;
+    struct library *from;    // that this is the module of, or NULL
+    struct library *modules; // of this library, the newest first
+    struct library *next;    // of the modules of `from`
+    struct variables variables;
+};
+CUresult sim_module_in(struct library **module, struct context *context, const struct function *function);
+
+// run.c
+unsigned sim_processors(void);
+uint64_t sim_most_resident(unsigned threads, uint64_t shared); // blocks at once
+void sim_forget_runs(void);
 
 // launch.c
 
@@ -185,6 +249,7 @@ struct operation {
         struct {
             struct reference function;
             uint32_t grid[3], block[3], shared;
+            bool cooperative;
             void **arguments; // in `owned`, or NULL: unknown
         } kernel;
         CUDA_MEMCPY3D copy;
@@ -203,7 +268,7 @@ struct operation {
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 bool sim_copy_operation(struct operation *to, const struct operation *from);
 void sim_end_operation(struct operation *operation);
-CUresult sim_run(struct operation *operation); // called without the lock
+CUresult sim_run(struct context *context, struct operation *operation); // called without the lock
 
 // stream.c
 struct nodes { // of a graph that is captured: what the next one depends on

@@ -1,6 +1,5 @@
 // Streams and events. The work of a stream is done by a thread of its own, in order, and later than the call
-// that issued it. What takes no time (a kernel, as long as none runs; an event) is done at once in a stream
-// that has nothing to do.
+// that issued it. What takes no time (an event) is done at once in a stream that has nothing to do.
 //
 // The legacy default stream waits for all blocking streams of its context, and they for it. An event stands
 // for the work that it was last recorded with. The queue of a stream outlives its handle.
@@ -109,7 +108,7 @@ static bool do_first(struct queue *queue) {
         struct timespec due = as_timespec(work->issued + sim_delay);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
-    CUresult status = sim_run(&work->operation);
+    CUresult status = sim_run(queue->context, &work->operation);
     pthread_mutex_lock(&sim_lock);
     if (forks != forked)
         return false;
@@ -171,6 +170,8 @@ void sim_drain(struct context *context, bool all) {
 // A forked child has no threads: the work that its parent has still to do is the parent's.
 void sim_drop_work(void) {
     forks++;
+    sim_forget_runs();
+    sim_forget_readers();
     sim_in_host_function = false;
     finished = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     for (struct queue *queue = queues, *next; queue; queue = next) {
@@ -270,7 +271,7 @@ static CUresult push(struct stream *stream, struct operation *operation, struct 
     size_t count = event != NULL;
     for (const struct queue *at = queue->context->busy ? queues : NULL; at; at = at->next)
         count += is_before(at, stream);
-    bool instant = operation->type == CU_GRAPH_NODE_TYPE_KERNEL ||
+    bool instant = (operation->type == CU_GRAPH_NODE_TYPE_KERNEL && !sim_runs) ||
                    operation->type == CU_GRAPH_NODE_TYPE_EMPTY ||
                    operation->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
     if (instant && !sim_delay && !queue->first && !count) {

@@ -97,7 +97,7 @@ def main() -> int:
     if arguments[:1] == ["--output"]:
         output, arguments = Path(arguments[1]), arguments[2:]
     driver = hooked.runtime() / "sim"
-    env = os.environ | {"LD_LIBRARY_PATH": str(driver)}
+    env = os.environ | {"LD_LIBRARY_PATH": str(driver), "GPT_SIM_RUN": "none"}
     with tempfile.TemporaryDirectory(dir=arguments[0] if arguments else None) as folder:
         trace = Path(folder, "t.mp")
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}")

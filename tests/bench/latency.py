@@ -58,6 +58,7 @@ def measure(folder: Path, device: str, rounds: int = ROUNDS) -> dict[str, dict[s
     program = hooked.compile_c(folder / "latency", SOURCE, f"-DLAUNCHES={LAUNCHES}")
     paths = [str(hooked.runtime() / "sim")] if device == "sim" else []
     env = os.environ | {"LD_LIBRARY_PATH": ":".join([*paths, os.environ.get("LD_LIBRARY_PATH", "")]).strip(":")}
+    env["GPT_SIM_RUN"] = "none"
     found: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in PERCENTILES}
     for _ in range(rounds):
         for way, calls in WAYS.items():

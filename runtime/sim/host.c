@@ -1,0 +1,92 @@
+// Objects of `gpt-asm --arch host`: they are loaded from memory by the dynamic linker, and say by a table,
+// host_module, what is in them.
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "run.h"
+
+// The linker takes two files of one name for the same one, and numbers of descriptors come again: the name
+// has a serial in it, as what may stand between two folders.
+static void name_file(int file, char name[128]) {
+    static uint32_t serials;
+    uint32_t serial = __atomic_fetch_add(&serials, 1, __ATOMIC_RELAXED);
+    char *at = stpcpy(name, "/proc/self/fd/");
+    for (; serial; serial >>= 1)
+        at = stpcpy(at, serial & 1 ? "./" : "/");
+    sprintf(at, "%d", file);
+}
+
+static bool write_all(int file, const char *bytes, size_t size) {
+    while (size) {
+        ssize_t written = write(file, bytes, size);
+        if (written <= 0)
+            return false;
+        bytes += written, size -= (size_t)written;
+    }
+    return true;
+}
+
+// Loads an object. Not with the lock: the linker has one of its own. Gives NULL, having said why, where it is
+// none.
+void *sim_open_object(const char *bytes, size_t size) {
+    int file = memfd_create("gpt-sim", MFD_CLOEXEC);
+    char name[128];
+    void *handle = NULL;
+    if (file >= 0 && write_all(file, bytes, size)) {
+        name_file(file, name);
+        handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    const struct host_module *module = handle ? dlsym(handle, "host_module") : NULL;
+    if (file >= 0)
+        close(file);
+    if (module && module->abi == HOST_ABI)
+        return handle;
+    sim_say("object for the simulated device: %s",
+            !handle  ? dlerror()
+            : module ? "made for another version: make it again with 'gpt-asm --arch host'"
+                     : "no host_module: make it with 'gpt-asm --arch host'");
+    if (handle)
+        dlclose(handle);
+    return NULL;
+}
+
+const struct host_module *sim_module_of(void *handle) { return dlsym(handle, "host_module"); }
+
+void sim_describe_entry(struct entry *entry) {
+    const struct host_kernel *kernel = entry->kernel;
+    int *attributes = entry->attributes, dynamic = sim_attribute(8) - (int)kernel->shared_size;
+    if (kernel->max_threads && kernel->max_threads < (uint32_t)sim_attribute(1))
+        attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)kernel->max_threads;
+    attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] = (int)kernel->shared_size;
+    attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = (int)kernel->local_size;
+    attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = dynamic > 0 ? dynamic : 0;
+}
+
+// Objects whose code is gone are closed later, without the lock.
+static void **closing;
+static size_t closing_count, closing_room;
+
+void sim_close_later(void *handle) {
+    void **larger = sim_grow(closing, closing_count, &closing_room, sizeof(*closing));
+    if (larger) {
+        closing = larger;
+        closing[closing_count++] = handle;
+    }
+}
+
+void sim_close_objects(void) {
+    pthread_mutex_lock(&sim_lock);
+    void **handles = closing;
+    size_t count = closing_count;
+    closing = NULL;
+    closing_count = closing_room = 0;
+    pthread_mutex_unlock(&sim_lock);
+    for (size_t i = 0; i < count; i++)
+        dlclose(handles[i]);
+    free(handles);
+}

@@ -1,0 +1,164 @@
+// How kernels run.
+//
+//   run.c        launches: blocks over workers
+//   block.c      blocks: which thread is next, barriers
+//   warp.c       threads of a warp that meet
+//   lanes.c      threads with stacks of their own
+//   check.c      accesses to memory, faults
+//   print.c      printf, assert, malloc of device code
+//   variables.c  variables of modules
+//   host.c       objects of `gpt-asm --arch host`
+//
+// A *lane* is a thread of a block. A *worker* is a thread of the host that runs blocks: a multiprocessor. The
+// lanes of a block stay on its worker, where one runs at a time, until it waits. A block that has begun is
+// *resident*; a worker begins another one where all that it has only take turns, as threads that spin do.
+
+#ifndef GPT_RUN_H
+#define GPT_RUN_H
+
+#include "host/abi.h"
+#include "sim.h"
+
+enum {
+    MOST_THREADS = 1024, // of a block
+    MOST_WARPS = MOST_THREADS / HOST_WARP,
+    SIM_PATIENCE = 4096, // backward branches until a lane first takes its turn
+};
+
+struct lane {
+    struct host_thread thread; // first: it is what services are given
+    struct warp *warp;
+    struct stack *stack; // NULL: it has not begun
+    void *at;            // its stack pointer while another one runs
+    int32_t patience;    // its next budget
+    uint32_t site;       // where it waits, and for what:
+    uint32_t mask, result;
+    host_combine *combine;
+    void *data;
+};
+
+struct warp { // sets of lanes
+    struct resident *block;
+    struct lane *lanes;
+    uint32_t all, exited;
+    uint32_t ready;   // may run
+    uint32_t meeting; // wait in meet for those that they name
+    uint32_t active;  // wait in meet until no other one can advance
+    unsigned last;    // that was chosen
+    unsigned turns;   // of others since one became active
+};
+
+struct barrier {
+    uint32_t threads;  // that it waits for; 0: all
+    uint32_t arrivals; // of lanes
+    uint32_t gone;     // of which have exited
+    uint32_t counted;  // arrivals, and what their warps lack
+    uint32_t count;    // of values that are not 0
+    bool reduces;
+    uint32_t come[MOST_WARPS], waiting[MOST_WARPS]; // sets of lanes
+};
+
+struct resident { // a block
+    struct worker *worker;
+    struct lane *lanes;
+    unsigned char *shared;
+    size_t lane_room, shared_room;
+    uint64_t prepared; // the id of the launch that its lanes are made for
+    uint32_t threads, live;
+    unsigned warp_count, warp; // where the next lane is looked for
+    unsigned turns;            // in a row
+    uint32_t used;             // set of barriers
+    struct warp warps[MOST_WARPS];
+    struct barrier barriers[HOST_BARRIERS];
+};
+
+struct worker {
+    struct worker *next; // that does not run
+    unsigned number;
+    uint64_t clock;
+    struct run *run;
+    void *home;           // the worker's own stack pointer while a lane runs
+    struct lane *current; // NULL: none can run
+    bool turned;          // the lane that went home only took its turn
+    bool advanced;        // since the time was looked at
+    unsigned looks;
+    struct stack *free; // stacks
+    struct slab *slabs;
+    size_t stack_size;
+    struct resident **residents;
+    size_t count, room, made, at;
+    struct host_place *places;
+    size_t place_room;
+};
+
+struct run {          // a launch
+    struct run *next; // of those that want helpers
+    struct context *context;
+    const char *name;
+    const struct host_module *module;
+    const struct host_kernel *kernel;
+    const uint64_t *variables;
+    uint64_t constant;
+    uint32_t constant_size;
+    const unsigned char *parameters;
+    uint32_t grid[3], block[3], dynamic;
+    uint64_t id, blocks, begun, most; // at once on a worker, unless it is cooperative
+    bool cooperative;
+    unsigned helpers, wanted;
+    uint64_t advanced; // ns
+    CUresult failed;
+};
+
+static inline struct lane *lane_of(struct host_thread *thread) { return (struct lane *)thread; }
+static inline struct run *run_of(const struct lane *lane) { return lane->warp->block->worker->run; }
+
+// run.c
+CUresult sim_run_blocks(struct run *run); // with the lock, which it releases meanwhile
+
+// lanes.c
+void sim_size_stacks(struct worker *worker, size_t local);     // while no lane has one
+void sim_collect_stacks(struct worker *worker);                // of lanes that were abandoned
+void sim_enter_lane(struct worker *worker, struct lane *lane); // from home; returns when one goes there
+void sim_leave(struct lane *lane);                             // another one runs; returns when this one may
+void sim_go_home(struct lane *lane);
+void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
+
+// block.c
+struct lane *sim_choose(struct resident *block); // that may run, or NULL
+void sim_exit(struct lane *lane);
+static inline void sim_advance(struct resident *block) {
+    block->turns = 0;
+    block->worker->advanced = true;
+}
+void sim_turn(struct host_thread *thread, uint32_t site);
+uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrier kind, uint32_t id,
+                     uint32_t threads, bool value);
+
+// warp.c
+uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host_combine *combine,
+                  void *data);
+void sim_meet_without(struct warp *warp, uint32_t lanes); // that have exited
+bool sim_meet_active(struct warp *warp);
+
+// check.c
+void sim_see(struct host_thread *thread, uint32_t site, uint64_t address, uint64_t size);
+bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size);
+// Copies a text that must lie in device memory, cut after `room` - 1 bytes.
+void sim_read_text(struct lane *lane, uint32_t site, uint64_t address, char *to, size_t room);
+void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault, uint64_t address)
+    __attribute__((noreturn));
+void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // of a launch that has failed
+// Says why a launch ends, unless it has failed already.
+void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
+              ...) __attribute__((format(printf, 5, 6)));
+void sim_deadlock(struct resident *block);
+void sim_time_out(struct resident *block, unsigned seconds);
+
+// print.c
+int sim_print(struct host_thread *thread, uint32_t site, uint64_t format, uint64_t arguments);
+void sim_assert(struct host_thread *thread, uint32_t site, uint64_t message, uint64_t file, uint32_t line,
+                uint64_t function) __attribute__((noreturn));
+uint64_t sim_heap_allocate(struct host_thread *thread, uint32_t site, uint64_t size);
+void sim_heap_release(struct host_thread *thread, uint32_t site, uint64_t address);
+
+#endif
