@@ -15,7 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { HOST_ABI = 1, HOST_WARP = 32, HOST_BARRIERS = 16 };
+// Of barriers PTX has 16; the last one is the cluster's, whose only block this is.
+enum { HOST_ABI = 1, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 

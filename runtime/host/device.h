@@ -6,6 +6,8 @@
 
 #include "abi.h"
 
+#include "lanes.h"
+
 #include <string.h>
 #include <time.h>
 
@@ -48,7 +50,7 @@ INLINE uint64_t bits_f64(double value) {
 // Control
 
 // Bytes of stack that code of ours and of services needs beyond a function's own.
-enum { HOST_RESERVE = 8192 };
+enum { HOST_RESERVE = 16384 };
 
 INLINE void host_enter(struct host_thread *t, uint32_t site, uint64_t size) {
     uint64_t left = (uint64_t)((unsigned char *)__builtin_frame_address(0) - t->local);
@@ -61,6 +63,37 @@ INLINE void host_back(struct host_thread *t, uint32_t site) {
         t->services->turn(t, site);
 }
 
+// A device function whose address something takes; a list of them ends with one without code.
+struct host_target {
+    uint64_t address;
+    void *code;
+};
+
+static __attribute__((unused)) void *host_function(struct host_thread *t, uint32_t site,
+                                                   const struct host_target *targets, uint64_t address) {
+    for (; targets->code; targets++)
+        if (targets->address == address)
+            return targets->code;
+    t->services->fault(t, site, HOST_FAULT_FUNCTION, address);
+}
+
+// alloca: `top` becomes the address of `size` bytes, of what stackrestore gave back if that is enough. The
+// stack of a function grows downwards: `high` is where it began, `low` how far C has given it.
+#define HOST_ALLOCATE(site, size, align)                                                                     \
+    do {                                                                                                     \
+        uint64_t most_ = (size) + 2 * (align) + 16;                                                          \
+        if (!top || (uint64_t)(top - low) < most_) {                                                         \
+            unsigned char *at_ = low ? low : (unsigned char *)__builtin_frame_address(0);                    \
+            if ((uint64_t)(at_ - t->local) < HOST_RESERVE ||                                                 \
+                (uint64_t)(at_ - t->local) - HOST_RESERVE < most_)                                           \
+                t->services->fault(t, site, HOST_FAULT_STACK, 0);                                            \
+            low = __builtin_alloca(most_);                                                                   \
+            top = low + most_;                                                                               \
+            high = high ? high : top;                                                                        \
+        }                                                                                                    \
+        top = (unsigned char *)((uint64_t)(top - (size)) & -(uint64_t)(align));                              \
+    } while (0)
+
 INLINE uint64_t host_time(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -69,8 +102,8 @@ INLINE uint64_t host_time(void) {
 
 // Memory: each gives the address in the host of `size` bytes, a power of two, that may be accessed.
 
-OUTLINE void *host_outside(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size,
-                           enum host_fault fault) {
+OUTLINE _Noreturn void host_outside(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size,
+                                    enum host_fault fault) {
     t->services->fault(t, site, address & (size - 1) ? HOST_FAULT_MISALIGNED : fault, address);
 }
 
@@ -92,6 +125,11 @@ INLINE void *host_global(struct host_thread *t, uint32_t site, uint64_t address,
     return (void *)address;
 }
 
+INLINE bool host_is_global(struct host_thread *t, uint64_t address) {
+    return address - (uint64_t)t->shared >= t->shared_size && address - (uint64_t)t->local >= t->local_size &&
+           address - (uint64_t)t->constant >= t->constant_size;
+}
+
 OUTLINE void host_see_generic(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size) {
     if (address & (size - 1))
         t->services->fault(t, site, HOST_FAULT_MISALIGNED, address);
@@ -110,20 +148,82 @@ INLINE void *host_generic(struct host_thread *t, uint32_t site, uint64_t address
 
 INLINE void *host_shared(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size) {
     if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, t->shared_size)))
-        return host_outside(t, site, address, size, HOST_FAULT_SHARED);
+        host_outside(t, site, address, size, HOST_FAULT_SHARED);
     return t->shared + address;
 }
 
 INLINE void *host_local(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size) {
     if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, t->local_size)))
-        return host_outside(t, site, address, size, HOST_FAULT_LOCAL);
+        host_outside(t, site, address, size, HOST_FAULT_LOCAL);
     return t->local + address;
 }
 
 INLINE void *host_constant(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size) {
     if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, t->constant_size)))
-        return host_outside(t, site, address, size, HOST_FAULT_ADDRESS);
+        host_outside(t, site, address, size, HOST_FAULT_ADDRESS);
     return (void *)(t->constant + address);
+}
+
+// Of as many bytes as a register says, a multiple of 16, as bulk copies have them
+INLINE unsigned char *host_range_shared(struct host_thread *t, uint32_t site, uint64_t address,
+                                        uint64_t size) {
+    if (UNLIKELY((address | size) & 15) || UNLIKELY(host_is_outside(address, size, t->shared_size)))
+        t->services->fault(t, site, (address | size) & 15 ? HOST_FAULT_MISALIGNED : HOST_FAULT_SHARED,
+                           address);
+    return t->shared + address;
+}
+
+INLINE unsigned char *host_range_global(struct host_thread *t, uint32_t site, uint64_t address,
+                                        uint64_t size) {
+    if (UNLIKELY((address | size) & 15))
+        t->services->fault(t, site, HOST_FAULT_MISALIGNED, address);
+    if (size)
+        t->services->see(t, site, address, size);
+    return (unsigned char *)address;
+}
+
+// The first `given` of `size` bytes of global memory; zeros become the rest.
+INLINE void host_copy_part(struct host_thread *t, uint32_t site, unsigned char *to, uint64_t address,
+                           uint64_t given, uint64_t size) {
+    if (UNLIKELY(address & (size - 1)))
+        t->services->fault(t, site, HOST_FAULT_MISALIGNED, address);
+    memset(to, 0, size);
+    if (given) {
+        t->services->see(t, site, address, given);
+        memcpy(to, (const void *)address, given);
+    }
+}
+
+// mbarriers. Bit 63 is the phase; bits 43 to 62 are how many arrivals a phase expects, 23 to 42 how many it
+// still does, 0 to 22 the bytes that it waits for, signed.
+enum { HOST_PENDING = 23, HOST_EXPECTED = 43, HOST_COUNT = 0xfffff };
+
+INLINE uint64_t host_mbarrier(uint64_t count) {
+    return (count & HOST_COUNT) << HOST_EXPECTED | (count & HOST_COUNT) << HOST_PENDING;
+}
+
+INLINE uint32_t host_pending(uint64_t state) { return state >> HOST_PENDING & HOST_COUNT; }
+
+// The next phase, if nothing is waited for in this one.
+INLINE void host_complete(uint64_t *barrier) {
+    uint64_t expected = *barrier >> HOST_EXPECTED & HOST_COUNT;
+    if ((*barrier & ((1ull << HOST_EXPECTED) - 1)) == 0)
+        *barrier = (~*barrier & 1ull << 63) | host_mbarrier(expected);
+}
+
+INLINE void host_transfer(uint64_t *barrier, int64_t bytes) {
+    uint64_t mask = (1ull << HOST_PENDING) - 1;
+    *barrier = (*barrier & ~mask) | ((*barrier + (uint64_t)bytes) & mask);
+    host_complete(barrier);
+}
+
+INLINE uint64_t host_arrive(uint64_t *barrier, uint32_t count, uint32_t bytes, bool drop) {
+    uint64_t before = *barrier, mask = (1ull << HOST_PENDING) - 1;
+    uint64_t after = (before & ~mask) | ((before + bytes) & mask);
+    after -= (uint64_t)count << HOST_PENDING;
+    *barrier = drop ? after - ((uint64_t)count << HOST_EXPECTED) : after;
+    host_complete(barrier);
+    return before;
 }
 
 // Integers. PTX's own text says what those of an opcode's name do.
@@ -287,5 +387,7 @@ INLINE uint32_t bmsk(uint32_t a, uint32_t b, bool clamp) {
     bool over = end >= 32 || (clamp && (a >= 32 || b >= 32));
     return first & (over ? ~0u : ~(~0u << end));
 }
+
+#include "atomics.h"
 
 #endif

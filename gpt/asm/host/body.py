@@ -2,7 +2,7 @@
 
 Registers become locals, declared at its top and zero at first; labels stay labels. Names that several scopes declare
 are told apart. A backward branch counts down the thread's budget; a basic block counts its instructions once, and
-begins anew where one reads the clock.
+ends where one reads the clock.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ class Body:
         return self._assemble()
 
     def _assemble(self) -> str:
+        enter, leave = self._enter(), self._leave()
         by_type: dict[str, list[str]] = {}
         for name, type_ in self._registers.items():
             by_type.setdefault(type_, []).append(f"{name} = 0")
         declared = [f"{type_} {', '.join(names)};" for type_, names in by_type.items()]
         size = self.local_size + 16 * len(self._registers)
         check = f"host_enter(t, {self.code.new_site(self.item.start, self.head.name)}, {size});"
-        lines = [*declared, "bool cc = 0;", *self._arrays, *self._enter(), check, *self._lines, *self._leave()]
+        lines = [*declared, "bool cc = 0;", *self._arrays, *enter, check, *self._lines, *leave]
         return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
 
     def new_site(self) -> int:
@@ -114,7 +115,7 @@ class Body:
             found = scope.plain.get(name)
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
                 count, one = scope.counted[number[1]]
-                found = Register(f"{one.name}{number[2]}", one.type, one.width) if int(number[2]) < count else None
+                found = Register(f"{one.name}_{number[2]}", one.type, one.width) if int(number[2]) < count else None
             if found:
                 return self._component(found, parts)
         return None
@@ -146,9 +147,9 @@ class Body:
         """A label as this scope sees it."""
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
-    def new_name(self, name: str) -> str:
+    def new_name(self, prefix: str, name: str) -> str:
         """A name in C for something of a name in PTX."""
-        plain = "v_" + name.lstrip("%").replace("$", "S").replace("%", "P")
+        plain = prefix + name.lstrip("%").replace("$", "S").replace("%", "P")
         number = self._used.get(plain, 0)
         self._used[plain] = number + 1
         return f"{plain}__{number}" if number else plain
@@ -168,7 +169,7 @@ class Body:
             if statement.kind == "}":
                 scope = scope.outer or scope
             elif statement.kind == "label":
-                scope.labels[statement.head] = Label(self.new_name(f"L_{statement.head}"), index)
+                scope.labels[statement.head] = Label(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
                 try:
                     self._directive(scope, statement)
@@ -200,10 +201,10 @@ class Body:
             raise Unsupported(f"registers of type {' '.join(words)}")
         type_ = TYPES[types[0]]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
-        register = Register(self.new_name(declarator.name), type_, width)
         if declarator.count is None:
-            scope.plain[declarator.name] = register
+            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, width)
         else:
+            register = Register(self.new_name("n_", declarator.name), type_, width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(
@@ -214,7 +215,7 @@ class Body:
             scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
             return
         size, align = size_of(specifiers, declarator)
-        name = self.new_name(declarator.name)
+        name = self.new_name("m_", declarator.name)
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
         self.local_size += -(-size // 16) * 16
         address = f"(uint64_t){name}" if state == "param" else f"(uint64_t)({name} - t->local)"
@@ -253,11 +254,15 @@ class Body:
                 found.append((f"p{first + number}", register))
         return found
 
+    def use_stack(self) -> None:
+        """Declares the locals of HOST_ALLOCATE."""
+        line = "unsigned char *top = 0, *low = 0, *high = 0;"
+        if line not in self._arrays:
+            self._arrays.append(line)
+
     # Statements
 
     def _instruction(self, instruction: tree.Instruction) -> None:
-        if "%clock" in self._text:
-            self._end_block()
         if self._counter is None:
             self._counter = len(self._lines)
             self._lines.append("")
@@ -272,7 +277,7 @@ class Body:
                 raise Unsupported(f"'{instruction.guard.register}' is no predicate")
             text = f"if ({'!' * instruction.guard.negated}{register.name}) {{ {text} }}"
         self._lines.append(text)
-        if instruction.opcode in ENDS:
+        if instruction.opcode in ENDS or "%clock" in self._text:
             self._end_block()
 
     def _match(self, instruction: tree.Instruction) -> Match | None:

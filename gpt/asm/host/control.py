@@ -1,11 +1,22 @@
-"""Branches and calls."""
+"""Branches, calls, and stack that is allocated while a function runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import zip_longest
+
 from gpt.asm.host.names import Unsupported
-from gpt.asm.host.table import Row
+from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
+
+# Functions that no module defines: what a call of one is, with its results r0 and arguments p0, p1, ...
+_SERVICES = {
+    "vprintf": "r0_ = (uint32_t)t->services->print(t, {site}, p0_, p1_);",
+    "__assertfail": "t->services->fail(t, {site}, p0_, p1_, p2_, p3_);",
+    "malloc": "r0_ = t->services->allocate(t, {site}, p0_);",
+    "free": "t->services->release(t, {site}, p0_);",
+}
 
 
 def _branch(use: Use) -> str:
@@ -18,14 +29,153 @@ def _branch(use: Use) -> str:
     return f"host_back(t, {use.site}); goto {label.name};"
 
 
+def _branch_indexed(use: Use) -> str:
+    index, name = use.operands
+    listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
+    if not isinstance(listed, tree.Directive) or listed.word != ".branchtargets":
+        raise Unsupported(f"no .branchtargets '{name}'")
+    cases = []
+    for number, target in enumerate(listed.text.split(",")):
+        label = use.body.find_label(target.strip())
+        if not label:
+            raise Unsupported(f"no label '{target.strip()}'")
+        cases.append(f"case {number}: goto {label.name};")
+    outside = f"default: t->services->fault(t, {use.site}, HOST_FAULT_INSTRUCTION, 0);"
+    return f"host_back(t, {use.site}); switch ({use.value(index, TYPES['u32'])}) {{ {' '.join([*cases, outside])} }}"
+
+
+def _call(use: Use) -> str:
+    """A call: results and arguments go by the addresses of their bytes, those in registers by way of locals."""
+    operands = list(use.operands)
+    results = _items(operands.pop(0)) if isinstance(operands[0], tree.Group) else ()
+    callee = operands.pop(0)
+    given = _items(operands.pop(0)) if operands and isinstance(operands[0], tree.Group) else ()
+    if not isinstance(callee, tree.Name):
+        raise Unsupported(f"a call of '{callee}'")
+    code = use.body.code
+    if not operands and code.is_function(callee.name):
+        head: tree.FunctionNode | tree.Prototype = code.head(callee.name)
+        if not code.is_defined(callee.name):
+            return _serve(use, callee.name, head, results, given)
+        called = f"f_{callee.name}"
+    else:
+        head = _prototype(use, operands[0] if operands else callee)
+        count = len(head.returns or ()) + len(head.params or ())
+        pointers = ", ".join(["struct host_thread *", *["unsigned char *"] * count])
+        address = use.value(callee, TYPES["u64"])
+        called = f"((void (*)({pointers}))host_function(t, {use.site}, {code.targets()}, {address}))"
+    before, after, arguments = [], [], ["t"]
+    for name, formals, actuals in (("r", head.returns, results), ("a", head.params, given)):
+        if len(formals or ()) != len(actuals):
+            raise Unsupported("a call with other results or arguments than the function has")
+        for number, (formal, actual) in enumerate(zip(formals or (), actuals, strict=True)):
+            place = use.body.find_place(actual.name) if isinstance(actual, tree.Name) else None
+            if place and place.space == "param":
+                arguments.append(f"(unsigned char *)({place.address})")
+                continue
+            type_, local = _type(formal), f"{name}{number}_"
+            raw = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+            if name == "r":
+                before.append(f"{raw} {local} = 0;")
+                after.append(use.assign(actual, raw, local))
+            else:
+                before.append(f"{raw} {local} = {use.value(actual, raw)};")
+            arguments.append(f"(unsigned char *)&{local}")
+    return " ".join(["{", *before, f"{called}({', '.join(arguments)});", *after, "}"])
+
+
+def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
+    assert isinstance(group, tree.Group)
+    return tuple(item for item in group.items if item != tree.Name("_"))
+
+
+def _type(parameter: tree.Parameter) -> Type:
+    types = [TYPES[s.word[1:]] for s in parameter.specifiers if s.word[1:] in TYPES]
+    if len(types) != 1 or parameter.declarator.dimensions:
+        raise Unsupported(f"a register or constant for '{parameter}'")
+    return types[0]
+
+
+def _serve(
+    use: Use,
+    name: str,
+    head: tree.FunctionNode | tree.Prototype,
+    results: tuple[tree.Operand, ...],
+    given: tuple[tree.Operand, ...],
+) -> str:
+    """A call of a function of the device's own."""
+    if name not in _SERVICES:
+        raise Unsupported(f"function '{name}' is not defined here")
+    lines, after = [], []
+    for number, (parameter, operand) in enumerate(zip_longest(head.params or (), given)):
+        type_ = _type(parameter).unsigned
+        lines.append(f"{type_} p{number}_ = {_stored(use, operand, type_)};")
+    for number, (parameter, operand) in enumerate(zip_longest(head.returns or (), results)):
+        type_ = _type(parameter).unsigned
+        lines.append(f"{type_} r{number}_;")
+        after.append(f"{_stored(use, operand, type_)} = r{number}_;")
+    return " ".join(["{", *lines, _SERVICES[name].format(site=use.site), *after, "}"])
+
+
+def _stored(use: Use, operand: tree.Operand, type_: Type) -> str:
+    """A value in a .param variable, or in a register."""
+    place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
+    return f"*({type_} *)({place.address})" if place and place.space == "param" else use.value(operand, type_)
+
+
+def _prototype(use: Use, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
+    """What an indirect call says of the function: `.callprototype`, or the first of `.calltargets`."""
+    listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
+    if isinstance(listed, tree.Prototype):
+        return listed
+    if isinstance(listed, tree.Directive) and listed.word == ".calltargets":
+        return use.body.code.head(listed.text.split(",")[0].strip())
+    raise Unsupported(f"no function and no prototype '{name}'")
+
+
 def _exit(use: Use) -> str:
     return "return;" if use.body.is_kernel else "t->services->exit(t);"
 
 
+def _allocate(use: Use) -> str:
+    """`top` is the end of what is allocated, `low` of what C has given: what was restored is used again."""
+    use.body.use_stack()
+    align = use.value(use.operands[2], TYPES["u32"]) if len(use.operands) > 2 else "8"
+    size = use.value(use.operands[1], TYPES["u64"])
+    type_ = use.words["T"]
+    assert isinstance(type_, Type)
+    value = use.assign(use.operands[0], type_, f"({type_})(top - t->local)")
+    return f"{{ uint64_t size_ = {size}; HOST_ALLOCATE({use.site}, size_, {align}); {value} }}"
+
+
+def _save(use: Use) -> str:
+    use.body.use_stack()
+    type_ = use.words["T"]
+    assert isinstance(type_, Type)
+    return use.assign(use.operands[0], type_, f"({type_})(top ? top - t->local : 0)")
+
+
+def _restore(use: Use) -> str:
+    use.body.use_stack()
+    return f"{{ uint64_t to_ = {use.value(use.operands[0], TYPES['u64'])}; top = to_ ? t->local + to_ : high; }}"
+
+
+def _calls() -> Iterator[Row]:
+    for signature in ("= a", "= a b", "= a b c", "= a b c e"):
+        yield Row("call{.uni}", signature, _call)
+
+
+_TRAP = "t->services->fault({thread}, {site}, HOST_FAULT_TRAP, 0);"
 ROWS = [
     Row("bra{.uni}", "= a", _branch),
+    Row("brx.idx{.uni}", "= a b", _branch_indexed),
+    *_calls(),
     Row("ret{.uni}", "", lambda _: "goto leave;"),
     Row("exit", "", _exit),
-    Row("trap", "", lambda use: f"t->services->fault(t, {use.site}, HOST_FAULT_TRAP, 0);"),
-    Row("brkpt", "", lambda use: f"t->services->fault(t, {use.site}, HOST_FAULT_TRAP, 0);"),
+    Row("trap", "", _TRAP),
+    Row("brkpt", "", _TRAP),
+    Row("alloca.T", "d = a", _allocate, T="u32 u64"),
+    Row("alloca.T", "d = a b", _allocate, T="u32 u64"),
+    Row("stacksave.T", "= a", _save, T="u32 u64"),
+    Row("stackrestore.T", "= a", _restore, T="u32 u64"),
 ]

@@ -113,6 +113,7 @@ _SETS: dict[str, str | Mapping[str, str]] = {
     "V": VECTORS,
     "T": ACCESSED,
 }
+_UNCHANGED = "L2::evict_unchanged L2::evict_first"
 _WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
 
 
@@ -132,6 +133,23 @@ ROWS = [
         )
     ),
     Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),
+    *(
+        Row(f"isspacep.{word}", "d:pred = a:u64", f"{{a}} - (uint64_t)t->{space} < t->{space}_size")
+        for word, space in SPACES.items() | {("const", "constant")}
+        if space in ("shared", "local", "constant")
+    ),
+    Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
+    # Caches: what is said about them has no effect
+    Row("prefetch{.W}.L", "= a", "", W="global local", L="L1 L2 L2::evict_last L2::evict_normal"),
+    Row("prefetchu.L1", "= a", ""),
+    Row("applypriority{.global}.L2::evict_normal", "= a b", ""),
+    Row("discard{.global}.L2", "= a b", ""),
+    *(
+        Row("createpolicy.fractional.P{.Q}.b64", signature, "0", P=EVICTIONS_2 + " L2::evict_unchanged", Q=_UNCHANGED)
+        for signature in ("d:b64 =", "d:b64 = a")
+    ),
+    Row("createpolicy.range{.global}.P{.Q}.b64", "d:b64 = a b c", "0", P=EVICTIONS_2, Q=_UNCHANGED),
+    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}"),
     Row("cvta.W.u64", "d:u64 = a:u64", "{a} + {W}", W=_WINDOWS),
     Row("cvta.to.W.u64", "d:u64 = a:u64", "{a} - {W}", W=_WINDOWS),
 ]

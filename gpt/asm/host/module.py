@@ -42,6 +42,7 @@ class Code:
         self.faults: dict[tuple[str, str], None] = {}
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
+        self._has_targets = False
         self._variables: dict[str, tuple[int, Variable]] = {}
         self._statements: dict[str, list[Statement]] = {}
         self._bodies: dict[str, Body] = {}
@@ -110,8 +111,17 @@ class Code:
         return None
 
     def is_function(self, name: str) -> bool:
-        """Whether a name is that of a function, defined or not."""
+        """Whether a name is that of a device function, defined or not."""
         return name in self._functions
+
+    def is_defined(self, name: str) -> bool:
+        """Whether the module has a function's body."""
+        return self.module.find(name) is not None
+
+    def targets(self) -> str:
+        """The table of what indirect calls may call: it is made if this is called."""
+        self._has_targets = True
+        return "targets"
 
     @cached_property
     def _functions(self) -> set[str]:
@@ -159,7 +169,12 @@ class Code:
 
     def _targets(self) -> list[str]:
         """The device functions that a call through an address may mean."""
-        return []
+        if not self._has_targets:
+            return []
+        pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
+        names = [name for name in dict.fromkeys([*self.taken, *pointed]) if name in self._functions]
+        rows = [f"{{{function_address(n):#x}ull, (void *)f_{n}}},\n    " for n in names if self.is_defined(n)]
+        return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
 
     def _tables(self) -> Iterable[str]:
         yield "\nstatic const char *const sites[] = {\n"

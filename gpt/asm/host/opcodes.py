@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt.asm.host import control, integer, memory
+from gpt.asm.host import asynchronous, atomics, control, integer, memory, threads
 from gpt.asm.host.table import Table
 
-TABLE = Table([*control.ROWS, *integer.ROWS, *memory.ROWS])
+TABLE = Table([*asynchronous.ROWS, *atomics.ROWS, *control.ROWS, *integer.ROWS, *memory.ROWS, *threads.ROWS])

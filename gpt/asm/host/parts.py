@@ -28,6 +28,15 @@ class ModuleCode(Protocol):
     def head(self, name: str) -> tree.FunctionNode:
         """A function as it is declared."""
 
+    def is_function(self, name: str) -> bool:
+        """Whether a name is that of a device function."""
+
+    def is_defined(self, name: str) -> bool:
+        """Whether the module has its body."""
+
+    def targets(self) -> str:
+        """The name of the table of what indirect calls may call."""
+
     def parameters(self, item: Item) -> list[params.Param]:
         """Where the parameters of a kernel are."""
 
@@ -63,6 +72,9 @@ class FunctionCode(Protocol):
 
     def find_list(self, name: str) -> tree.Statement | None:
         """What `NAME: .branchtargets` and the like declare."""
+
+    def use_stack(self) -> None:
+        """The function allocates stack."""
 
     def new_site(self) -> int:
         """A site for the instruction that is being written."""

@@ -45,8 +45,9 @@ class Use:
         operands = list(self.operands)
         written = _parts(operands.pop(0)) if row.written else []
         for slot, operand in zip(row.read, operands, strict=True):
-            names[slot.name] = self._read(slot, operand)
-        if ";" not in row.code:
+            if f"{{{slot.name}}}" in row.code:
+                names[slot.name] = self._read(slot, operand)
+        if row.written and ";" not in row.code:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])

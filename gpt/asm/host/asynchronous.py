@@ -1,0 +1,189 @@
+"""Copies that PTX makes asynchronously, the barriers that tell when they are done, and matrices of shared memory.
+
+Copies are made at once: what waits for them never waits. An mbarrier is a word of device.h's own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpt.asm.host.memory import PREFETCHES, SPACES, bracketed, pointer
+from gpt.asm.host.names import Unsupported
+from gpt.asm.host.table import TYPES, Row
+from gpt.asm.host.use import Use
+from gpt.ptx import tree
+
+_U32, _U64 = TYPES["u32"], TYPES["u64"]
+_STATE = "{.M}{.S}{.W}.b64"  # what stands after an operation on an mbarrier
+_SETS: dict[str, str | Mapping[str, str]] = {
+    "M": "relaxed acquire release",
+    "S": "cta cluster",
+    "W": dict.fromkeys(("shared", "shared::cta", "shared::cluster"), "shared"),
+}
+
+
+def _barrier(use: Use, operand: tree.Operand) -> str:
+    return f"(uint64_t *){pointer(use, str(use.words.get('W', '')), bracketed(operand), 8)}"
+
+
+def _change(code: str, use: Use) -> str:
+    """An operation without a result: `m_` is the mbarrier, `n_` the operand after it, or 1."""
+    address, *rest = use.operands
+    count = use.value(rest[0], _U32) if rest else "1u"
+    return f"{{ uint64_t *m_ = {_barrier(use, address)}; uint32_t n_ = {count}; {code} }}"
+
+
+def _arrive(use: Use) -> str:
+    """Gives the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
+    operands = list(use.operands)
+    result = tree.Name("_") if isinstance(operands[0], tree.Address) else operands.pop(0)
+    name = use.instruction.modifiers[0]
+    drop = int(use.instruction.opcode + name == "mbarrier.arrive_drop")
+    number = use.value(operands[1], _U32) if len(operands) > 1 else "1u"
+    count, bytes_ = ("1u", number) if ".expect_tx" in use.instruction.modifiers else (number, "0")
+    call = f"host_arrive({_barrier(use, operands[0])}, {count}, {bytes_}, {drop})"
+    return use.assign(result, _U64, call)
+
+
+def _wait(use: Use) -> str:
+    """Whether a phase is complete; who asks in vain lets others go on."""
+    result, address, state, *_ = use.operands
+    parity = ".parity" in use.instruction.modifiers
+    asked = f"{use.value(state, _U32)} & 1" if parity else f"{use.value(state, _U64)} >> 63"
+    return (
+        f"{{ bool p_ = *{_barrier(use, address)} >> 63 != ({asked}); if (!p_) t->services->turn(t, {use.site}); "
+        f"{use.assign(result, TYPES['pred'], 'p_')} }}"
+    )
+
+
+def _copy(use: Use) -> str:
+    """cp.async: `size` bytes, of which all after the first `from` are zeros; or none at all if a predicate says so."""
+    to, of, size, *rest = use.operands
+    count = int(use.value(size, _U64).removeprefix("(uint64_t)").removesuffix("ull"), 0)
+    if count not in (4, 8, 16):
+        raise Unsupported(f"cp.async of {count} bytes")
+    if use.words["L2_cache_hint"]:
+        rest.pop()
+    where = f"unsigned char *m_ = {pointer(use, 'shared', bracketed(to), count)};"
+    if not rest:
+        return f"{{ {where} memcpy(m_, {pointer(use, 'global', bracketed(of), count)}, {count}); }}"
+    address = use.address_of(bracketed(of))
+    return (
+        f"{{ {where} uint64_t n_ = {_given(use, rest[0], count)}; "
+        f"host_copy_part(t, {use.site}, m_, {address}, n_ < {count} ? n_ : {count}, {count}); }}"
+    )
+
+
+def _given(use: Use, operand: tree.Operand, count: int) -> str:
+    """How many bytes are read: an operand, or none if it is a predicate that holds."""
+    name = operand.operand if isinstance(operand, tree.Prefixed) else operand
+    if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
+        return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
+    return use.value(operand, _U64)
+
+
+def _bulk(use: Use) -> str:
+    """cp.async.bulk of bytes in a row; an mbarrier counts those that came."""
+    to, of, size, *rest = use.operands
+    places = [SPACES[str(use.words[word])] for word in ("D", "W")]
+    lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
+    for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
+        address = use.address_of(bracketed(operand))
+        lines.append(f"unsigned char *{name} = host_range_{space}(t, {use.site}, {address}, n_);")
+    lines.append("memcpy(d_, s_, n_);")
+    if ".mbarrier::complete_tx::bytes" in use.instruction.modifiers:
+        lines.append(f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(rest[0]), 8)}, -(int64_t)n_);")
+    return " ".join(["{", *lines, "}"])
+
+
+def _matrix(use: Use) -> str:
+    """ldmatrix and stmatrix: lanes 8i to 8i+7 say where the rows of matrix i are."""
+    load = use.instruction.opcode == "ldmatrix"
+    registers, address = use.operands if load else reversed(use.operands)
+    count = int(str(use.words["N"]))
+    items = use.vector(registers, count)
+    given = ", ".join(["0"] * 4 if load else [use.value(item, _U32) for item in items])
+    row = pointer(use, "shared" if use.words["W"] else "", bracketed(address), 16)
+    transposed = int(bool(use.words["trans"]))
+    after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
+    return (
+        f"{{ struct host_matrix x_ = {{t->laneid < {8 * count} ? (unsigned char *){row} : 0, {count}, {transposed}, "
+        f"{{{given}}}}}; t->services->meet(t, {use.site}, ~0u, host_{'load' if load else 'store'}_matrix, &x_); "
+        f"{' '.join(after)} }}"
+    )
+
+
+_COPIED = "{.L2::cache_hint}{.P}"
+_SHARED = {"shared": "shared", "shared::cta": "shared"}
+ROWS = [
+    Row("mbarrier.init{.W}.b64", "= a n", lambda use: _change("*m_ = host_mbarrier(n_);", use), **_SETS),
+    Row("mbarrier.inval{.W}.b64", "= a", lambda use: _change("*m_ = 0;", use), **_SETS),
+    Row(f"mbarrier.expect_tx{_STATE}", "= a n", lambda use: _change("host_transfer(m_, n_);", use), **_SETS),
+    Row(
+        f"mbarrier.complete_tx{_STATE}",
+        "= a n",
+        lambda use: _change("host_transfer(m_, -(int64_t)n_);", use),
+        **_SETS,
+    ),
+    *(
+        Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, **_SETS)
+        for name in ("arrive", "arrive_drop")
+        for form in ("", ".expect_tx", ".noComplete")
+        for signature in ("= a", "= a b", "= a b c")
+    ),
+    *(
+        Row(f"mbarrier.{name}{form}{_STATE}", signature, _wait, **_SETS)
+        for name in ("test_wait", "try_wait")
+        for form in ("", ".parity")
+        for signature in ("p = a b", "p = a b hint")
+    ),
+    Row("mbarrier.pending_count.b64", "d:u32 = a:u64", "host_pending({a})"),
+    *(
+        Row(f"cp.async.C.D.global{_COPIED}", f"= a b size{more}", _copy, C="ca cg", D=_SHARED, P=PREFETCHES)
+        for more in ("", " from", " from hint")
+    ),
+    Row("cp.async.commit_group", "", ""),
+    Row("cp.async.wait_group", "= a:u32", "(void){a};"),
+    Row("cp.async.wait_all", "", ""),
+    Row("cp.async.mbarrier.arrive{.W}.b64", "= a", lambda use: f"(void){_barrier(use, use.operands[0])};", **_SETS),
+    Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a", _arrive, **_SETS),
+    *(
+        Row(
+            "cp.async.bulk.D.W.mbarrier::complete_tx::bytes{.L2::cache_hint}",
+            f"= a b size bar{hint}",
+            _bulk,
+            D={"shared::cta": "shared", "shared::cluster": "shared"},
+            W={"global": "global", "shared::cta": "shared"},
+        )
+        for hint in ("", " h")
+    ),
+    *(
+        Row(
+            "cp.async.bulk.D.W.bulk_group{.L2::cache_hint}",
+            f"= a b size{hint}",
+            _bulk,
+            D={"global": "global"},
+            W={"shared::cta": "shared"},
+        )
+        for hint in ("", " h")
+    ),
+    Row("cp.async.bulk.commit_group", "", ""),
+    Row("cp.async.bulk.wait_group{.read}", "= a:u32", "(void){a};"),
+    Row("cp.async.bulk.prefetch.L2.global", "= a b", lambda _: ";"),
+    *(
+        Row(
+            f"{opcode}.sync.aligned.m8n8.N{{.trans}}{{.W}}.b16",
+            signature,
+            _matrix,
+            N={"x1": "1", "x2": "2", "x4": "4"},
+            W=_SETS["W"],
+        )
+        for opcode, signature in (("ldmatrix", "d = a"), ("stmatrix", "= a b"))
+    ),
+    Row(
+        "movmatrix.sync.aligned.m8n8.trans.b16",
+        "d:b32 = a:b32",
+        "struct host_matrix x_ = {{0, 1, 0, {{{a}}}}}; "
+        "t->services->meet({thread}, {site}, ~0u, host_move_matrix, &x_); {d} = x_.elements[0];",
+    ),
+]

@@ -1,0 +1,79 @@
+"""Atomic operations and reductions, and what orders accesses.
+
+Blocks run at once on several threads of the host, so each is an atomic operation there, and sequentially consistent.
+The elements of a vector are operated on one after the other, as PTX allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpt.asm.host.memory import SCOPES, SPACES, VECTORS, bracketed, pointer
+from gpt.asm.host.names import Unsupported
+from gpt.asm.host.table import Row, Type
+from gpt.asm.host.use import Use, convert
+from gpt.ptx import tree
+
+_TYPES = {  # of the operations
+    "and": "b32 b64",
+    "or": "b32 b64",
+    "xor": "b32 b64",
+    "exch": "b32 b64 b128",
+    "cas": "b16 b32 b64 b128",
+    "add": "u32 s32 u64 s64 f32 f64",
+    "inc": "u32",
+    "dec": "u32",
+    "min": "u32 s32 u64 s64",
+    "max": "u32 s32 u64 s64",
+}
+_SEMANTICS = "relaxed acquire release acq_rel"
+_FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
+
+
+def _atomic(use: Use) -> str:
+    """Functions of atomics.h are named by operation and type."""
+    type_, width = use.words["T"], int(str(use.words["V"]) or 1)
+    assert isinstance(type_, Type)
+    name = str(use.words["O"]).lstrip("_")
+    operands = list(use.operands)
+    result = operands.pop(0) if use.instruction.opcode == "atom" else None
+    address, *given = operands
+    raw = type_.unsigned
+    lines = [f"{raw} *m_ = ({raw} *){pointer(use, str(use.words['W']), bracketed(address), type_.size * width)};"]
+    values = [use.vector(one, width) for one in given[: 1 + (name == "cas")]]
+    results = use.vector(result, width) if result else [tree.Name("_")] * width
+    if width == 1 and len(values[0]) != 1:
+        raise Unsupported("a vector")
+    for number, (to, *of) in enumerate(zip(results, *values, strict=True)):
+        arguments = ", ".join(["t", f"m_ + {number}", *(use.value(one, raw) for one in of)])
+        lines.append(use.assign(to, type_, convert(f"atomic_{name}_{type_.name}({arguments})", raw, type_)))
+    return " ".join(["{", *lines, "}"])
+
+
+def _rows() -> Iterator[Row]:
+    for name, types in _TYPES.items():
+        for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
+            for hint in ("", " h"):
+                for opcode, written in (("atom", "d "), ("red", "")):
+                    yield Row(
+                        f"{opcode}{order}{{.noftz}}{{.L2::cache_hint}}{{.V}}.T",
+                        f"{written}= a b{' c' if name == 'cas' else ''}{hint}",
+                        _atomic,
+                        M=_SEMANTICS,
+                        S=SCOPES,
+                        G=SCOPES,
+                        W=SPACES,
+                        O=name,
+                        V=VECTORS,
+                        T=types,
+                    )
+
+
+ROWS = [
+    *_rows(),
+    Row("membar.S", "", _FENCED, S="cta gl sys"),
+    Row("fence{.M}.S", "", _FENCED, M="sc acq_rel acquire release", S=SCOPES),
+    # Proxies: memory is one
+    Row("fence.proxy.P", "", _FENCED, P="alias async async.global async.shared::cta async.shared::cluster"),
+    Row("fence.mbarrier_init.release.cluster", "", _FENCED),
+]

@@ -1,0 +1,119 @@
+"""What threads do together, and where they wait for each other.
+
+Each is a call of the service `meet` with a function of device.h that is called once all are there, or of `barrier`.
+Instructions without a mask, of before `.sync`, meet those that are there once nobody else can advance.
+"""
+
+from __future__ import annotations
+
+from gpt.asm.host.names import Unsupported
+from gpt.asm.host.table import TYPES, Row
+from gpt.asm.host.use import Use
+from gpt.ptx import tree
+
+_PRED, _U32 = TYPES["pred"], TYPES["u32"]
+_MODES = "up down bfly idx"
+
+_SHUFFLE = (
+    "struct host_shuffle x_ = {{{a}, {b}, {c}, SHUFFLE{M}, {a}, 0}}; "
+    "t->services->meet({thread}, {site}, %s, host_shuffle, &x_); {d} = x_.result; {p} = x_.valid;"
+)
+_VOTE = (
+    "struct host_ballot x_ = {{{a}, 0}}; "
+    "uint32_t m_ = t->services->meet({thread}, {site}, %s, host_ballot, &x_); {p} = %s;"
+)
+_VOTES = {"all": "x_.result == m_", "any": "x_.result != 0", "uni": "x_.result == 0 || x_.result == m_"}
+_MATCH = (
+    "struct host_match x_ = {{{a}, 0, 0}}; t->services->meet({thread}, {site}, {m}, host_match, &x_); "
+    "{d} = %s; {p} = x_.all;"
+)
+_REDUCE = (
+    "struct host_reduce x_ = {{{a}}}; t->services->meet({thread}, {site}, {m}, host{O}_{T.name}, &x_); {d} = x_.value;"
+)
+
+
+def _barrier(kind: str, use: Use, first: int = 0) -> str:
+    """The call of the service: the barrier's number, how many threads, and a predicate for those that reduce."""
+    operands = list(use.operands[first:])
+    value = use.value(operands.pop(), _PRED) if first else "0"
+    number = use.value(operands[0], _U32)
+    threads = use.value(operands[1], _U32) if len(operands) > 1 else "0"
+    return f"t->services->barrier(t, {use.site}, HOST_BARRIER_{kind}, {number} & 15, {threads}, {value})"
+
+
+def _synchronize(use: Use) -> str:
+    return f"{_barrier('SYNC', use)};"
+
+
+def _arrive(use: Use) -> str:
+    return f"{_barrier('ARRIVE', use)};"
+
+
+def _reduce(use: Use) -> str:
+    kind = str(use.words["O"])
+    if kind == "POPC":
+        return use.assign(use.operands[0], _U32, _barrier(kind, use, 1))
+    return use.assign(use.operands[0], _PRED, f"{_barrier(kind, use, 1)} != 0")
+
+
+def _elect(use: Use) -> str:
+    results, mask = use.operands
+    if not isinstance(results, tree.Expression) or len(results.operands) != 2:
+        raise Unsupported("elect.sync has two results")
+    leader, chosen = results.operands
+    return (
+        f"{{ uint32_t m_ = t->services->meet(t, {use.site}, {use.value(mask, _U32)}, host_nothing, 0); "
+        f"uint32_t d_ = (uint32_t)__builtin_ctz(m_); {use.assign(leader, _U32, 'd_')} "
+        f"{use.assign(chosen, _PRED, 'd_ == t->laneid')} }}"
+    )
+
+
+ROWS = [
+    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:b32", _SHUFFLE % "{m}", M=_MODES),
+    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", M=_MODES),
+    *(
+        row
+        for name, result in _VOTES.items()
+        for row in (
+            Row(f"vote.sync.{name}.pred", "p:pred = a:pred m:b32", _VOTE % ("{m}", result)),
+            Row(f"vote.{name}.pred", "p:pred = a:pred", _VOTE % ("0", result)),
+        )
+    ),
+    Row("vote.sync.ballot.b32", "p:b32 = a:pred m:b32", _VOTE % ("{m}", "x_.result")),
+    Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result")),
+    Row("match.any.sync.T", "d:b32 p:pred = a:T m:b32", _MATCH % "x_.same", T="b32 b64"),
+    Row("match.all.sync.T", "d:b32 p:pred = a:T m:b32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
+    Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="add min max", T="u32 s32"),
+    Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="and or xor", T="b32"),
+    Row("activemask.b32", "d:b32 =", "t->services->meet({thread}, {site}, 0, host_nothing, 0)"),
+    Row("elect.sync", "d = m", _elect),
+    Row("bar.warp.sync", "= m:b32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);"),
+    *(
+        row
+        for name in ("barrier{.cta}", "bar{.cta}")
+        for row in (
+            *(Row(f"{name}.sync{{.aligned}}", signature, _synchronize) for signature in ("= a", "= a b")),
+            Row(f"{name}.arrive{{.aligned}}", "= a b", _arrive),
+            *(
+                Row(f"{name}.red.O{{.aligned}}.{type_}", signature, _reduce, O=kinds)
+                for signature in ("d = a c", "d = a b c")
+                for type_, kinds in (("pred", {"and": "AND", "or": "OR"}), ("u32", {"popc": "POPC"}))
+            ),
+        )
+    ),
+    # A cluster is a block: all that matters is that threads wait for those that arrive
+    Row("barrier.cluster.arrive{.S}{.aligned}", "", "", S="release relaxed"),
+    Row(
+        "barrier.cluster.wait{.acquire}{.aligned}",
+        "",
+        "t->services->barrier({thread}, {site}, HOST_BARRIER_SYNC, HOST_BARRIERS - 1, 0, 0);",
+    ),
+    Row("getctarank{.shared::cluster}.T", "d:u32 = a", "(void){a}, 0", T="u32 u64"),
+    Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", T="u32 u64"),
+    # Time
+    Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});"),
+    # What has no effect here: blocks and grids start in order, registers are as many as they are
+    Row("griddepcontrol.O", "", "", O="wait launch_dependents"),
+    Row("setmaxnreg.O.sync.aligned.u32", "= a:u32", "(void){a};", O="inc dec"),
+    Row("pmevent{.mask}", "= a:u32", "(void){a};"),
+]

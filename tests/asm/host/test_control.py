@@ -1,0 +1,152 @@
+"""Branches, calls, and what threads do together, by one thread (thread.c)."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gpt.asm.backend import Faults, Options
+from gpt.asm.host.backend import Host, HostTarget
+from tests.asm.host.thread import HEAD, Thread, kernel
+from tests.asm.modules import RECURSIVE
+
+TWICE = """
+.func (.reg .u32 z) twice(.reg .u32 x) { .reg .u32 %q; shl.b32 %q, x, 1; mov.u32 z, %q; ret; }
+.func leaves(.param .b64 a) { .reg .b64 %a; ld.param.b64 %a, [a]; st.global.u32 [%a], 99; exit; }
+.global .align 8 .u64 table[2] = {depth, twice};
+.const .align 4 .u32 fives[3] = {5, 55};
+.const .align 8 .u64 place = generic(fives)+4;
+"""
+CALLS = """
+    .shared .align 8 .b8 own[64];
+    .local .align 8 .b8 frame[32];
+    mov.u32 %r1, 6;
+    { .param .b32 a; .param .b32 back;
+      st.param.b32 [a], %r1; call.uni (back), depth, (a); ld.param.b32 %r2, [back]; }
+    st.global.u32 [%p], %r2;                                            // 720
+    { .param .b32 a; .param .b32 back; st.param.b32 [a], 5; ld.global.u64 %d1, [table];
+      like: .callprototype (.param .b32 _) _ (.param .b32 _);
+      call (back), %d1, (a), like; ld.param.b32 %r2, [back]; }
+    st.global.u32 [%p+4], %r2;                                          // 120
+    call (%r3), twice, (%r2);
+    st.global.u32 [%p+8], %r3;                                          // 240
+    targets: .branchtargets A, B, C;
+    mov.u32 %r4, 1;
+    brx.idx %r4, targets;
+A:  mov.u32 %r3, 1;
+B:  mov.u32 %r3, 7; bra D;
+C:  mov.u32 %r3, 9;
+D:  st.global.u32 [%p+12], %r3;                                         // 7
+    { .reg .b32 %r3; mov.u32 %r3, 8; A: st.global.u32 [%p+16], %r3; }   // 8
+    st.global.u32 [%p+20], %r3;                                         // 7
+    ld.const.u32 %r5, [fives+4]; st.global.u32 [%p+24], %r5;            // 55
+    mov.u64 %d2, own; st.shared.v2.u32 [%d2+8], {3, 4}; ld.shared.u32 %r5, [own+12];
+    st.global.u32 [%p+28], %r5;                                         // 4
+    mov.u64 %d2, frame; add.u64 %d2, %d2, 8; st.local.u16 [%d2], 0xfff6; cvta.local.u64 %d3, %d2; ld.s16 %r5, [%d3];
+    st.global.u32 [%p+32], %r5;                                         // -10
+    cvta.shared.u64 %d4, own; isspacep.shared %p1, %d4; isspacep.local %p2, %d3; isspacep.global %p3, %p;
+    isspacep.shared %p4, %d3; selp.u32 %r5, 1, 0, %p1; @%p2 add.u32 %r5, %r5, 2; @%p3 add.u32 %r5, %r5, 4;
+    @%p4 add.u32 %r5, %r5, 8; st.global.u32 [%p+36], %r5;               // 7
+    stacksave.u64 %d5; mov.u32 %r6, 0;
+MORE: stackrestore.u64 %d5; alloca.u64 %d6, 4000, 32; st.local.u32 [%d6+3996], %r6; add.u32 %r6, %r6, 1;
+    setp.lt.u32 %p1, %r6, 500; @%p1 bra MORE;
+    ld.local.u32 %r5, [%d6+3996]; st.global.u32 [%p+40], %r5;           // 499
+    mov.b64 {%r5, %r6}, 0x500000006; mov.b64 %d7, {%r6, %r5}; mov.b64 {_, %r5}, %d7;
+    st.global.u32 [%p+44], %r5;                                         // 6
+    shfl.sync.idx.b32 %r5|%p1, %r6, 5, 31, 0x20; vote.sync.ballot.b32 %r6, %p1, 0x20; match.any.sync.b32 %r7, %r5, 0x20;
+    redux.sync.add.u32 %r8, %r5, 0x20; elect.sync %r9|%p2, 0x20; activemask.b32 %r10;
+    st.global.v4.u32 [%p+48], {%r6, %r7, %r8, %r9};                    // 32 (lane 5), 32, 5, 5
+    bar.red.popc.u32 %r5, 0, %p2; barrier.cta.sync.aligned 1, 64; bar.warp.sync -1;
+    st.global.u32 [%p+64], %r5;                                         // 1
+    mov.u32 %r5, %tid.y; mov.u32 %r6, %lanemask_lt; mad.lo.u32 %r5, %r5, 1000, %r6;
+    st.global.u32 [%p+68], %r5;                                         // 2031
+    mov.u64 %d8, %clock64; mov.u32 %r5, 0; mov.u64 %d9, %clock64; sub.u64 %d9, %d9, %d8;
+    st.global.u32 [%p+72], %d9;                                         // 2
+    { .param .b64 a; add.u64 %d1, %p, 76; st.param.b64 [a], %d1; call leaves, (a); }
+    st.global.u32 [%p+76], 1;                                           // 99: not reached
+"""
+WANTED = (720, 120, 240, 7, 8, 7, 55, 4, -10, 7, 499, 6, 32, 32, 5, 5, 1, 2031, 2, 99)
+
+ATOMICS = """
+    st.global.u32 [%p], 10; st.global.u32 [%p+4], 0x3f800000; st.global.u64 [%p+8], 0;
+    atom.global.add.u32 %r1, [%p], 5; atom.global.inc.u32 %r2, [%p], 15; atom.global.dec.u32 %r3, [%p], 7;
+    atom.cas.b32 %r4, [%p], 7, 100; atom.max.s32 %r5, [%p], -1; red.relaxed.gpu.global.xor.b32 [%p], 1;
+    st.global.v4.u32 [%p+16], {%r1, %r2, %r3, %r4}; st.global.u32 [%p+32], %r5;
+    atom.global.add.f32 %f1, [%p+4], 0f00000001;
+    atom.add.release.gpu.u64 %d1, [%p+8], 7; atom.global.exch.b64 %d2, [%p+8], 9; st.global.u64 [%p+40], %d2;
+    mov.b128 %q1, {%d1, %d2}; atom.global.exch.b128 %q2, [%p+48], %q1; atom.global.cas.b128 %q3, [%p+48], %q1, %q2;
+    atom.global.cas.b16 %h1, [%p+36], 0, 77;
+    { .shared .align 8 .b64 bar; mbarrier.init.shared.b64 [bar], 2; mbarrier.arrive.shared.b64 %d1, [bar];
+      mbarrier.test_wait.shared.b64 %p1, [bar], %d1; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;
+      .shared .align 16 .b8 tile[32]; mbarrier.test_wait.parity.shared.b64 %p2, [bar], 0;
+      cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%p], 16, [bar];
+      mbarrier.try_wait.parity.shared::cta.b64 %p3, [bar], 0; mbarrier.test_wait.shared.b64 %p4, [bar], %d1;
+      selp.u32 %r6, 1, 0, %p1; @%p2 add.u32 %r6, %r6, 2; @%p3 add.u32 %r6, %r6, 4; @%p4 add.u32 %r6, %r6, 8;
+      ld.shared.u32 %r7, [tile]; cp.async.ca.shared.global [tile+16], [%p], 4, 2; cp.async.wait_all;
+      ld.shared.u32 %r8, [tile+16]; st.global.v2.u32 [%p+64], {%r6, %r7}; st.global.u32 [%p+72], %r8; }
+"""
+
+
+@pytest.fixture(scope="module")
+def thread(tmp_path_factory):
+    return Thread(tmp_path_factory.mktemp("thread"))
+
+
+def test_calls_and_branches(thread):
+    found = thread.run(kernel(CALLS, RECURSIVE + TWICE), bytes(4 * len(WANTED)))
+    assert struct.unpack(f"<{len(WANTED)}i", found) == WANTED
+
+
+def test_atomics_and_asynchronous_copies(thread):
+    found = thread.run(kernel(ATOMICS), bytes(80))
+    assert struct.unpack("<2IQ4IIHxxQ2Q4I", found) == (
+        *(101, 0x3F800000, 9),
+        *(10, 15, 0, 7, 100),
+        *(77, 7, 0, 0),
+        *(4 + 8, 101, 101, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("st.global.u32 [%p+2], 1;", "MISALIGNED 28: st.global.u32 [%p+2], 1 +2"),
+        ("st.global.v4.u32 [%p+8], {1, 1, 1, 1};", "MISALIGNED"),
+        ("ld.global.u8 %h1, [%p+-1];", "ADDRESS"),
+        ("ld.u8 %h1, [0];", "ADDRESS"),
+        (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u32 %r1, [%r1+320];", "SHARED"),
+        (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u64 %d1, [%r1+-8];", "SHARED"),
+        ("mov.u64 %d1, -8; ld.local.u64 %d1, [%d1];", "LOCAL"),
+        ("trap;", "TRAP"),
+        ("mov.u64 %d1, %p; like: .callprototype _ (); call %d1, (), like;", "FUNCTION"),
+        (
+            "{ .param .b32 a; .param .b32 back; st.param.b32 [a], 99999999; call (back), depth, (a); }",
+            "STACK",
+        ),
+        ("FOR: bra FOR;", "ASSERT"),  # of thread.c: too many turns
+    ],
+)
+def test_faults(thread, body, fault):
+    with pytest.raises(RuntimeError) as found:
+        thread.run(kernel(body, RECURSIVE), bytes(8))
+    assert str(found.value).startswith(fault)
+
+
+def test_what_is_not_supported_is_refused_with_its_line():
+    text = kernel(
+        "    tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%p, {%r1}];\n    nothing.u32 %r1;\n    add.u32 %r1, %r2, y;"
+    )
+    with pytest.raises(Faults) as found:
+        Host(Options()).make(text.encode(), "m", HostTarget())
+    assert found.value.found == [
+        ("m:9", "not supported: 'tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%p, {%r1}];'"),
+        ("m:10", "not supported: 'nothing.u32 %r1;'"),
+        ("m:11", "'y' is no register that is declared: 'add.u32 %r1, %r2, y;'"),
+    ]
+
+
+def test_the_same_text_gives_the_same_bytes():
+    text = (HEAD + ".visible .entry k() { ret; }").encode()
+    one, two = (Host(Options()).make(text, name, HostTarget()).image for name in "ab")
+    assert one == two and one[:4] == b"\x7fELF"
