@@ -19,7 +19,18 @@ typedef __int128 int128_t;
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 // Modifiers, as rows of tables name them: FLAG, then the modifier if it is there.
-enum { FLAG = 0, FLAG_sat = 1, FLAG_ftz = 1, FLAG_relu = 1, FLAG_satfinite = 1 };
+enum {
+    FLAG = 0,
+    FLAG_ftz = 1,
+    FLAG_sat = 2,
+    FLAG_relu = 4,
+    FLAG_satfinite = 8,
+    FLAG_NaN = 16,
+    FLAG_abs = 32,
+    FLAG_xorsign = 64,
+    FLAG_oob = 128,
+    FLAG_payload = 256, // of no modifier: a NaN keeps its upper bits
+};
 
 // The bits of registers
 

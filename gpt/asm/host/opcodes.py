@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from gpt.asm.host import asynchronous, atomics, control, integer, memory, threads
+from gpt.asm.host import asynchronous, atomics, control, floating, integer, memory, threads
 from gpt.asm.host.table import Table
 
-TABLE = Table([*asynchronous.ROWS, *atomics.ROWS, *control.ROWS, *integer.ROWS, *memory.ROWS, *threads.ROWS])
+TABLE = Table(
+    [
+        *asynchronous.ROWS,
+        *atomics.ROWS,
+        *control.ROWS,
+        *floating.ROWS,
+        *integer.ROWS,
+        *memory.ROWS,
+        *threads.ROWS,
+    ]
+)

@@ -1,0 +1,242 @@
+"""Floating point: arithmetic, comparison, conversion. runtime/host/math.h says what is exact and what is not.
+
+Its functions are named for the type: f32_add, bf16x2_add. Modifiers that PTX has for some types only fit all.
+"""
+
+from __future__ import annotations
+
+from gpt.asm.host.table import Row
+
+MODES = "rn rz rm rp"
+INTEGRAL = "rni rzi rmi rpi"
+HALVES = "f16 bf16"
+PAIRS = "f16x2 bf16x2"
+ALL = f"{HALVES} {PAIRS} f32 f64"
+FLOATS = f"{HALVES} f32 f64"
+INTEGERS = "u8 s8 u16 s16 u32 s32 u64 s64"
+COMPARE = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan"
+BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
+SIGNED = {"xorsign.abs": "_xorsign"}
+F8 = "e4m3x2 e5m2x2"
+F6 = "e2m3x2 e3m2x2"
+
+_CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, which come in both orders
+_CLAMPS = {"A": "relu satfinite", "B": "relu satfinite"}
+
+_ARITHMETIC = [
+    *(
+        row
+        for name in ("add", "sub", "mul")
+        for row in (
+            Row(
+                f"{name}{{.R}}{{.ftz}}{{.sat}}.T",
+                "d = a b",
+                f"{{T.name}}_{name}({{a}}, {{b}}, ROUND{{R}}, FLAG{{ftz}} | FLAG{{sat}})",
+                R=MODES,
+                T=ALL,
+            ),
+            Row(
+                f"{name}{{.R}}{{.ftz}}.f32x2",
+                "d:b64 = a:b64 b:b64",
+                f"f32x2_{name}({{a}}, {{b}}, ROUND{{R}}, FLAG{{ftz}})",
+                R=MODES,
+            ),
+        )
+    ),
+    *(
+        Row(
+            f"{name}{{.R}}{{.sat}}.f32.T",
+            "d:f32 = a b:f32",
+            f"f32_{name}((float)read_{{T.name}}({{a}}, FLAG), {{b}}, ROUND{{R}}, FLAG{{sat}})",
+            R=MODES,
+            T=HALVES,
+        )
+        for name in ("add", "sub")
+    ),
+    *(
+        Row(
+            f"{name}.R{{.ftz}}{{.oob}}{{.M}}.T",
+            "d = a b c",
+            "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{oob} | FLAG{M})",
+            R=MODES,
+            M="sat relu",
+            T=types,
+        )
+        for name, types in (("fma", ALL), ("mad", "f32 f64"))
+    ),
+    Row(
+        "fma.R{.ftz}.f32x2",
+        "d:b64 = a:b64 b:b64 c:b64",
+        "f32x2_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz})",
+        R=MODES,
+    ),
+    Row(
+        "fma.R{.sat}.f32.T",
+        "d:f32 = a b c:f32",
+        "f32_fma((float)read_{T.name}({a}, FLAG), (float)read_{T.name}({b}, FLAG), {c}, ROUND{R}, FLAG{sat})",
+        R=MODES,
+        T=HALVES,
+    ),
+    Row("div.R{.ftz}.T", "d = a b", "{T.name}_div({a}, {b}, ROUND{R}, FLAG{ftz})", R=MODES, T="f32 f64"),
+    Row("div.approx{.ftz}.f32", "d:f32 = a:f32 b:f32", "f32_div_approx({a}, {b}, FLAG{ftz})"),
+    Row("div.full{.ftz}.f32", "d:f32 = a:f32 b:f32", "f32_div({a}, {b}, ROUND, FLAG{ftz})"),
+    *(
+        Row(f"{name}.R{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, ROUND{{R}}, FLAG{{ftz}})", R=MODES, T="f32 f64")
+        for name in ("rcp", "sqrt")
+    ),
+    *(
+        Row(f"{name}.approx{{.ftz}}.f32", "d:f32 = a:f32", f"f32_{name}_approx({{a}}, FLAG{{ftz}})")
+        for name in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
+    ),
+    *(
+        Row(f"{name}.approx{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})", T=f"{HALVES} {PAIRS}")
+        for name in ("ex2", "tanh")
+    ),
+    Row("rcp.approx.ftz.f64", "d:f64 = a:f64", "f64_rcp_approx({a})"),
+    Row("rsqrt.approx{.ftz}.f64", "d:f64 = a:f64", "f64_rsqrt_approx({a}, FLAG{ftz})"),
+    *(Row(f"{name}{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})", T=ALL) for name in ("abs", "neg")),
+    *(
+        row
+        for name in ("min", "max")
+        for row in (
+            Row(
+                f"{name}{{.ftz}}{{.NaN}}{{.X}}.T",
+                "d = a b",
+                f"{{T.name}}_{name}({{a}}, {{b}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{X}})",
+                X=SIGNED,
+                T=ALL,
+            ),
+            Row(
+                f"{name}{{.ftz}}{{.NaN}}{{.abs}}.f32",
+                "d:f32 = a:f32 b:f32 c:f32",
+                f"f32_{name}_3({{a}}, {{b}}, {{c}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{abs}})",
+            ),
+        )
+    ),
+    Row("copysign.T", "d = a b", "{T.name}_copysign({a}, {b})", T="f32 f64"),
+]
+
+_COMPARISON = [
+    Row(
+        "testp.C.T",
+        "p:pred = a",
+        "host_is(IS{C}, FORMAT_{T.name}, bits_{T.name}({a}))",
+        C="finite infinite number notanumber normal subnormal",
+        T="f32 f64",
+    ),
+]
+_TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
+_LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
+for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and with a predicate
+    _setp = f"setp.C{_b}{{.ftz}}.T", f"p:pred q:pred = a b{_c}"
+    _set = f"set.C{_b}{{.ftz}}.D.T", f"d:D = a b{_c}"
+    _halves = f"PAIR({_LOW}{_with} ? HALF_{{D.name}} : 0, {_HIGH}{_with} ? HALF_{{D.name}} : 0)"
+    _COMPARISON += [
+        Row(*_setp, f"bool r_ = {_TEST}; p_ = r_{_with}; q_ = !r_{_with};", C=COMPARE, B=BOOLEAN, T=FLOATS),
+        Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", C=COMPARE, B=BOOLEAN, T=PAIRS),
+        Row(
+            *_set,
+            f"{_TEST}{_with} ? TRUE_{{D.name}} : 0",
+            C=COMPARE,
+            B=BOOLEAN,
+            D="u16 s16 u32 s32 f16 bf16 f32",
+            T=FLOATS,
+        ),
+        Row(*_set, _halves, C=COMPARE, B=BOOLEAN, D=f"u32 s32 {PAIRS}", T=PAIRS),
+    ]
+
+_CONVERSION = [
+    Row(
+        "cvt.R{.ftz}{.sat}.D.T",
+        "d:D = a",
+        "({D})host_to_integer(read_{T.name}({a}, FLAG{ftz}), ROUND{R},"
+        " {D.bits}, IS_SIGNED({D}), NAN_INTEGER({D}, {T}))",
+        R=INTEGRAL,
+        D=INTEGERS,
+        T=FLOATS,
+    ),
+    Row(
+        "cvt.R{.ftz}{.sat}.D.T",
+        "d:D = a",
+        "integer_{D.name}((uint64_t){a}, IS_SIGNED({T}), ROUND{R}, FLAG{sat})",
+        R=MODES,
+        D=FLOATS,
+        T=INTEGERS,
+    ),
+    Row(
+        "cvt.R{.ftz}{.sat}.D.T",
+        "d:D = a",
+        "write_{D.name}(host_integral(read_{T.name}({a}, FLAG{ftz}), ROUND{R}), ROUND, FLAG{ftz} | FLAG{sat})",
+        R=INTEGRAL,
+        D=FLOATS,
+        T=FLOATS,
+    ),
+    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)"),
+    Row(
+        "cvt{.R}{.ftz}{.sat}{.A}{.B}.D.T",
+        "d:D = a",
+        "write_{D.name}(read_{T.name}({a}, FLAG{ftz}), ROUND{R},"
+        f" KEEP_{{T.name}} | FLAG{{ftz}} | FLAG{{sat}} | {_CLAMPED})",
+        R=MODES,
+        D=FLOATS,
+        T=FLOATS,
+        **_CLAMPS,
+    ),
+    Row(
+        "cvt.R{.A}{.B}.tf32.f32",
+        "d:b32 = a:f32",
+        f"write_tf32({{a}}, ROUND{{R}}, {_CLAMPED})",
+        R="rn rz rna",
+        **_CLAMPS,
+    ),
+    Row(
+        "cvt.R{.A}{.B}.D.f32",
+        "d:D = a:f32 b:f32",
+        f"PAIR(write_{{D.name}}((double){{b}}, ROUND{{R}}, {_CLAMPED}),"
+        f" write_{{D.name}}((double){{a}}, ROUND{{R}}, {_CLAMPED}))",
+        R="rn rz",
+        D=PAIRS,
+        **_CLAMPS,
+    ),
+    *(
+        row
+        for formats, width in ((F8, 8), (F6, 8), ("e2m1x2", 4))
+        for row in (
+            Row(
+                "cvt.rn{.A}{.B}.D.f32",
+                "d:D = a:f32 b:f32",
+                f"narrow_two(FORMAT_{{D.name}}, {width}, (double){{a}}, (double){{b}}, {_CLAMPED})",
+                D=formats,
+                **_CLAMPS,
+            ),
+            Row(
+                "cvt.rn{.A}{.B}.D.f16x2",
+                "d:D = a:f16x2",
+                f"narrow_two(FORMAT_{{D.name}}, {width}, HIGH_f16x2({{a}}, FLAG), LOW_f16x2({{a}}, FLAG), {_CLAMPED})",
+                D=formats,
+                **_CLAMPS,
+            ),
+            Row(
+                "cvt.rn{.relu}.f16x2.T",
+                "d:f16x2 = a",
+                f"widen_two(FORMAT_{{T.name}}, {width}, {{a}}, FLAG{{relu}})",
+                T=formats,
+            ),
+        )
+    ),
+    Row(
+        "cvt.R{.satfinite}.ue8m0x2.f32",
+        "d:ue8m0x2 = a:f32 b:f32",
+        "host_ue8m0((double){a}, ROUND{R}, FLAG{satfinite}) << 8 | host_ue8m0((double){b}, ROUND{R}, FLAG{satfinite})",
+        R="rz rp",
+    ),
+    Row(
+        "cvt.R{.satfinite}.ue8m0x2.bf16x2",
+        "d:ue8m0x2 = a:bf16x2",
+        "host_ue8m0(HIGH_bf16x2({a}, FLAG), ROUND{R}, FLAG{satfinite}) << 8"
+        " | host_ue8m0(LOW_bf16x2({a}, FLAG), ROUND{R}, FLAG{satfinite})",
+        R="rz rp",
+    ),
+    Row("cvt.rn.bf16x2.ue8m0x2", "d:bf16x2 = a:ue8m0x2", "PAIR(bf16_of_ue8m0({a} & 0xff), bf16_of_ue8m0({a} >> 8))"),
+]
+ROWS = [*_ARITHMETIC, *_COMPARISON, *_CONVERSION]

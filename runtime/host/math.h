@@ -1,0 +1,328 @@
+// Floating-point instructions on f32 and f64, exact by the PTX ISA ("Floating Point Instructions"), and
+// everything else that code of gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off, and
+// linked with -lm.
+//
+// NaN: an f32 result is the canonical 0x7fffffff. PTX does not say which one an f64 result is: as on an H200
+// it is the operand that is one, quiet, or 0xfff8000000000000: of several the second, in fma then the third,
+// in div the first. .ftz flushes what is read and the result. Approximate functions are computed in double
+// and rounded: they are within every bound that the manual states, but have other bits than hardware has.
+//
+// The rounding modes that are not C's, and .ftz near the least normal number, are one instruction of the host
+// between two loads of MXCSR, in one asm statement: nothing else is rounded so, and flags stay as they were.
+
+#ifndef GPT_HOST_MATH_H
+#define GPT_HOST_MATH_H
+
+#include "formats.h"
+
+#include <math.h>
+
+#define NAN_F32 as_f32(0x7fffffff)
+
+// MXCSR by rounding mode, exceptions masked; then the same with subnormal operands and results as 0.
+static const uint32_t host_mxcsr[2][4] = {{0x1f80, 0x7f80, 0x3f80, 0x5f80}, {0x9fc0, 0xffc0, 0xbfc0, 0xdfc0}};
+
+#define HOST_ROUNDED(name, type, instruction)                                                                \
+    INLINE type name(type a, type b, enum host_round round, unsigned flags) {                                \
+        uint32_t saved;                                                                                      \
+        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2\n\t" instruction " %3, %1\n\tldmxcsr %0"                  \
+                         : "=&m"(saved), "+x"(a)                                                             \
+                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]), "x"(b));                         \
+        return a;                                                                                            \
+    }
+HOST_ROUNDED(host_f32_add, float, "addss")
+HOST_ROUNDED(host_f32_sub, float, "subss")
+HOST_ROUNDED(host_f32_mul, float, "mulss")
+HOST_ROUNDED(host_f32_div, float, "divss")
+HOST_ROUNDED(host_f32_sqrt, float, "sqrtss")
+HOST_ROUNDED(host_f64_add, double, "addsd")
+HOST_ROUNDED(host_f64_sub, double, "subsd")
+HOST_ROUNDED(host_f64_mul, double, "mulsd")
+HOST_ROUNDED(host_f64_div, double, "divsd")
+HOST_ROUNDED(host_f64_sqrt, double, "sqrtsd")
+
+// Without -mfma it is the C library's, which keeps to MXCSR: in a function of its own, so that nothing else
+// does.
+#ifdef __FMA__
+#define HOST_FUSED(name, type, instruction, function)                                                        \
+    INLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                        \
+        uint32_t saved;                                                                                      \
+        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2\n\t" instruction " %4, %3, %1\n\tldmxcsr %0"              \
+                         : "=&m"(saved), "+x"(c)                                                             \
+                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]), "x"(a), "x"(b));                 \
+        return c;                                                                                            \
+    }
+#else
+#define HOST_FUSED(name, type, instruction, function)                                                        \
+    OUTLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                       \
+        uint32_t saved;                                                                                      \
+        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2"                                                          \
+                         : "=&m"(saved), "+x"(a)                                                             \
+                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]));                                 \
+        type result = function(a, b, c);                                                                     \
+        __asm__ volatile("ldmxcsr %1" : "+x"(result) : "m"(saved));                                          \
+        return result;                                                                                       \
+    }
+#endif
+HOST_FUSED(host_f32_fma, float, "vfmadd231ss", __builtin_fmaf)
+HOST_FUSED(host_f64_fma, double, "vfmadd231sd", __builtin_fma)
+
+// What modifiers make of a result: .sat has no NaN and no -0.
+INLINE float host_f32_result(float value, unsigned flags) {
+    if (flags & FLAG_sat)
+        return value > 0 ? value < 1 ? value : 1 : 0;
+    return value == value ? value : NAN_F32;
+}
+
+INLINE float host_f32_flushed(float value, unsigned flags) {
+    return flags & FLAG_ftz ? host_f32_flush(value) : value;
+}
+
+// Whether C's own operator gives the result: not so near the least normal number, where only the processor
+// knows whether what it rounded was below.
+#define HOST_IS_PLAIN(result)                                                                                \
+    (round == ROUND_rn && (!(flags & FLAG_ftz) || !(__builtin_fabsf(result) <= 0x1p-126f)))
+
+INLINE double host_f64_result(double result, double first, double second, double third) {
+    if (UNLIKELY(result != result))
+        return host_quiet(first != first     ? first
+                          : second != second ? second
+                          : third != third   ? third
+                                             : result);
+    return result;
+}
+
+#define HOST_F32(name, plain, first, second)                                                                 \
+    INLINE float f32_##name(float a, float b, enum host_round round, unsigned flags) {                       \
+        a = host_f32_flushed(a, flags), b = host_f32_flushed(b, flags);                                      \
+        float result = plain;                                                                                \
+        return host_f32_result(HOST_IS_PLAIN(result) ? result : host_f32_##name(a, b, round, flags), flags); \
+    }                                                                                                        \
+    INLINE double f64_##name(double a, double b, enum host_round round, unsigned flags) {                    \
+        (void)flags;                                                                                         \
+        return host_f64_result(round == ROUND_rn ? plain : host_f64_##name(a, b, round, 0), first, second,   \
+                               0);                                                                           \
+    }
+HOST_F32(add, a + b, b, a)
+HOST_F32(sub, a - b, b, a)
+HOST_F32(mul, a *b, b, a)
+HOST_F32(div, a / b, a, b)
+
+INLINE float f32_fma(float a, float b, float c, enum host_round round, unsigned flags) {
+    a = host_f32_flushed(a, flags), b = host_f32_flushed(b, flags), c = host_f32_flushed(c, flags);
+    float result = round == ROUND_rn ? __builtin_fmaf(a, b, c) : 0;
+    return host_f32_result(HOST_IS_PLAIN(result) ? result : host_f32_fma(a, b, c, round, flags), flags);
+}
+
+INLINE double f64_fma(double a, double b, double c, enum host_round round, unsigned flags) {
+    (void)flags;
+    return host_f64_result(round == ROUND_rn ? __builtin_fma(a, b, c) : host_f64_fma(a, b, c, round, 0), b, c,
+                           a);
+}
+
+INLINE float f32_rcp(float a, enum host_round round, unsigned flags) { return f32_div(1, a, round, flags); }
+INLINE double f64_rcp(double a, enum host_round round, unsigned flags) { return f64_div(1, a, round, flags); }
+
+// A root is never near the least normal number.
+INLINE float f32_sqrt(float a, enum host_round round, unsigned flags) {
+    a = host_f32_flushed(a, flags);
+    return host_f32_result(round == ROUND_rn ? __builtin_sqrtf(a) : host_f32_sqrt(a, a, round, 0), flags);
+}
+INLINE double f64_sqrt(double a, enum host_round round, unsigned flags) {
+    (void)flags;
+    return round == ROUND_rn ? __builtin_sqrt(a) : host_f64_sqrt(a, a, round, 0);
+}
+
+INLINE float f32_abs(float a, unsigned flags) {
+    return host_f32_result(__builtin_fabsf(host_f32_flushed(a, flags)), 0);
+}
+INLINE float f32_neg(float a, unsigned flags) { return host_f32_result(-host_f32_flushed(a, flags), 0); }
+INLINE double f64_abs(double a, unsigned flags) {
+    return (void)flags, a == a ? __builtin_fabs(a) : host_quiet(a);
+}
+INLINE double f64_neg(double a, unsigned flags) { return (void)flags, a == a ? -a : host_quiet(a); }
+
+// The sign of the first, the rest of the second.
+INLINE float f32_copysign(float a, float b) { return __builtin_copysignf(b, a); }
+INLINE double f64_copysign(double a, double b) { return __builtin_copysign(b, a); }
+
+// min and max of encodings: -0 is less than +0; a number is preferred to a NaN, but by .NaN; two NaNs are the
+// canonical one. .xorsign.abs compares magnitudes and takes the sign of the product, of a NaN's sign too.
+CALLED uint64_t host_extreme(enum host_format format, uint64_t a, uint64_t b, bool greatest, unsigned flags) {
+    uint64_t sign = host_sign(format), product = (a ^ b) & sign;
+    if (flags & FLAG_ftz)
+        a = host_flush(format, a), b = host_flush(format, b);
+    bool no_a = host_is_nan(format, a), no_b = host_is_nan(format, b);
+    if (no_a || no_b) {
+        if (flags & FLAG_NaN || (no_a && no_b))
+            return format == FORMAT_f64 ? b | 1ull << 51 : host_formats[format].nan;
+        a = b = no_a ? b : a;
+    }
+    if (flags & (FLAG_xorsign | FLAG_abs))
+        a &= ~sign, b &= ~sign;
+    int64_t place_a = (int64_t)(a & ~sign), place_b = (int64_t)(b & ~sign);
+    place_a = a & sign ? ~place_a : place_a;
+    place_b = b & sign ? ~place_b : place_b;
+    uint64_t found = (place_a < place_b) != greatest ? a : b;
+    return flags & FLAG_xorsign ? found | product : found;
+}
+
+#define HOST_EXTREMES(type, format, bits)                                                                    \
+    INLINE type format##_min(type a, type b, unsigned flags) {                                               \
+        return as_##format(                                                                                  \
+            (bits)host_extreme(FORMAT_##format, bits_##format(a), bits_##format(b), false, flags));          \
+    }                                                                                                        \
+    INLINE type format##_max(type a, type b, unsigned flags) {                                               \
+        return as_##format(                                                                                  \
+            (bits)host_extreme(FORMAT_##format, bits_##format(a), bits_##format(b), true, flags));           \
+    }
+HOST_EXTREMES(float, f32, uint32_t)
+HOST_EXTREMES(double, f64, uint64_t)
+
+// Of three: of a NaN's sign and of which NaN nothing is left to be seen.
+INLINE float f32_min_3(float a, float b, float c, unsigned flags) {
+    return f32_min(f32_min(a, b, flags), c, flags);
+}
+INLINE float f32_max_3(float a, float b, float c, unsigned flags) {
+    return f32_max(f32_max(a, b, flags), c, flags);
+}
+
+// testp, of an f32's or f64's bits. Zeros count as normal.
+enum host_class { IS_finite, IS_infinite, IS_number, IS_notanumber, IS_normal, IS_subnormal };
+
+INLINE bool host_is(enum host_class class, enum host_format format, uint64_t encoding) {
+    uint64_t magnitude = encoding & (host_sign(format) - 1), greatest = host_formats[format].greatest;
+    bool small = magnitude && !(magnitude >> host_formats[format].fraction);
+    switch (class) {
+    case IS_finite:
+        return magnitude <= greatest;
+    case IS_infinite:
+        return magnitude == greatest + 1;
+    case IS_number:
+        return magnitude <= greatest + 1;
+    case IS_notanumber:
+        return magnitude > greatest + 1;
+    case IS_normal:
+        return magnitude <= greatest && !small;
+    default:
+        return small;
+    }
+}
+
+// Comparisons: false if there is a NaN; those with a u are then true.
+enum host_comparison {
+    COMPARE_eq,
+    COMPARE_ne,
+    COMPARE_lt,
+    COMPARE_le,
+    COMPARE_gt,
+    COMPARE_ge,
+    COMPARE_equ,
+    COMPARE_neu,
+    COMPARE_ltu,
+    COMPARE_leu,
+    COMPARE_gtu,
+    COMPARE_geu,
+    COMPARE_num,
+    COMPARE_nan,
+};
+
+INLINE bool host_compare(enum host_comparison how, double a, double b) {
+    switch (how) {
+    case COMPARE_eq:
+        return a == b;
+    case COMPARE_ne:
+        return a < b || a > b;
+    case COMPARE_lt:
+        return a < b;
+    case COMPARE_le:
+        return a <= b;
+    case COMPARE_gt:
+        return a > b;
+    case COMPARE_ge:
+        return a >= b;
+    case COMPARE_equ:
+        return !(a < b || a > b);
+    case COMPARE_neu:
+        return a != b;
+    case COMPARE_ltu:
+        return !(a >= b);
+    case COMPARE_leu:
+        return !(a > b);
+    case COMPARE_gtu:
+        return !(a <= b);
+    case COMPARE_geu:
+        return !(a < b);
+    case COMPARE_num:
+        return a == a && b == b;
+    default:
+        return a != a || b != b;
+    }
+}
+
+INLINE bool f64_compare(enum host_comparison how, double a, double b, unsigned flags) {
+    (void)flags;
+    return host_compare(how, a, b);
+}
+INLINE bool f32_compare(enum host_comparison how, float a, float b, unsigned flags) {
+    return host_compare(how, (double)host_f32_flushed(a, flags), (double)host_f32_flushed(b, flags));
+}
+
+// What set writes if it is true, and in each half of a pair.
+enum {
+    TRUE_u16 = 0xffff,
+    TRUE_s16 = -1,
+    TRUE_s32 = -1,
+    TRUE_f32 = 1,
+    TRUE_f16 = 0x3c00,
+    TRUE_bf16 = 0x3f80,
+    HALF_u32 = 0xffff,
+    HALF_s32 = 0xffff,
+    HALF_f16x2 = TRUE_f16,
+    HALF_bf16x2 = TRUE_bf16,
+};
+#define TRUE_u32 0xffffffff
+
+// Approximations
+
+#define HOST_APPROXIMATE(name, expression)                                                                   \
+    CALLED float f32_##name##_approx(float value, unsigned flags) {                                          \
+        double a = (double)host_f32_flushed(value, flags);                                                   \
+        return host_f32_result(host_f32_flushed((float)(expression), flags), 0);                             \
+    }
+HOST_APPROXIMATE(rcp, 1 / a)
+HOST_APPROXIMATE(sqrt, __builtin_sqrt(a))
+HOST_APPROXIMATE(rsqrt, 1 / __builtin_sqrt(a))
+HOST_APPROXIMATE(sin, __builtin_sin(a))
+HOST_APPROXIMATE(cos, __builtin_cos(a))
+HOST_APPROXIMATE(lg2, __builtin_log2(a))
+HOST_APPROXIMATE(ex2, __builtin_exp2(a))
+HOST_APPROXIMATE(tanh, __builtin_tanh(a))
+
+// div.approx is a * (1 / b): where |b| > 2^126 the reciprocal is 0. div.full scales its operands before.
+INLINE float f32_div_approx(float a, float b, unsigned flags) {
+    if (__builtin_fabsf(b) > 0x1p126f && __builtin_fabsf(b) <= 0x1.fffffep127f)
+        return f32_mul(a, __builtin_copysignf(0, b), ROUND_rn, flags);
+    return f32_div(a, b, ROUND_rn, flags);
+}
+
+// rcp.approx.ftz.f64 and rsqrt.approx(.ftz).f64: of the upper 32 bits, and in them.
+INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
+
+INLINE double host_f64_flush(double value) { return as_f64(host_flush(FORMAT_f64, bits_f64(value))); }
+
+CALLED double f64_rcp_approx(double a) {
+    return host_f64_upper(host_f64_flush(1 / host_f64_flush(host_f64_upper(a))));
+}
+
+CALLED double f64_rsqrt_approx(double a, unsigned flags) {
+    double value = flags & FLAG_ftz ? host_f64_flush(host_f64_upper(a)) : a;
+    double result = 1 / __builtin_sqrt(value);
+    return flags & FLAG_ftz ? host_f64_upper(result) : result;
+}
+
+#include "half.h"
+
+#include "convert.h"
+
+#endif

@@ -1,0 +1,425 @@
+"""Floating-point instructions against exact rationals (exact.py): every rounding mode and modifier, through real PTX.
+
+All instructions on a type are one kernel, which runs over operands: boundaries, random bits, numbers near to 1.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.asm.host import exact
+from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, INFINITY, NAN, TF32, Format, Fraction, Value
+from tests.asm.host.thread import Thread, kernel
+from tests.tiers import full
+
+MODES = ("rn", "rz", "rm", "rp")
+OPERATIONS: dict[str, tuple[int, Callable[..., tuple[bool, Value]]]] = {
+    "add": (2, exact.add),
+    "sub": (2, lambda a, b, mode: exact.add(a, (not b[0], b[1]), mode)),
+    "mul": (2, lambda a, b, mode: exact.multiply(a, b)),
+    "div": (2, lambda a, b, mode: exact.divide(a, b)),
+    "fma": (3, lambda a, b, c, mode: exact.add(exact.multiply(a, b), c, mode)),
+    "mad": (3, lambda a, b, c, mode: exact.add(exact.multiply(a, b), c, mode)),
+    "rcp": (1, lambda a, mode: exact.divide((False, Fraction(1)), a)),
+    "sqrt": (1, lambda a, mode: exact.root(a)),
+}
+TWOS = {"f16x2": F16, "bf16x2": BF16}
+WHOLE = {f"{sign}{size}": (sign == "s", size) for sign in "us" for size in (8, 16, 32, 64)}
+COMPARE: dict[str, Callable[[Fraction | float, Fraction | float], bool]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+class Case(NamedTuple):
+    """An instruction, the bits of its result and of its operands, and what it does with the bits."""
+
+    text: str
+    result: int
+    operands: tuple[int, ...]
+    does: Callable[..., int]
+    nan: Format | None = None  # of whose NaNs any is right
+
+
+@pytest.fixture(scope="module")
+def thread(tmp_path_factory):
+    return Thread(tmp_path_factory.mktemp("thread"))
+
+
+def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """For each three operands what each instruction makes of them."""
+    body, size = [], 8 * len(cases)
+    for number, case in enumerate(cases):
+        names = []
+        for place, bits in enumerate(case.operands):
+            names.append(f"{'%r' if bits == 32 else '%d' if bits == 64 else '%h'}{place + 1}")
+            body.append(f"ld.global.b{bits} {names[-1]}, [%d10+{8 * place}];")
+        result = {1: "%p2", 32: "%r8", 64: "%d8"}.get(case.result, "%h8")
+        body.append(f"{case.text} {', '.join([result, *names])};")
+        if case.result == 1:
+            body.append("selp.u32 %r8, 1, 0, %p2;")
+        body.append(f"st.global.b{max(case.result, 8)} [%d11+{8 * number}], {'%r8' if case.result == 1 else result};")
+    text = kernel(
+        f"""
+    ld.global.u32 %r10, [%p]; add.u64 %d10, %p, 8; mad.wide.u32 %d11, %r10, 24, %d10;
+NEXT:
+    {"".join(body)}
+    add.u64 %d10, %d10, 24; add.u64 %d11, %d11, {size};
+    sub.u32 %r10, %r10, 1; setp.ne.u32 %p1, %r10, 0; @%p1 bra NEXT;"""
+    )
+    data = struct.pack("<Q", len(operands)) + b"".join(struct.pack("<3Q", *three) for three in operands)
+    found = thread.run(text, data + bytes(size * len(operands)))[len(data) :]
+    return struct.iter_unpack(f"<{len(cases)}Q", found)
+
+
+def check(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> None:
+    """Each instruction with each three operands."""
+    for three, found in zip(operands, results(thread, cases, operands), strict=True):
+        for case, got in zip(cases, found, strict=True):
+            given = [value & (1 << bits) - 1 for value, bits in zip(three, case.operands, strict=False)]
+            wanted = case.does(*given)
+            if not (case.nan and case.nan.is_nan(wanted) and case.nan.is_nan(got)):
+                assert got == wanted, f"{case.text} of {list(map(hex, given))}: {got:#x}, not {wanted:#x}"
+
+
+def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
+    """Three operands each: in every third case the last is about the product of the others, negated."""
+    source = random.Random(f"{seed} {count}")
+    chosen = [form.samples(count, source) for _ in range(3)]
+    for i in range(0, count, 3):
+        negative, value = exact.multiply(form.decode(chosen[0][i]), form.decode(chosen[1][i]))
+        if isinstance(value, Fraction):
+            scaled = value * Fraction(2) ** source.randint(-form.fraction - 3, form.fraction + 3)
+            chosen[2][i] = form.encode(not negative, scaled)
+    return list(zip(*chosen, strict=True))
+
+
+def clamped(form: Format, negative: bool, value: Value, mode: str, words: str) -> int:
+    """A result with its modifiers."""
+    if value == NAN:
+        return 0 if "sat." in words else form.nan
+    if negative and ("sat." in words or "relu" in words):
+        return 0
+    if "sat." in words and (value == INFINITY or value > 1):
+        value = Fraction(1)
+    return form.encode(negative, value, mode, "ftz" in words, "satfinite" in words)
+
+
+def arithmetic(form: Format) -> Iterator[Case]:
+    """The operations that are rounded once."""
+    half = form in (F16, BF16)
+    clamps = {"f64": [""], "f32": ["", "sat."]}.get(form.name, ["", "sat.", "relu."])
+    for name, (count, operation) in OPERATIONS.items():
+        if half and name not in ("add", "sub", "mul", "fma"):
+            continue
+        for mode, ftz, clamp in product(MODES[: 1 if half else 4], ("", "ftz.") if form != F64 else ("",), clamps):
+            words = f"{mode}.{ftz}{clamp}"
+            if ("sat" in clamp and name in ("div", "rcp", "sqrt")) or ("relu" in clamp and name != "fma"):
+                continue
+
+            def does(*given: int, mode=mode, words=words, operation=operation) -> int:
+                operands = map(form.flush, given) if "ftz" in words else given
+                return clamped(form, *operation(*map(form.decode, operands), mode), mode, words)
+
+            any_nan = form if form == F64 else None
+            yield Case(f"{name}.{words}{form.name}", form.size, (form.size,) * count, does, any_nan)
+            if half:
+                yield Case(f"{name}.{words}{form.name}x2", 32, (32,) * count, paired(does))
+
+
+def paired(does: Callable[..., int]) -> Callable[..., int]:
+    """An instruction on each half."""
+    return lambda *given: does(*(a & 0xFFFF for a in given)) | does(*(a >> 16 for a in given)) << 16
+
+
+def times(factor: int, does: Callable[..., int]) -> Callable[..., int]:
+    """What set makes of a comparison."""
+    return lambda *given: factor * does(*given)
+
+
+def signs(form: Format) -> Iterator[Case]:
+    """What looks at encodings only: signs, extremes, classes, comparisons."""
+    sign, size, name = form.sign, form.size, form.name
+
+    def canonical(bits: int) -> int:
+        return form.nan if form.is_nan(bits) else bits
+
+    def extreme(greatest: bool, words: str) -> Callable[[int, int], int]:
+        def does(a: int, b: int) -> int:
+            product_ = (a ^ b) & sign
+            a, b = (form.flush(a), form.flush(b)) if "ftz" in words else (a, b)
+            numbers = [bits for bits in (a, b) if not form.is_nan(bits)]
+            if not numbers or ("NaN" in words and len(numbers) == 1):
+                return form.nan
+            if "xorsign" in words:
+                return (max if greatest else min)(bits & ~sign for bits in numbers) | product_
+            place = lambda bits: ~(bits & ~sign) if bits & sign else bits  # noqa: E731
+            return (max if greatest else min)(numbers, key=place)
+
+        return does
+
+    def compares(how: str) -> Callable[[int, int], int]:
+        def does(a: int, b: int) -> int:
+            none = form.is_nan(a) or form.is_nan(b)
+            if how in ("num", "nan"):
+                return int(none == (how == "nan"))
+            if none:
+                return int(len(how) == 3)
+            x, y = (number if isinstance(number := form.decode(bits)[1], Fraction) else math.inf for bits in (a, b))
+            return int(COMPARE[how[:2]](-x if a & sign else x, -y if b & sign else y))
+
+        return does
+
+    half = form in (F16, BF16)
+    variants = [words for words in ("", "NaN.", "xorsign.abs.", "NaN.xorsign.abs.") if form != F64 or not words]
+    variants += ["ftz.", "ftz.NaN.xorsign.abs."] if form in (F16, F32) else []
+    for greatest, words in product((False, True), variants):
+        text, does = f"{'max' if greatest else 'min'}.{words}{name}", extreme(greatest, words)
+        yield Case(text, size, (size, size), does, form if form == F64 else None)
+        if half:
+            yield Case(f"{text}x2", 32, (32, 32), paired(does))
+    yield Case(f"abs.{name}", size, (size,), lambda a: canonical(a & ~sign), form)
+    yield Case(f"neg.{name}", size, (size,), lambda a: canonical(a ^ sign), form)
+    for how in [*COMPARE, *(f"{how}u" for how in COMPARE), "num", "nan"]:
+        does = compares(how)
+        yield Case(f"setp.{how}.{name}", 1, (size, size), does)
+        yield Case(f"set.{how}.u32.{name}", 32, (size, size), times(0xFFFFFFFF, does))
+        if half:
+            one = form.encode(False, Fraction(1))
+            yield Case(f"set.{how}.{name}x2.{name}x2", 32, (32, 32), paired(times(one, does)))
+        else:
+            yield Case(f"set.{how}.f32.{name}", 32, (size, size), times(0x3F800000, does))
+    if half:
+        return
+    yield Case(f"copysign.{name}", size, (size, size), lambda a, b: a & sign | b & ~sign)
+    normal = 1 << form.fraction
+    for kind, test in {
+        "finite": lambda m: m <= form.greatest,
+        "infinite": lambda m: m == form.greatest + 1,
+        "number": lambda m: m <= form.greatest + 1,
+        "notanumber": lambda m: m > form.greatest + 1,
+        "normal": lambda m: m == 0 or normal <= m <= form.greatest,
+        "subnormal": lambda m: 0 < m < normal,
+    }.items():
+        yield Case(f"testp.{kind}.{name}", 1, (size,), lambda a, test=test: int(test(a & ~sign)))
+
+
+def whole(value: Fraction, mode: str) -> int:
+    """The nearest integer."""
+    low = math.floor(value)
+    rest = value - low
+    up = {"rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and low % 2), "rz": value < 0, "rm": False, "rp": True}
+    return low + (rest > 0 and bool(up[mode]))
+
+
+def conversions(form: Format) -> Iterator[Case]:
+    """cvt from a float type."""
+    size, name = form.size, form.name
+    for (to, (signed, bits)), mode in product(WHOLE.items(), MODES):
+        least, greatest = -(1 << bits - 1) if signed else 0, (1 << bits - signed) - 1
+
+        def does(a: int, mode=mode, bits=bits, least=least, greatest=greatest) -> int:
+            negative, value = form.decode(a)
+            if value == NAN:  # "cvt"
+                return 1 << bits - 1 if form == F64 or bits == 64 else 0
+            if value == INFINITY:
+                found = least if negative else greatest
+            else:
+                found = max(least, min(greatest, whole(form.number(a), mode)))
+            return found & (1 << bits) - 1
+
+        yield Case(f"cvt.{mode}i.{to}.{name}", bits, (size,), does)
+    for to, mode in product((F16, BF16, F32, F64), MODES):
+        if to.size <= size and to != form:
+            clamps = ["", "relu.", "satfinite.", "relu.satfinite."] if form == F32 and mode in ("rn", "rz") else [""]
+            clamps += ["sat."] if to != BF16 else []
+            clamps += ["ftz."] if (to, form) == (F32, F64) else []
+            for words in clamps:
+
+                def narrow(a: int, to=to, mode=mode, words=words) -> int:
+                    return clamped(to, *form.decode(a), mode, words)
+
+                yield Case(f"cvt.{mode}.{words}{to.name}.{name}", to.size, (size,), narrow, to)
+        elif to == form:
+
+            def integral(a: int, mode=mode) -> int:
+                negative, value = form.decode(a)
+                if isinstance(value, str):
+                    return form.nan if value == NAN else a
+                return form.encode(negative, Fraction(abs(whole(form.number(a), mode))))
+
+            yield Case(f"cvt.{mode}i.{name}.{name}", size, (size,), integral, form)
+        elif mode == "rn":
+            yield Case(f"cvt.{to.name}.{name}", to.size, (size,), lambda a, to=to: to.encode(*form.decode(a)), to)
+    if form != F32:
+        return
+    for mode in ("rn", "rz", "rna"):
+
+        def tensor(a: int, mode=mode) -> int:
+            if mode == "rna" and form.is_nan(a):  # an H200 cuts it off
+                return a & 0xFFFFE000
+            return TF32.encode(*form.decode(a), mode) << 13
+
+        yield Case(f"cvt.{mode}.tf32.f32", 32, (32,), tensor)
+    for to in (F16, BF16):
+        pair = lambda a, b, to=to: to.encode(*form.decode(a)) << 16 | to.encode(*form.decode(b))  # noqa: E731
+        yield Case(f"cvt.rn.{to.name}x2.f32", 32, (32, 32), pair)
+    for small in ("e4m3", "e5m2", "e3m2", "e2m3"):
+        for words in ("satfinite.", "satfinite.relu."):
+
+            def two(a: int, b: int, to=FORMATS[small], words=words) -> int:
+                return clamped(to, *form.decode(a), "rn", words) << 8 | clamped(to, *form.decode(b), "rn", words)
+
+            yield Case(f"cvt.rn.{words}{small}x2.f32", 16, (32, 32), two)
+
+
+@pytest.mark.parametrize("count", [24, full(3000)])
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("fma", [True, full(False)])
+def test_exact(tmp_path, monkeypatch, fma, name, count):
+    """Arithmetic, rounded once in each mode; comparison; conversion: with and without a processor's fma."""
+    if not fma:
+        monkeypatch.setenv("CC", "cc -mno-fma")
+    form = FORMATS[name]
+    cases = [*arithmetic(form), *signs(form), *conversions(form)]
+    operands = samples(form, count, name)
+    if form in (F16, BF16):
+        operands = [
+            tuple(a | b << 16 for a, b in zip(x, y, strict=True))
+            for x, y in zip(operands, operands[1:] + operands[:1], strict=True)
+        ]
+    check(Thread(tmp_path), cases, operands)
+
+
+def test_halfway(thread):
+    """f16 fma: a product halfway between two numbers, where an addend decides, however small it is: one rounding."""
+    tiny = [1, 0x8001, 0x0400, 0x8400, 0, 0x8000]
+    products = (0x3C01, 0x3C40), (0x3C03, 0x5020), (0x7BFF, 0x3C20), (0x6801, 0x4408)
+    check(
+        thread,
+        [case for case in arithmetic(F16) if case.text == "fma.rn.f16"],
+        [(*p, c) for p in products for c in tiny],
+    )
+
+
+def test_integers_to_floats(thread):
+    """Every integer type to every float type."""
+    source = random.Random(1)
+    edges = [0, 1, (1 << 24) + 1, (1 << 53) + 1, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 65519, 65520, 65504, 2049, 2051]
+    edges += [source.getrandbits(64) >> source.randrange(64) for _ in range(60)]
+    edges += [(1 << 64) - value for value in edges if value]
+    cases = []
+    for (of, (signed, bits)), to, mode in product(WHOLE.items(), (F16, BF16, F32, F64), MODES):
+
+        def does(a: int, signed=signed, bits=bits, to=to, mode=mode) -> int:
+            value = a - (1 << bits) if signed and a >> bits - 1 else a
+            return to.encode(value < 0, Fraction(abs(value)), mode)
+
+        cases.append(Case(f"cvt.{mode}.{to.name}.{of}", to.size, (bits,), does))
+    check(thread, cases, [(value, 0, 0) for value in edges])
+
+
+def test_every_small_number(thread):
+    """All numbers of 16 and 8 bits, converted: as numpy has them, and by the book."""
+    text = """
+    mov.u32 %r1, 0;
+NEXT:
+    cvt.u16.u32 %h1, %r1;
+    cvt.f32.f16 %f1, %h1; cvt.rn.f16.f32 %h2, %f1; cvt.f64.f16 %d1, %h1; cvt.rz.satfinite.bf16.f32 %h3, %f1;
+    mul.wide.u32 %d2, %r1, 24; add.u64 %d2, %d2, %p;
+    st.global.f32 [%d2], %f1; st.global.b16 [%d2+4], %h2; st.global.b64 [%d2+8], %d1;
+    cvt.rn.f16x2.e4m3x2 %r2, %h1; cvt.rn.f16x2.e5m2x2 %r3, %h1; st.global.v2.u32 [%d2+16], {%r2, %r3};
+    add.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 65536; @%p1 bra NEXT;"""
+    data = thread.run(kernel(text), bytes(24 * 65536))
+    fields = [("single", "<f4"), ("half", "<u2"), ("", "<u2"), ("double", "<f8"), ("e4m3", "<u4"), ("e5m2", "<u4")]
+    found = np.frombuffer(data, np.dtype(fields))
+    bits = np.arange(65536, dtype=np.uint16)
+    halves = bits.view(np.float16)
+    assert np.array_equal(found["single"], halves.astype(np.float32), equal_nan=True)
+    assert np.array_equal(found["double"], halves.astype(np.float64), equal_nan=True)
+    assert np.array_equal(found["half"], np.where(np.isnan(halves), 0x7FFF, bits))
+    for name in ("e4m3", "e5m2"):
+        one = np.array([F16.encode(*FORMATS[name].decode(byte)) for byte in range(256)], np.uint32)
+        assert np.array_equal(found[name], one[bits & 255] | one[bits >> 8] << 16), name
+
+
+# By name: the function, and the greatest relative or absolute error that the manual states, as a power of 2.
+APPROXIMATE: dict[str, tuple[Callable[[float], float], float]] = {
+    "rcp": (lambda a: 1 / a, -23),
+    "sqrt": (math.sqrt, -23),
+    "rsqrt": (lambda a: 1 / math.sqrt(a), -22.9),
+    "ex2": (math.exp2, -22.5),
+    "lg2": (math.log2, -22.6),
+    "tanh": (math.tanh, -11),
+    "sin": (math.sin, -20.5),
+    "cos": (math.cos, -20.5),
+}
+INFINITE, ZERO, MINUS = 0x7F800000, 0, 0x80000000
+SPECIAL = {  # of +infinity, -infinity, +0, -0, -1; None for a NaN
+    "rcp": (ZERO, MINUS, INFINITE, INFINITE | MINUS, 0xBF800000),
+    "sqrt": (INFINITE, None, ZERO, MINUS, None),
+    "rsqrt": (ZERO, None, INFINITE, INFINITE | MINUS, None),
+    "ex2": (INFINITE, ZERO, 0x3F800000, 0x3F800000, 0x3F000000),
+    "lg2": (INFINITE, None, INFINITE | MINUS, INFINITE | MINUS, None),
+    "tanh": (0x3F800000, 0xBF800000, ZERO, MINUS, 0xBF42F7D6),
+    "sin": (None, None, ZERO, MINUS, 0xBF576AA4),
+    "cos": (None, None, 0x3F800000, 0x3F800000, 0x3F0A5140),
+}
+
+
+def test_approximate(thread):
+    """The special values, and the errors; subnormal numbers with and without .ftz."""
+    source = random.Random(3)
+    numbers = [math.ldexp(source.uniform(0.5, 1), source.randint(-8, 6)) for _ in range(100)]
+    special = [INFINITE, INFINITE | MINUS, ZERO, MINUS, 0xBF800000, 0x7FC00005, 0x00400000, 0x80400000]
+    words = special + [bits_of(number) for number in numbers]
+    names = [f"{name}.approx{ftz}" for name in APPROXIMATE for ftz in ("", ".ftz") if (name, ftz) != ("tanh", ".ftz")]
+    cases = [Case(f"{name}.f32", 32, (32,), int) for name in names]
+    found = zip(*results(thread, cases, [(word, 0, 0) for word in words]), strict=True)
+    subnormal = {}
+    for name, values in zip(names, found, strict=True):
+        function, bound = APPROXIMATE[name.partition(".")[0]]
+        expected = SPECIAL[name.partition(".")[0]]
+        assert values[:6] == tuple(0x7FFFFFFF if one is None else one for one in (*expected, None)), name
+        for word, result in zip(words[8:], values[8:], strict=True):
+            wanted = function(number_of(word))
+            near = 2.0**bound * (max(1, abs(wanted)) if name[:3] in ("lg2", "sin", "cos") else abs(wanted))
+            assert abs(number_of(result) - wanted) <= near, (name, number_of(word), hex(result))
+        if name.endswith("ftz"):
+            assert values[6:8] == values[2:4], name
+        subnormal[name] = values[6]
+    assert subnormal["rcp.approx"] == 0x7F000000 and subnormal["sqrt.approx"] == 0x1FB504F3
+    assert subnormal["lg2.approx"] == 0xC2FE0000 and subnormal["tanh.approx"] == 0x00400000
+
+
+def bits_of(number: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", number))[0]
+
+
+def number_of(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def test_division_that_is_approximate(thread):
+    """div.approx is 0 by what is above 2^126, and a NaN if infinity is divided; div.full is neither."""
+    one, two, large, infinite = 0x3F800000, 0x40000000, 0x7F400000, 0x7F800000
+    expected = {  # of div.approx and div.full
+        (one, large): (0, 0x002AAAAB),
+        (infinite, large): (0x7FFFFFFF, infinite),
+        (one, two): (0x3F000000, 0x3F000000),
+        (large, large): (0, one),
+    }
+    cases = [Case(f"div.{kind}.f32", 32, (32, 32), int) for kind in ("approx", "full")]
+    assert list(results(thread, cases, [(*two, 0) for two in expected])) == list(expected.values())
