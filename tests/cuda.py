@@ -76,6 +76,11 @@ def tool(name: str) -> Path:
     raise FileNotFoundError(f"no '{name}': pip install 'gpu-probe-toolchain[cuda]'")
 
 
+def headers() -> Path:
+    """Where cuda.h is."""
+    return tool("nvcc").resolve().parent.parent / "include"
+
+
 def run(name: str, *args: str | Path, cwd: Path | None = None) -> str:
     """Runs a tool and returns what it printed. Raises RuntimeError with all its output if it fails."""
     return _run([tool(name), *args], cwd)

@@ -22,10 +22,6 @@ STACK_WORDS = 32  # stub.h
 BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
 
 
-def include() -> Path:
-    return cuda.tool("nvcc").resolve().parent.parent / "include"
-
-
 def declared() -> dict[str, int]:
     """Every function that cuda.h declares in any mode, with the words of its arguments on the stack.
 
@@ -34,7 +30,7 @@ def declared() -> dict[str, int]:
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
         for threads in ((), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)):
-            line = ["cc", "-E", "-P", f"-I{include()}", *version, *threads, include() / "cuda.h"]
+            line = ["cc", "-E", "-P", f"-I{cuda.headers()}", *version, *threads, cuda.headers() / "cuda.h"]
             text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
             for name, parameters in re.findall(r"CUresult\s+(cu\w+)\(([^;]*?)\);", text):
                 registers = words = 0
@@ -59,7 +55,7 @@ def functions() -> list[str]:
     The variants of a function are numbered in the order of the versions that they came with.
     """
     since = defaultdict(set)
-    for header in include().glob("cuda*Typedefs.h"):
+    for header in cuda.headers().glob("cuda*Typedefs.h"):
         for base, version, threads in re.findall(r"\*PFN_(cu\w+?)_v(\d+)(_pt[ds][sz])?\)", header.read_text()):
             since[base, threads].add(int(version))
     threads = {name[:-5]: name[-5:] for name in declared() if re.search("_pt[ds][sz]$", name)}
@@ -112,7 +108,7 @@ def test_values_and_layouts_are_those_of_cuda_h():
             "#define SAME(type, member) _Static_assert(offsetof(type, member) == offsetof(our_##type, member) && "
             "sizeof(((type *)0)->member) == sizeof(((our_##type *)0)->member), #type #member);\n" + "\n".join(lines)
         )
-        cuda.c_compiler("-std=gnu11", f"-I{include()}", "-c", source, "-o", Path(folder, "abi.o"))
+        cuda.c_compiler("-std=gnu11", f"-I{cuda.headers()}", "-c", source, "-o", Path(folder, "abi.o"))
 
 
 if __name__ == "__main__":

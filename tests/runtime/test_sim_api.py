@@ -11,8 +11,8 @@ import textwrap
 
 from tests import cuda
 from tests.runtime import hooked
-from tests.runtime.test_abi import FUNCTIONS, include
 
+FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
 DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
 
 
@@ -29,7 +29,7 @@ def ask(code: str, **env: str) -> tuple[list, str]:
 
 def constants(pattern: str) -> dict[str, int]:
     """What cuda.h says these names stand for."""
-    text = (include() / "cuda.h").read_text()
+    text = (cuda.headers() / "cuda.h").read_text()
     return {name: int(value, 0) for name, value in re.findall(rf"\b({pattern})\s*=\s*(\w+)", text)}
 
 
