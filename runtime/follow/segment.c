@@ -45,6 +45,7 @@ struct segment {
     struct tail *tail;
     struct chunk *chunks;
     uint64_t known; // bytes of the file whose chunks were mapped
+    uint64_t end;   // of what is passed on, once its process counts as dead: it may go on to write
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -195,13 +196,22 @@ static struct chunk *map_chunk(int file, uint64_t at) {
     return chunk;
 }
 
+static uint64_t ticket_of(const struct segment *segment) {
+    return atomic_load(&segment->tail->ticket) & ~ENDED;
+}
+
+// Sets how far the trace of a dead process is read.
+static void set_end(struct segment *segment) {
+    struct stat status;
+    segment->end = ticket_of(segment);
+    if (!fstat(segment->file, &status) && (uint64_t)status.st_size < segment->end)
+        segment->end = (uint64_t)status.st_size;
+}
+
 // Maps chunks that the process took meanwhile. One that is not there yet comes the next time; if the process
 // is `dead` it never does, and what follows it is looked for.
 static void find_chunks(struct segment *segment, bool dead) {
-    struct stat status;
-    uint64_t end = atomic_load(&segment->tail->ticket) & ~ENDED;
-    if (dead && !fstat(segment->file, &status) && (uint64_t)status.st_size < end)
-        end = (uint64_t)status.st_size;
+    uint64_t end = segment->end ? segment->end : ticket_of(segment);
     struct chunk **at = &segment->chunks;
     while (*at)
         at = &(*at)->next;
@@ -324,6 +334,8 @@ static enum step finish(struct segment *segment, struct output *output, bool dea
 
 enum step segment_step(struct segment *segment, struct output *output, bool dead) {
     segment->rows.size = segment->row_records = 0;
+    if (dead && !segment->end)
+        set_end(segment);
     bool more = false;
     for (struct chunk **at = &segment->chunks; *at;) {
         struct chunk *chunk = *at;

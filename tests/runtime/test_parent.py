@@ -6,6 +6,7 @@ import pty
 import signal
 import struct
 import subprocess
+import sys
 import termios
 
 import pytest
@@ -173,6 +174,37 @@ def test_daemons_are_left_out(tmp_path):
         assert launches(segment) == {} and segment[-1]["kind"] == "end" and segment[0]["pid"] != process.pid
     finally:
         go.touch()
+
+
+# A daemon that launches faster than its reader reads, for a minute or half a GiB at most.
+TIRELESS = r"""
+int main(void) {
+    void *context;
+    begin();
+    if (fork()) {
+        usleep(50000);
+        return 0;
+    }
+    alarm(60);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){512 << 20, 512 << 20});
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    for (void *f = kernel("foo"); access("STOP", F_OK);)
+        for (int i = 0; i < 1000; i++)
+            launch(f);
+}
+"""
+
+
+def test_a_daemon_that_goes_on_is_not_waited_for(tmp_path):
+    stop = tmp_path / "stop"
+    source = TIRELESS.replace("STOP", str(stop))
+    program = hooked.compile_c(tmp_path / "client", source, "-includesys/resource.h")
+    slow = "import sys, time\nwhile sys.stdin.buffer.read(512 << 10):\n    time.sleep(0.05)"
+    try:
+        assert live(f"|{sys.executable} -c '{slow}'", program).wait(40) == 0
+    finally:
+        stop.touch()
 
 
 def test_the_program_is_streamed_as_by_itself(tmp_path):
