@@ -1,10 +1,13 @@
 // Contexts. One that is destroyed, or the primary one when it is released by all or reset, takes its modules,
 // streams, events, memory and executable graphs along.
 
+#include <string.h>
+
 #include "sim.h"
 
 static struct context *primary; // made once: its handle stays the same
 static bool active;
+static unsigned primary_flags;
 
 enum { DEPTH = 64 };
 static __thread struct reference current[DEPTH]; // a stack
@@ -40,6 +43,7 @@ static void end_primary(void) {
     if (active)
         return;
     primary->error = CUDA_SUCCESS;
+    memset(primary->limits, 0, sizeof(primary->limits));
     while (primary->object.owned)
         sim_delete(primary->object.owned);
     primary->legacy = NULL;
@@ -90,15 +94,18 @@ API cuDevicePrimaryCtxReset_v2(CUdevice device) {
 }
 
 API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-    (void)flags;
-    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    LOCKED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    primary_flags = flags;
+    return CUDA_SUCCESS;
 }
 
 API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    *flags = 0;
+    *flags = primary_flags;
     *is_active = active;
     return CUDA_SUCCESS;
 }
@@ -152,7 +159,6 @@ API cuCtxPopCurrent_v2(void **context) {
 
 API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
     LOCKED;
-    (void)flags;
     if (!sim_initialized || device)
         return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_INITIALIZED;
     if (!context || depth == DEPTH)
@@ -163,6 +169,7 @@ API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
             sim_delete(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    made->flags = flags;
     *context = made;
     return push(made);
 }
@@ -224,6 +231,32 @@ API cuCtxSynchronize(void) {
     return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+API cuCtxSynchronize_v2(void *handle) {
+    LOCKED;
+    struct context *context = find(handle);
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult status = sim_in_host_function ? CUDA_ERROR_NOT_PERMITTED : sim_unsafe();
+    struct reference is = sim_refer(context);
+    if (!status)
+        sim_drain(context, false);
+    return status ? status : is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+API cuCtxGetFlags(unsigned *flags) {
+    IN_CONTEXT;
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = context == primary ? primary_flags : context->flags;
+    return CUDA_SUCCESS;
+}
+
+API cuCtxSetFlags(unsigned flags) {
+    IN_CONTEXT;
+    *(context == primary ? &primary_flags : &context->flags) = flags;
+    return CUDA_SUCCESS;
+}
+
 API cuCtxGetApiVersion(void *context, unsigned *version) {
     (void)context;
     *version = 13000;
@@ -234,6 +267,6 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     if (least)
         *least = 0;
     if (greatest)
-        *greatest = 0;
+        *greatest = SIM_URGENT;
     return CUDA_SUCCESS;
 }

@@ -77,19 +77,13 @@ static void add_variable(struct code *code, struct variable variable) {
 
 // PTX: declarations, without the bodies of functions.
 
-struct text {
-    const char *at, *end;
-    const char *token;
-    size_t size; // of the token
-};
-
 static bool is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
 }
 
 // The next token: a word (with the dot or percent sign that it begins with), or one character. Gives false at
 // the end.
-static bool next_token(struct text *text) {
+bool sim_next_token(struct text *text) {
     const char *at = text->at, *end = text->end;
     for (;;) {
         while (at < end && (unsigned char)*at <= ' ')
@@ -113,13 +107,13 @@ static bool next_token(struct text *text) {
     return text->size;
 }
 
-static bool is_token(const struct text *text, const char *word) {
+bool sim_is_token(const struct text *text, const char *word) {
     return text->size == strlen(word) && !memcmp(text->token, word, text->size);
 }
 
 static unsigned long next_number(struct text *text) {
     char digits[32] = "";
-    if (next_token(text))
+    if (sim_next_token(text))
         memcpy(digits, text->token, text->size < sizeof(digits) ? text->size : sizeof(digits) - 1);
     return strtoul(digits, NULL, 0);
 }
@@ -135,7 +129,7 @@ static size_t type_size(const struct text *text) {
         {".f64", 8},  {".b128", 16}, {".texref", 8}, {".surfref", 8}, {".samplerref", 8},
     };
     for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
-        if (is_token(text, types[i].name))
+        if (sim_is_token(text, types[i].name))
             return types[i].size;
     return 0;
 }
@@ -144,22 +138,22 @@ static size_t type_size(const struct text *text) {
 static void read_parameters(struct text *text, struct entry *entry) {
     size_t item = 0, align = 0, count = 1, at = 0, index = 0;
     bool pointer = false;
-    while (next_token(text)) {
-        if (is_token(text, ".align")) {
+    while (sim_next_token(text)) {
+        if (sim_is_token(text, ".align")) {
             size_t number = next_number(text);
             align = pointer ? align : number;
-        } else if (is_token(text, ".ptr"))
+        } else if (sim_is_token(text, ".ptr"))
             pointer = true;
-        else if (is_token(text, "["))
+        else if (sim_is_token(text, "["))
             count = next_number(text);
-        else if (is_token(text, ",") || is_token(text, ")")) {
+        else if (sim_is_token(text, ",") || sim_is_token(text, ")")) {
             if (!item || count > 65536)
                 return;
             align = align && align <= 128 ? align : item;
             at = (at + align - 1) / align * align;
             add_parameter(entry, index++, at, item * count);
             at += item * count;
-            if (is_token(text, ")"))
+            if (sim_is_token(text, ")"))
                 return;
             item = align = 0, count = 1, pointer = false;
         } else if (type_size(text))
@@ -168,12 +162,12 @@ static void read_parameters(struct text *text, struct entry *entry) {
 }
 
 static void skip_body(struct text *text) {
-    for (int depth = 1; depth && next_token(text);)
-        depth += is_token(text, "{") - is_token(text, "}");
+    for (int depth = 1; depth && sim_next_token(text);)
+        depth += sim_is_token(text, "{") - sim_is_token(text, "}");
 }
 
 static void read_entry(struct text *text, struct code *code, int version, const char *start, size_t size) {
-    if (!next_token(text))
+    if (!sim_next_token(text))
         return;
     struct entry *entry = add_entry(code, keep(code, text->token, text->size));
     if (!entry)
@@ -181,21 +175,21 @@ static void read_entry(struct text *text, struct code *code, int version, const 
     entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = version;
     entry->text = start;
     entry->text_size = size;
-    bool more = next_token(text);
-    if (more && is_token(text, "(")) {
+    bool more = sim_next_token(text);
+    if (more && sim_is_token(text, "(")) {
         read_parameters(text, entry);
-        more = next_token(text);
+        more = sim_next_token(text);
     }
-    for (; more && !is_token(text, "{") && !is_token(text, ";"); more = next_token(text))
-        if (is_token(text, ".maxntid") || is_token(text, ".reqntid")) {
+    for (; more && !sim_is_token(text, "{") && !sim_is_token(text, ";"); more = sim_next_token(text))
+        if (sim_is_token(text, ".maxntid") || sim_is_token(text, ".reqntid")) {
             unsigned long threads = next_number(text);
-            for (; next_token(text) && is_token(text, ",");)
+            for (; sim_next_token(text) && sim_is_token(text, ",");)
                 threads *= next_number(text);
             if (threads > 0 && threads <= (unsigned long)sim_attribute(1))
                 entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)threads;
             text->at = text->token; // what ended the numbers
         }
-    if (more && is_token(text, "{"))
+    if (more && sim_is_token(text, "{"))
         skip_body(text);
 }
 
@@ -255,28 +249,28 @@ static void read_initial(struct text *text, struct initial *initial, size_t leas
     bool negative = false, is_float = false;
     int open = 0;
     do {
-        if (is_token(text, "-") || is_token(text, "+"))
-            negative = is_token(text, "-");
-        else if (is_token(text, "("))
+        if (sim_is_token(text, "-") || sim_is_token(text, "+"))
+            negative = sim_is_token(text, "-");
+        else if (sim_is_token(text, "("))
             open++;
-        else if (is_token(text, ")"))
+        else if (sim_is_token(text, ")"))
             open--;
-        else if (is_token(text, "generic"))
+        else if (sim_is_token(text, "generic"))
             address.generic = 1;
         else if (*text->token >= '0' && *text->token <= '9') {
             is_float = text->size > 2 && strchr("fFdD", text->token[1]) && *text->token == '0';
             value = as_number(text);
             value = negative && !is_float ? -value : value;
             struct text ahead = *text;
-            if (value && next_token(&ahead) && is_token(&ahead, "(")) {
+            if (value && sim_next_token(&ahead) && sim_is_token(&ahead, "(")) {
                 address.shift = (uint8_t)(__builtin_ctzll(value) / 8);
                 address.size = 1;
                 value = 0;
             }
         } else if (is_word(*text->token))
             address.symbol = keep(initial->code, text->token, text->size);
-    } while (next_token(text) &&
-             (open > 0 || !(is_token(text, ",") || is_token(text, "}") || is_token(text, ";"))));
+    } while (sim_next_token(text) &&
+             (open > 0 || !(sim_is_token(text, ",") || sim_is_token(text, "}") || sim_is_token(text, ";"))));
     if (!make_room(initial, least))
         return;
     address.offset = initial->item * initial->values++;
@@ -293,9 +287,9 @@ static void read_variables(struct text *text, struct code *code, bool constant) 
     bool open = false;
     char *name = NULL;
     struct initial initial = {.code = code};
-    for (bool more = next_token(text); more;) {
-        bool end = is_token(text, ";");
-        if (end || is_token(text, ",")) {
+    for (bool more = sim_next_token(text); more;) {
+        bool end = sim_is_token(text, ";");
+        if (end || sim_is_token(text, ",")) {
             count = open && initial.values ? (initial.values + vector - 1) / vector : count;
             if (item && !__builtin_mul_overflow(item * vector, count, &size) && size <= MOST_BYTES)
                 add_variable(code, (struct variable){.name = name,
@@ -309,37 +303,37 @@ static void read_variables(struct text *text, struct code *code, bool constant) 
                 return;
             name = NULL, count = 1, open = false;
             initial = (struct initial){.code = code};
-        } else if (is_token(text, "=")) {
+        } else if (sim_is_token(text, "=")) {
             int depth = 0;
             initial.item = item;
             size_t least = open || __builtin_mul_overflow(count, vector, &size) ? 0 : size;
-            more = next_token(text);
-            while (more && !is_token(text, ";") && (depth || !is_token(text, ","))) {
-                if (is_token(text, "{") || is_token(text, "}") || is_token(text, ",")) {
-                    depth += is_token(text, "{") - is_token(text, "}");
-                    more = next_token(text);
+            more = sim_next_token(text);
+            while (more && !sim_is_token(text, ";") && (depth || !sim_is_token(text, ","))) {
+                if (sim_is_token(text, "{") || sim_is_token(text, "}") || sim_is_token(text, ",")) {
+                    depth += sim_is_token(text, "{") - sim_is_token(text, "}");
+                    more = sim_next_token(text);
                 } else {
                     read_initial(text, &initial, least);
                     more = text->size;
                 }
             }
             continue;
-        } else if (is_token(text, "[")) {
+        } else if (sim_is_token(text, "[")) {
             size_t number = next_number(text);
-            open = is_token(text, "]");
+            open = sim_is_token(text, "]");
             if (!open && __builtin_mul_overflow(count, number, &count))
                 count = 0;
-        } else if (is_token(text, ".align"))
+        } else if (sim_is_token(text, ".align"))
             align = next_number(text);
-        else if (is_token(text, ".attribute"))
-            next_token(text);
-        else if (is_token(text, ".v2") || is_token(text, ".v4"))
+        else if (sim_is_token(text, ".attribute"))
+            sim_next_token(text);
+        else if (sim_is_token(text, ".v2") || sim_is_token(text, ".v4"))
             vector = text->token[2] == '2' ? 2 : 4;
         else if (type_size(text))
             item = type_size(text);
         else if (is_word(*text->token))
             name = keep(code, text->token, text->size);
-        more = next_token(text);
+        more = sim_next_token(text);
     }
 }
 
@@ -347,18 +341,18 @@ static void read_ptx(struct code *code, const char *start, size_t size) {
     struct text text = {.at = start, .end = start + size};
     int version = 0;
     bool external = false;
-    while (next_token(&text)) {
-        if (is_token(&text, ".version")) {
+    while (sim_next_token(&text)) {
+        if (sim_is_token(&text, ".version")) {
             version = 10 * (int)next_number(&text);
-            version += next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
-        } else if (is_token(&text, ".entry"))
+            version += sim_next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
+        } else if (sim_is_token(&text, ".entry"))
             read_entry(&text, code, version, start, size);
-        else if (is_token(&text, ".global") || is_token(&text, ".const")) {
+        else if (sim_is_token(&text, ".global") || sim_is_token(&text, ".const")) {
             if (!external)
-                read_variables(&text, code, is_token(&text, ".const"));
-        } else if (is_token(&text, "{"))
+                read_variables(&text, code, sim_is_token(&text, ".const"));
+        } else if (sim_is_token(&text, "{"))
             skip_body(&text);
-        external = is_token(&text, ".extern");
+        external = sim_is_token(&text, ".extern");
     }
 }
 
@@ -665,9 +659,28 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room) {
     return status;
 }
 
-CUresult sim_read_file(struct code **code, const char *path) {
-    if (!path)
-        return CUDA_ERROR_INVALID_VALUE;
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+                      void *data) {
+    const struct fatbin_wrapper *wrapper = image;
+    if (room < sizeof(uint32_t))
+        return CUDA_ERROR_INVALID_IMAGE;
+    if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room >= sizeof(*wrapper))
+        image = wrapper->data, room = SIZE_MAX;
+    const struct fatbin_region *region = image;
+    if (region->magic != FATBIN_MAGIC)
+        return memmem(image, room, ".version", 8) ? take(data, image, room) : CUDA_ERROR_INVALID_IMAGE;
+    if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
+        region->size > room - sizeof(*region))
+        return CUDA_ERROR_INVALID_IMAGE;
+    const struct fatbin_element *best = NULL;
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        if (at->kind == FATBIN_PTX && !(at->flags & FATBIN_PACKED) && suits(at) > (best ? suits(best) : 0))
+            best = at;
+    return best ? take(data, (const char *)best + best->header_size, best->payload_size)
+                : CUDA_ERROR_NO_BINARY_FOR_GPU;
+}
+
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
     if (file < 0 || fstat(file, &status) || !S_ISREG(status.st_mode)) {
@@ -675,10 +688,22 @@ CUresult sim_read_file(struct code **code, const char *path) {
             close(file);
         return CUDA_ERROR_FILE_NOT_FOUND;
     }
-    char *image = calloc(1, (size_t)status.st_size + 64);
-    bool whole = image && read(file, image, (size_t)status.st_size) == status.st_size;
+    *size = (size_t)status.st_size;
+    *bytes = calloc(1, *size + 64);
+    bool whole = *bytes && read(file, *bytes, *size) == status.st_size;
     close(file);
-    CUresult result = whole ? sim_read_image(code, image, (size_t)status.st_size) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!whole)
+        free(*bytes);
+    return whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult sim_read_file(struct code **code, const char *path) {
+    char *image;
+    size_t size;
+    CUresult status = path ? sim_read_whole(path, &image, &size) : CUDA_ERROR_INVALID_VALUE;
+    if (status)
+        return status;
+    status = sim_read_image(code, image, size);
     free(image);
-    return result;
+    return status;
 }

@@ -9,16 +9,9 @@
 
 #include "sim.h"
 
-enum type { DEVICE, HEAP, MANAGED, PINNED, REGISTERED };
-
-struct range {
-    uint64_t start, size;
-    const void *owner;
-    enum type type;
-};
-
 static struct range *ranges; // by start
 static size_t count, room;
+static uint64_t serial;
 static pthread_rwlock_t change = PTHREAD_RWLOCK_INITIALIZER; // of them: kernels read without sim_lock
 
 // What was freed, the oldest first.
@@ -39,23 +32,28 @@ static size_t find(uint64_t address) { // the first range that begins above
     return low;
 }
 
-// The range that these bytes lie in, or NULL.
-static const struct range *holding(uint64_t start, uint64_t size) {
+// Mappings beside each other are one.
+const struct range *sim_range(uint64_t start, uint64_t size) {
     size_t at = find(start);
     const struct range *range = at ? &ranges[at - 1] : NULL;
-    return range && start - range->start <= range->size && size <= range->size - (start - range->start)
-               ? range
-               : NULL;
+    if (!range || start - range->start > range->size)
+        return NULL;
+    uint64_t room_ = range->size - (start - range->start);
+    for (; room_ < size && at < count && range->type == MAPPED && ranges[at].type == MAPPED &&
+           ranges[at].start == ranges[at - 1].start + ranges[at - 1].size;
+         at++)
+        room_ += ranges[at].size;
+    return size <= room_ ? range : NULL;
 }
 
-bool sim_is_device(uint64_t start, uint64_t size) { return holding(start, size); }
+bool sim_is_device(uint64_t start, uint64_t size) { return sim_range(start, size); }
 
 bool sim_is_pinned(uint64_t start, uint64_t size) {
-    const struct range *range = holding(start, size);
-    return range && range->type >= PINNED;
+    const struct range *range = sim_range(start, size);
+    return range && (range->type == PINNED || range->type == REGISTERED);
 }
 
-static bool add(uint64_t start, size_t size, const void *owner, enum type type) {
+static bool add(uint64_t start, size_t size, const void *owner, enum memory type) {
     pthread_rwlock_wrlock(&change);
     if (count == room) {
         size_t more = room ? 2 * room : 64;
@@ -68,7 +66,8 @@ static bool add(uint64_t start, size_t size, const void *owner, enum type type) 
     }
     size_t at = find(start);
     memmove(ranges + at + 1, ranges + at, (count++ - at) * sizeof(*ranges));
-    ranges[at] = (struct range){start, size, owner, type};
+    ranges[at] =
+        (struct range){.start = start, .size = size, .serial = ++serial, .owner = owner, .type = type};
     pthread_rwlock_unlock(&change);
     return true;
 }
@@ -103,7 +102,7 @@ void sim_keep_memory(bool keep) {
 // The range that these bytes lie in, for kernels.
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room_) {
     pthread_rwlock_rdlock(&change);
-    const struct range *range = holding(address, size);
+    const struct range *range = sim_range(address, size);
     if (range)
         *start = range->start, *room_ = range->size;
     pthread_rwlock_unlock(&change);
@@ -134,7 +133,7 @@ void sim_describe(uint64_t address, char text[256]) {
 }
 
 // Gives false where no such range begins there.
-static bool drop(uint64_t start, enum type type) {
+static bool drop(uint64_t start, enum memory type) {
     size_t at = find(start);
     if (!at || ranges[at - 1].start != start || ranges[at - 1].type != type)
         return false;
@@ -142,12 +141,12 @@ static bool drop(uint64_t start, enum type type) {
     pthread_rwlock_wrlock(&change);
     memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
     pthread_rwlock_unlock(&change);
-    if (type != REGISTERED)
+    if (type < REGISTERED)
         retire(&range);
     return true;
 }
 
-static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum type type) {
+static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum memory type) {
     if (!memory || !size)
         return CUDA_ERROR_INVALID_VALUE;
     if (size > SIZE_MAX - 4096)
@@ -165,6 +164,26 @@ CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner) {
     return allocate(memory, size, owner, DEVICE);
 }
 
+CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool) {
+    CUresult status = allocate(memory, size, owner, DEVICE);
+    if (!status)
+        ranges[find(*memory) - 1].pool = sim_refer(pool);
+    return status;
+}
+
+uint64_t sim_used(const void *pool) {
+    uint64_t used = 0;
+    for (size_t i = 0; i < count; i++)
+        used += pool ? is_there(ranges[i].pool) && ranges[i].pool.object == pool ? ranges[i].size : 0
+                : ranges[i].type != PINNED && ranges[i].type != REGISTERED ? ranges[i].size
+                                                                           : 0;
+    return used;
+}
+
+bool sim_map_range(uint64_t start, uint64_t size) { return add(start, size, NULL, MAPPED); }
+
+void sim_unmap_range(uint64_t start) { drop(start, MAPPED); }
+
 void sim_free_all(const void *owner) {
     for (size_t i = count; i--;)
         if (ranges[i].owner == owner)
@@ -180,8 +199,9 @@ CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *con
     size_t used = 0;
     for (size_t i = 0; i < count; i++)
         used += ranges[i].type == HEAP && ranges[i].owner == context ? ranges[i].size : 0;
-    return size > SIM_HEAP || used > SIM_HEAP - size ? CUDA_ERROR_OUT_OF_MEMORY
-                                                     : allocate(memory, size, context, HEAP);
+    size_t most = sim_limit(context, CU_LIMIT_MALLOC_HEAP_SIZE);
+    return size > most || used > most - size ? CUDA_ERROR_OUT_OF_MEMORY
+                                             : allocate(memory, size, context, HEAP);
 }
 
 CUresult sim_free_heap(CUdeviceptr memory, const struct context *context) {
@@ -221,13 +241,6 @@ API cuMemFree_v2(CUdeviceptr memory) {
     return memory ? sim_free(memory) : CUDA_SUCCESS;
 }
 
-API cuMemAllocAsync(CUdeviceptr *memory, size_t size, void *stream) {
-    IN_CONTEXT;
-    if (!sim_stream(context, stream))
-        return CUDA_ERROR_INVALID_HANDLE;
-    return allocate(memory, size, context, DEVICE);
-}
-
 API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
@@ -240,10 +253,14 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
     return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
 }
 
+enum { DEVICE_MAPPED = 2 }; // of the flags of pinned memory: all of it is
+
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
-    (void)flags;
-    return allocate((uint64_t *)memory, size, context, PINNED);
+    CUresult status = allocate((uint64_t *)memory, size, context, PINNED);
+    if (!status)
+        ranges[find((uint64_t)*memory) - 1].flags = flags | DEVICE_MAPPED;
+    return status;
 }
 
 API cuMemAllocHost_v2(void **memory, size_t size) { return cuMemHostAlloc(memory, size, 0); }
@@ -256,7 +273,6 @@ API cuMemFreeHost(void *memory) {
 
 API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
-    (void)flags;
     uint64_t start = (uint64_t)memory;
     if (!memory || !size || size > SIZE_MAX - start)
         return CUDA_ERROR_INVALID_VALUE;
@@ -264,7 +280,10 @@ API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     if ((at && start - ranges[at - 1].start < ranges[at - 1].size) ||
         (at < count && ranges[at].start - start < size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    return add(start, size, context, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!add(start, size, context, REGISTERED))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    ranges[at].flags = flags | DEVICE_MAPPED;
+    return CUDA_SUCCESS;
 }
 
 API cuMemHostUnregister(void *memory) {
@@ -285,13 +304,14 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *memory, unsigned fla
 API cuMemGetInfo_v2(size_t *unused, size_t *total) {
     IN_CONTEXT;
     *total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    *unused = *total / 2;
+    uint64_t used = sim_used(NULL);
+    *unused = used < *total ? *total - used : 0;
     return CUDA_SUCCESS;
 }
 
 API cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory) {
     LOCKED;
-    const struct range *range = holding(memory, 1);
+    const struct range *range = sim_range(memory, 1);
     if (!range)
         return CUDA_ERROR_NOT_FOUND;
     if (start)
@@ -359,8 +379,8 @@ void sim_run_copy(const CUDA_MEMCPY3D *c) {
 enum place { ON_DEVICE, IN_PINNED, IN_PAGEABLE };
 
 static enum place place_of(uint32_t type, const void *host, uint64_t device) {
-    const struct range *range = holding(type == CU_MEMORYTYPE_HOST ? (uint64_t)host : device, 1);
-    return !range ? IN_PAGEABLE : range->type >= PINNED ? IN_PINNED : ON_DEVICE;
+    const struct range *range = sim_range(type == CU_MEMORYTYPE_HOST ? (uint64_t)host : device, 1);
+    return !range ? IN_PAGEABLE : range->type == PINNED || range->type == REGISTERED ? IN_PINNED : ON_DEVICE;
 }
 
 enum { STAGED = 1 << 20 }; // bytes: who copies more from pageable memory waits for it
@@ -525,7 +545,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item,
         status = sim_unsafe();
     if (status || !width || !height)
         return status;
-    bool waits = !async && holding(to, 1)->type != DEVICE;
+    bool waits = !async && sim_range(to, 1)->type != DEVICE;
     status = sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
     return status || !waits ? status : sim_wait(context, stream);
 }

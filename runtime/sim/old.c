@@ -18,3 +18,12 @@ OLD(cuEventDestroy, _v2, (void *event), event)
 OLD(cuEventElapsedTime, _v2, (float *ms, void *start, void *end), ms, start, end)
 OLD(cuMemHostRegister, _v2, (void *memory, size_t size, unsigned flags), memory, size, flags)
 OLD(cuStreamDestroy, _v2, (void *stream), stream)
+OLD(cuLinkCreate, _v2, (unsigned count, int *options, void **values, void **state), count, options, values,
+    state)
+OLD(cuLinkAddData, _v2,
+    (void *state, int type, void *data, size_t size, const char *name, unsigned count, int *options,
+     void **values),
+    state, type, data, size, name, count, options, values)
+OLD(cuLinkAddFile, _v2,
+    (void *state, int type, const char *path, unsigned count, int *options, void **values), state, type, path,
+    count, options, values)

@@ -59,6 +59,24 @@ PER_THREAD(cuMemsetD2D32Async, _ptsz,
            (CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, void *stream), to,
            pitch, value, width, height, stream)
 PER_THREAD(cuMemAllocAsync, _ptsz, (CUdeviceptr * memory, size_t size, void *stream), memory, size, stream)
+PER_THREAD(cuMemAllocFromPoolAsync, _ptsz, (CUdeviceptr * memory, size_t size, void *pool, void *stream),
+           memory, size, pool, stream)
+PER_THREAD(cuMemPrefetchAsync, _ptsz, (CUdeviceptr address, size_t size, CUdevice device, void *stream),
+           address, size, device, stream)
+PER_THREAD(cuMemPrefetchAsync_v2, _ptsz,
+           (CUdeviceptr address, size_t size, CUmemLocation location, unsigned flags, void *stream), address,
+           size, location, flags, stream)
+PER_THREAD(cuStreamAttachMemAsync, _ptsz, (void *stream, CUdeviceptr address, size_t size, unsigned flags),
+           stream, address, size, flags)
+PER_THREAD(cuMemcpyPeer, _ptds,
+           (CUdeviceptr to, void *to_context, CUdeviceptr from, void *from_context, size_t size), to,
+           to_context, from, from_context, size)
+PER_THREAD(cuMemcpyPeerAsync, _ptsz,
+           (CUdeviceptr to, void *to_context, CUdeviceptr from, void *from_context, size_t size,
+            void *stream),
+           to, to_context, from, from_context, size, stream)
+PER_THREAD(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D *copy), copy)
+PER_THREAD(cuMemcpy3DPeerAsync, _ptsz, (const CUDA_MEMCPY3D *copy, void *stream), copy, stream)
 PER_THREAD(cuMemFreeAsync, _ptsz, (CUdeviceptr memory, void *stream), memory, stream)
 PER_THREAD(cuStreamSynchronize, _ptsz, (void *stream), stream)
 PER_THREAD(cuStreamQuery, _ptsz, (void *stream), stream)

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "say.h"
 #include "sim.h"
 
 enum { FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT };
@@ -37,8 +38,18 @@ API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uin
     return cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
+// NVIDIA's CUDA runtime asks for tables of functions that no header describes. With some of them it makes
+// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished): there is nothing to give it
+// here.
 API cuGetExportTable(const void **table, const CUuuid *id) {
-    (void)id;
+    static const unsigned char runtime[] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a};
+    static bool said;
+    if (!table || !id)
+        return CUDA_ERROR_INVALID_VALUE;
     *table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
+    if (!memcmp(id->bytes, runtime, sizeof(runtime)) && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        gpt_write_line(
+            "libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime runs with NVIDIA's driver only: "
+            "see gpt-sim(7)");
+    return CUDA_ERROR_NOT_SUPPORTED;
 }

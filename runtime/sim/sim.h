@@ -3,9 +3,14 @@
 //   object.c   what handles point to: who owns what, addresses that are given out again
 //   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
 //   context.c  contexts, and which is current
-//   memory.c   device memory, pinned memory, copies
+//   settings.c what contexts and functions are told, peers
+//   memory.c   device memory, pinned memory, copies; pool.c, virtual.c: other ways to allocate; pointer.c:
+//   what
+//              is known of an address
 //   image.c    images: which code suits the device, what is in it
 //   module.c   modules, libraries, kernels and functions
+//   link.c     PTX linked to PTX
+//   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams and events
 //   capture.c  streams whose work becomes a graph
@@ -53,6 +58,9 @@ enum kind {
     NODE,
     CONDITION,
     EXEC,
+    POOL,
+    PHYSICAL,
+    LINK,
 };
 
 // What a handle points to says what it is. It goes with its owner.
@@ -93,6 +101,7 @@ void sim_end_context(struct object *object), sim_end_stream(struct object *objec
 void sim_end_event(struct object *object), sim_end_code(struct object *object);
 void sim_end_module(struct object *object), sim_end_function(struct object *object);
 void sim_end_graph(struct object *object), sim_end_node(struct object *object);
+void sim_end_link(struct object *object);
 
 // device.c
 extern bool sim_initialized;
@@ -110,6 +119,9 @@ struct context {
     unsigned busy;         // streams that have something to do
     unsigned references;   // of the primary one
     struct stream *legacy; // its default stream
+    unsigned flags;
+    uint64_t limits[CU_LIMIT_MAX]; // 0: not set
+    int cache_config;
 };
 CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
 
@@ -127,7 +139,22 @@ CUresult sim_enter(struct context **context); // the current one, where a call m
     if ((entered_ = sim_unsafe()))                                                                           \
     return entered_
 
+// settings.c
+uint64_t sim_limit(const struct context *context, int limit);
+
 // memory.c
+struct range {
+    uint64_t start, size, serial;
+    const void *owner; // a context, a module
+    enum memory { DEVICE, HEAP, MANAGED, PINNED, REGISTERED, MAPPED } type;
+    unsigned flags; // that the program asked for
+    struct reference pool;
+};
+const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
+CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
+uint64_t sim_used(const void *pool); // bytes; NULL: of device memory
+bool sim_map_range(uint64_t start, uint64_t size);
+void sim_unmap_range(uint64_t start);
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
@@ -136,7 +163,6 @@ CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
-enum { SIM_HEAP = 8 << 20 }; // bytes that device code of a context may allocate
 CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context);
 CUresult sim_free_heap(CUdeviceptr memory, const struct context *context);
 void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
@@ -145,6 +171,13 @@ void sim_describe(uint64_t address, char text[256]); // for a message; without t
 void sim_forget_readers(void);
 
 // image.c
+struct text { // PTX that is read
+    const char *at, *end;
+    const char *token;
+    size_t size; // of the token
+};
+bool sim_next_token(struct text *text); // false at the end
+bool sim_is_token(const struct text *text, const char *word);
 struct parameter {
     size_t offset, size;
 };
@@ -182,6 +215,10 @@ struct code {
 // hands over an address, as to the driver. The image is not looked at again.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
+// Calls `take` with each PTX of an image that suits the device, as long as it returns CUDA_SUCCESS.
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+                      void *data);
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // for free(), zeros after them
 void sim_release_code(struct code *code);
 
 // build.c
@@ -294,6 +331,7 @@ struct event {
     uint64_t capture; // that it was recorded in, or 0
     struct nodes last;
 };
+enum { SIM_URGENT = -5 }; // the highest priority: it has no effect
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
 struct stream *sim_stream(struct context *context, void *handle);       // NULL: is no stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over

@@ -341,6 +341,7 @@ API cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
     IN_CONTEXT;
     if (!stream)
         return CUDA_ERROR_INVALID_VALUE;
+    priority = priority > 0 ? 0 : priority < SIM_URGENT ? SIM_URGENT : priority;
     return (*stream = sim_add_stream(context, flags, priority)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

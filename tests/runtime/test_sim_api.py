@@ -98,3 +98,263 @@ def test_attributes():
         assert tuple(values[i] for i in (75, 76, 39, 106, 81, 97, 111)) == expected
         assert values[10] == 32 and values[12] == values[82] == 65536 and values[41] == values[115] == 1
         assert properties[:7] == values[1:8] and properties[7:12] == values[8:13]
+
+
+def test_memory_of_every_kind(play):
+    source = r"""
+    static CUmemLocation here = {1, 0};
+    static uint64_t pool_value(void *pool, int attribute) {
+        uint64_t value = 0;
+        OK(D(cuMemPoolGetAttribute)(pool, attribute, &value));
+        return value;
+    }
+    static void pools(void) {
+        void *pool, *other, *stream;
+        uint64_t a, b, big = 1 << 20;
+        CUmemPoolProps props = {.allocType = 1, .location = here, .maxSize = 4096};
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuDeviceGetDefaultMemPool)(&pool, 0));
+        OK(D(cuDeviceGetMemPool)(&other, 0));
+        assert(pool == other);
+        OK(D(cuMemAllocAsync)(&a, (size_t)1000, stream));
+        OK(D(cuPointerGetAttribute)(&other, 17, a)); // the pool
+        assert(other == pool && pool_value(pool, 7) == 1000);
+        OK(D(cuMemFreeAsync)(a, stream));
+        OK(D(cuStreamSynchronize)(stream));
+        assert(pool_value(pool, 7) == 0 && pool_value(pool, 8) == 1000);
+        IS(1, D(cuMemPoolDestroy)(pool));
+        OK(D(cuMemPoolCreate)(&other, &props));
+        OK(D(cuMemPoolSetAttribute)(other, 4, &big)); // the release threshold
+        assert(pool_value(other, 4) == big);
+        OK(D(cuMemAllocFromPoolAsync)(&a, (size_t)4000, other, stream));
+        IS(2, D(cuMemAllocFromPoolAsync)(&b, (size_t)97, other, stream));
+        OK(D(cuDeviceSetMemPool)(0, other));
+        OK(D(cuMemAllocAsync)(&b, (size_t)96, stream));
+        OK(D(cuMemPoolDestroy)(other)); // its memory stays, the default one is current again
+        OK(D(cuMemsetD8_v2)(a, 1, (size_t)4000));
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuDeviceGetMemPool)(&other, 0));
+        assert(other == pool);
+        OK(D(cuMemFreeAsync)(a, stream));
+        OK(D(cuMemFree_v2)(b));
+        props.handleTypes = 1;
+        IS(801, D(cuMemPoolCreate)(&other, &props));
+    }
+    static void mappings(void) {
+        enum { PAGE = 2 << 20 };
+        uint64_t start, memory, again;
+        size_t size;
+        unsigned long long flags;
+        CUmemAllocationProp props = {.type = 1, .location = here}, got;
+        CUmemAccessDesc access = {here, 3};
+        char back[8] = "";
+        OK(D(cuMemGetAllocationGranularity)(&size, &props, 0));
+        assert(size == PAGE);
+        OK(D(cuMemAddressReserve)(&start, (size_t)4 * PAGE, (size_t)0, 0ull, 0ull));
+        assert(start % PAGE == 0);
+        IS(1, D(cuMemCreate)(&memory, (size_t)100, &props, 0ull));
+        OK(D(cuMemCreate)(&memory, (size_t)PAGE, &props, 0ull));
+        OK(D(cuMemMap)(start, (size_t)PAGE, (size_t)0, memory, 0ull));
+        OK(D(cuMemMap)(start + PAGE, (size_t)PAGE, (size_t)0, memory, 0ull)); // twice the same
+        IS(1, D(cuMemMap)(start, (size_t)PAGE, (size_t)0, memory, 0ull));
+        IS(1, D(cuMemsetD8_v2)(start, 1, (size_t)1)); // nobody may access it yet
+        OK(D(cuMemSetAccess)(start, (size_t)2 * PAGE, &access, (size_t)1));
+        OK(D(cuMemGetAccess)(&flags, &here, start));
+        assert(flags == 3);
+        OK(D(cuMemRelease)(memory)); // it is there as long as it is mapped
+        OK(D(cuMemcpyHtoD_v2)(start + 4, "hello", (size_t)6));
+        OK(D(cuMemcpyDtoH_v2)(back, start + PAGE + 4, (size_t)6));
+        assert(!strcmp(back, "hello"));
+        OK(D(cuMemsetD8_v2)(start, 7, (size_t)2 * PAGE)); // over both
+        IS(1, D(cuMemsetD8_v2)(start, 7, (size_t)2 * PAGE + 1));
+        OK(D(cuMemRetainAllocationHandle)(&again, (void *)start));
+        OK(D(cuMemGetAllocationPropertiesFromHandle)(&got, again));
+        assert(again == memory && got.type == 1);
+        OK(D(cuMemRelease)(again));
+        IS(1, D(cuMemAddressFree)(start, (size_t)4 * PAGE));
+        OK(D(cuMemUnmap)(start, (size_t)2 * PAGE));
+        IS(1, D(cuMemsetD8_v2)(start, 7, (size_t)1));
+        IS(1, D(cuMemRetainAllocationHandle)(&again, (void *)start));
+        OK(D(cuMemAddressFree)(start, (size_t)4 * PAGE));
+    }
+    static void pointers(void) {
+        uint64_t device, managed, start;
+        void *pinned, *context, *host = malloc(100);
+        unsigned type, flags;
+        int ordinal, attributes[] = {2, 9, 8, 12};
+        char is_managed;
+        size_t size, unused, total, later;
+        void *values[] = {&type, &ordinal, &is_managed, &size};
+        OK(D(cuMemGetInfo_v2)(&unused, &total));
+        OK(D(cuMemAlloc_v2)(&device, (size_t)1 << 20));
+        OK(D(cuMemGetInfo_v2)(&later, &total));
+        assert(later == unused - (1 << 20) && total >= unused);
+        OK(D(cuMemAllocManaged)(&managed, (size_t)100, 1));
+        OK(D(cuMemHostAlloc)(&pinned, (size_t)100, 1));
+        OK(D(cuMemHostRegister_v2)(host, (size_t)100, 0));
+        OK(D(cuMemHostGetFlags)(&flags, pinned));
+        assert(flags == 3);
+        OK(D(cuPointerGetAttributes)(4, attributes, values, device + 7));
+        assert(type == 2 && ordinal == 0 && !is_managed && size == 1 << 20);
+        OK(D(cuPointerGetAttributes)(4, attributes, values, managed));
+        assert(type == 2 && ordinal == 0 && is_managed && size == 100);
+        OK(D(cuPointerGetAttributes)(4, attributes, values, (uint64_t)host + 99));
+        assert(type == 1 && ordinal == 0 && !is_managed && size == 100);
+        OK(D(cuPointerGetAttributes)(4, attributes, values, (uint64_t)&type)); // not the driver's
+        assert(type == 0 && ordinal == -2 && !is_managed && size == 0);
+        IS(1, D(cuPointerGetAttribute)(&type, 2, (uint64_t)&type));
+        OK(D(cuPointerGetAttribute)(&start, 11, device + 7));
+        assert(start == device);
+        OK(D(cuPointerGetAttribute)(&context, 1, device));
+        OK(cuCtxGetCurrent(&host));
+        assert(context == host);
+        OK(D(cuMemAdvise)(managed, (size_t)100, 1, 0));
+        OK(D(cuMemPrefetchAsync)(managed, (size_t)100, -1, 0));
+        IS(1, D(cuMemPrefetchAsync)(device, (size_t)100, 0, 0));
+    }
+    int main(void) {
+        begin();
+        pools(), mappings(), pointers();
+        uint64_t a, b;
+        OK(D(cuMemAlloc_v2)(&a, (size_t)8));
+        OK(D(cuMemAlloc_v2)(&b, (size_t)8));
+        OK(D(cuMemsetD8_v2)(a, 5, (size_t)8));
+        OK(D(cuMemcpyPeer)(b, (void *)0, a, (void *)0, (size_t)8));
+        OK(D(cuCtxSynchronize)());
+        assert(*(char *)b == 5);
+    }
+    """
+    play("static int (*cuCtxGetCurrent)(void **);\n" + source.replace("OK(cuCtxGetCurrent", "OK(D(cuCtxGetCurrent)"))
+
+
+def test_settings_of_contexts_and_peers(play):
+    source = r"""
+    int main(void) {
+        begin();
+        size_t size;
+        int number, device, least, greatest;
+        unsigned flags;
+        char id[16];
+        void *context, *function = kernel("foo"), *stream;
+        OK(D(cuCtxGetLimit)(&size, 0));
+        assert(size == 1024);
+        OK(D(cuCtxSetLimit)(0, (size_t)4096));
+        OK(D(cuCtxGetLimit)(&size, 0));
+        assert(size == 4096);
+        IS(215, D(cuCtxGetLimit)(&size, 3));
+        IS(1, D(cuCtxGetLimit)(&size, 99));
+        OK(D(cuCtxSetCacheConfig)(2));
+        OK(D(cuCtxGetCacheConfig)(&number));
+        assert(number == 2);
+        OK(D(cuFuncSetCacheConfig)(function, 1));
+        IS(1, D(cuFuncSetCacheConfig)(function, 4));
+        OK(D(cuFuncIsLoaded)(&number, function));
+        assert(number == 1);
+        OK(D(cuDevicePrimaryCtxSetFlags_v2)(0, 4));
+        OK(D(cuCtxGetFlags)(&flags));
+        assert(flags == 4);
+        OK(D(cuCtxCreate_v2)(&context, 1, 0));
+        OK(D(cuCtxGetFlags)(&flags));
+        assert(flags == 1);
+        OK(D(cuCtxGetLimit)(&size, 0)); // of another context
+        assert(size == 1024);
+        OK(D(cuCtxSynchronize_v2)(context));
+        OK(D(cuDeviceCanAccessPeer)(&number, 0, 0));
+        assert(!number);
+        IS(217, D(cuCtxEnablePeerAccess)(context, 0));
+        IS(705, D(cuCtxDisablePeerAccess)(context));
+        OK(D(cuCtxDestroy_v2)(context));
+        OK(D(cuDeviceGetPCIBusId)(id, 16, 0));
+        OK(D(cuDeviceGetByPCIBusId)(&device, id));
+        IS(101, D(cuDeviceGetByPCIBusId)(&device, "0000:17:00.0"));
+        OK(D(cuCtxGetStreamPriorityRange)(&least, &greatest));
+        OK(D(cuStreamCreateWithPriority)(&stream, 1, -9));
+        OK(D(cuStreamGetPriority)(stream, &number));
+        assert(least == 0 && greatest == -5 && number == greatest);
+        OK(D(cuProfilerStart)());
+    }
+    """
+    play(source)
+
+
+def test_occupancy(play):
+    source = r"""
+    static size_t shared_of(int threads) {
+        int device; // no lock is held
+        OK(D(cuCtxGetDevice)(&device));
+        return threads * 64;
+    }
+    int main(void) {
+        begin();
+        void *function = kernel("foo");
+        int count, grid, block;
+        size_t size;
+        struct { int threads, shared, blocks; } cases[] = {
+            {1024, 0, 2}, {256, 0, 8}, {33, 0, 32}, {32, 0, 32}, {1, 0, 32}, {256, 48 << 10, 4}, {96, 10000, 20}};
+        for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+            size = cases[i].shared;
+            OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&count, function, cases[i].threads, size));
+            if (count != cases[i].blocks)
+                printf("%d: %d\n", i, count), abort();
+        }
+        OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&count, function, 2048, (size_t)0));
+        assert(count == 0);
+        OK(D(cuOccupancyMaxPotentialBlockSize)(&grid, &block, function, 0, (size_t)0, 0));
+        assert(block == 1024 && grid >= 2 && grid % 2 == 0);
+        OK(D(cuOccupancyMaxPotentialBlockSize)(&grid, &block, function, shared_of, (size_t)0, 0));
+        assert(block == 512); // of 1024 threads none fits, of 768 two, 1536 threads; of 512 four
+        OK(D(cuOccupancyAvailableDynamicSMemPerBlock)(&size, function, 2, 256));
+        assert(size == (114 << 10) - 1024);
+    }
+    """
+    play(source)
+
+
+def test_ptx_that_is_linked(play):
+    source = r"""
+    #define HEAD(version, target) ".version " version "\n.target " target "\n.address_size 64\n"
+    static const char one[] = HEAD("7.0", "sm_70")
+        ".extern .func (.param .u32 r) twice(.param .u32 a);\n.extern .global .u32 shared_by_all;\n"
+        ".global .u32 own = 1;\n.weak .func common() { ret; }\n"
+        ".visible .entry main1(.param .u64 p) { .reg .u32 %r; ld.global.u32 %r, [own]; call common; ret; }\n";
+    static const char two[] = HEAD("8.3", "sm_80, debug") "// a comment, .extern\n"
+        ".global .u32 own = 2;\n.visible .global .u32 shared_by_all = 3;\n.weak .func common() { exit; }\n"
+        ".visible .func (.param .u32 r) twice(.param .u32 a) { ld.global.u32 %r, [own]; ret; }\n"
+        ".visible .entry main2() { ret; }\n";
+    int main(int count, char **paths) {
+        begin();
+        void *link, *image, *module, *function;
+        size_t size;
+        uint64_t memory;
+        char log[64] = "?";
+        int options[] = {5, 6};
+        void *values[] = {log, (void *)sizeof(log)};
+        OK(D(cuLinkCreate_v2)(2, options, values, &link));
+        OK(D(cuLinkAddData_v2)(link, 1, one, sizeof(one), "one", 0, 0, 0));
+        OK(D(cuLinkAddData_v2)(link, 1, two, sizeof(two) - 1, "two", 0, 0, 0));
+        OK(D(cuLinkComplete)(link, &image, &size));
+        fputs(image, stdout);
+        assert(strlen(image) + 1 == size && !*log && !values[1]);
+        OK(cuModuleLoadData(&module, image));
+        OK(D(cuLinkDestroy)(link));
+        IS(400, D(cuLinkDestroy)(link));
+        OK(cuModuleGetFunction(&function, module, "main1"));
+        OK(cuModuleGetFunction(&function, module, "main2"));
+        OK(D(cuModuleGetGlobal_v2)(&memory, &size, module, "shared_by_all"));
+        assert(size == 4);
+        values[1] = (void *)sizeof(log);
+        OK(D(cuLinkCreate_v2)(2, options, values, &link));
+        IS(200, D(cuLinkAddData_v2)(link, 0, "\177ELF....", (size_t)8, "none", 0, 0, 0));
+        assert(strstr(log, "only PTX can be linked") && (size_t)values[1] == strlen(log));
+        OK(D(cuLinkAddData_v2)(link, 1, two, sizeof(two), "two", 0, 0, 0));
+        OK(D(cuLinkAddData_v2)(link, 1, two, sizeof(two), "two", 0, 0, 0));
+        IS(218, D(cuLinkComplete)(link, &image, &size));
+        assert(!strcmp(log, "two modules define 'shared_by_all'"));
+        IS(301, D(cuLinkAddFile_v2)(link, 1, "/none", 0, 0, 0));
+    }
+    """
+    text = play(source)
+    assert text.count(".version") == 1 and ".version 8.3\n.target sm_80, debug\n" in text
+    assert text.count(".func (.param .u32 r) twice") == 1 and ".extern" not in text.replace(", .extern", "")
+    assert text.count(".global .u32 shared_by_all") == 1 and text.count(".weak") == 1
+    assert "own$0 = 1" in text and "own$1 = 2" in text and "[own$0]" in text and "[own$1]" in text

@@ -1,0 +1,330 @@
+// Links PTX to PTX: the result is one module that holds all of them, which loads as any other. Names that a
+// module keeps for itself get another one where two modules have the same; what one declares `.extern` and
+// another one defines loses its declaration, and of what several define as `.weak` the first stays. Cubins,
+// and what has none but cubins, cannot be linked: the device runs none.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+struct part { // one module's text
+    struct part *next;
+    char *text;
+    size_t size;
+};
+
+struct link {
+    struct object object;
+    struct part *parts;
+    char *log; // where the program wants errors
+    size_t log_size;
+    size_t *log_used;
+    char *result;
+};
+
+_Static_assert(sizeof(struct link) <= OBJECT_SIZE, "fit");
+
+void sim_end_link(struct object *object) {
+    struct link *link = (struct link *)object;
+    for (struct part *part = link->parts, *next; part; part = next) {
+        next = part->next;
+        free(part->text);
+        free(part);
+    }
+    free(link->result);
+}
+
+static CUresult complain(const struct link *link, CUresult status, const char *text) {
+    if (link->log && link->log_size)
+        snprintf(link->log, link->log_size, "%s", text);
+    if (link->log_used)
+        *link->log_used = link->log ? strlen(link->log) : 0;
+    return status;
+}
+
+// Reading PTX
+
+static bool is_name(const struct text *reader) {
+    char c = *reader->token;
+    return c == '_' || c == '$' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+struct symbol {
+    const char *name;
+    size_t size;
+    const struct part *part;
+    const char *start, *end; // of its declaration
+    enum { LOCAL, EXTERN, WEAK, VISIBLE } linkage;
+};
+
+struct symbols {
+    struct symbol *all;
+    size_t count, room;
+};
+
+// Reads a declaration up to its end; its symbols, unless it declares none, are added.
+static bool read_declaration(struct text *reader, const struct part *part, struct symbols *symbols) {
+    struct symbol symbol = {.part = part, .start = reader->token};
+    size_t first = symbols->count;
+    bool function = false, named = false, in_value = false;
+    int depth = 0;
+    do {
+        bool opens = sim_is_token(reader, "{") || sim_is_token(reader, "(") || sim_is_token(reader, "[");
+        bool closes = sim_is_token(reader, "}") || sim_is_token(reader, ")") || sim_is_token(reader, "]");
+        if (sim_is_token(reader, ".extern"))
+            symbol.linkage = EXTERN;
+        else if (sim_is_token(reader, ".weak") || sim_is_token(reader, ".common"))
+            symbol.linkage = WEAK;
+        else if (sim_is_token(reader, ".visible"))
+            symbol.linkage = VISIBLE;
+        else if (sim_is_token(reader, ".func") || sim_is_token(reader, ".entry") ||
+                 sim_is_token(reader, ".alias"))
+            function = true;
+        else if (sim_is_token(reader, "="))
+            in_value = true;
+        else if (sim_is_token(reader, ",") && !depth && !function)
+            named = in_value = false;
+        else if (!depth && !in_value && !named && is_name(reader)) {
+            symbol.name = reader->token, symbol.size = reader->size;
+            struct symbol *larger = sim_grow(symbols->all, symbols->count, &symbols->room, sizeof(*larger));
+            if (!larger)
+                return false;
+            symbols->all = larger;
+            larger[symbols->count++] = symbol;
+            named = true;
+        }
+        depth += opens - closes;
+    } while (!(depth == 0 && (sim_is_token(reader, ";") || (function && sim_is_token(reader, "}")))) &&
+             sim_next_token(reader));
+    for (size_t i = first; i < symbols->count; i++)
+        symbols->all[i].end = reader->at;
+    return true;
+}
+
+// Adds what a module declares; `header` is where its declarations begin.
+static bool read_part(const struct part *part, struct symbols *symbols, const char **header, int *version) {
+    struct text reader = {.at = part->text, .end = part->text + part->size};
+    *header = part->text;
+    *version = 0;
+    while (sim_next_token(&reader)) {
+        if (sim_is_token(&reader, ".version")) {
+            sim_next_token(&reader);
+            *version = 100 * atoi(reader.token);
+            sim_next_token(&reader);
+            *version += *reader.token == '.' ? atoi(reader.token + 1) : 0;
+        } else if (sim_is_token(&reader, ".target")) {
+            const char *line = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
+            reader.at = line ? line : reader.end;
+        } else if (sim_is_token(&reader, ".address_size"))
+            sim_next_token(&reader);
+        else if (sim_is_token(&reader, ".file") || sim_is_token(&reader, ".pragma")) {
+            const char *line = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
+            reader.at = line ? line : reader.end;
+            continue;
+        } else if (sim_is_token(&reader, ".section")) {
+            while (sim_next_token(&reader) && !sim_is_token(&reader, "}"))
+                ;
+            continue;
+        } else if (!read_declaration(&reader, part, symbols))
+            return false;
+        else
+            continue;
+        *header = reader.at;
+    }
+    return true;
+}
+
+// Whether another symbol has the same name, for another reason than `.extern`.
+static const struct symbol *find_same(const struct symbols *symbols, const struct symbol *symbol,
+                                      bool before) {
+    for (size_t i = 0; i < symbols->count; i++) {
+        const struct symbol *other = &symbols->all[i];
+        if (before && other == symbol)
+            return NULL;
+        if (other->part != symbol->part && other->linkage != EXTERN && other->size == symbol->size &&
+            !memcmp(other->name, symbol->name, symbol->size))
+            return other;
+    }
+    return NULL;
+}
+
+// The symbol of a module that a token names.
+static const struct symbol *find_symbol(const struct symbols *symbols, const struct part *part,
+                                        const struct text *reader) {
+    for (size_t i = 0; i < symbols->count; i++) {
+        const struct symbol *symbol = &symbols->all[i];
+        if (symbol->part == part && symbol->size == reader->size &&
+            !memcmp(symbol->name, reader->token, reader->size))
+            return symbol;
+    }
+    return NULL;
+}
+
+// Writes a module's declarations but those that others make unnecessary.
+static void write_part(FILE *out, const struct symbols *symbols, const struct part *part, const char *from,
+                       int number) {
+    struct text reader = {.at = from, .end = part->text + part->size};
+    const char *written = from;
+    while (sim_next_token(&reader)) {
+        const struct symbol *left = NULL;
+        for (size_t i = 0; i < symbols->count && !left; i++) {
+            const struct symbol *symbol = &symbols->all[i];
+            if (symbol->start == reader.token &&
+                ((symbol->linkage == EXTERN && find_same(symbols, symbol, false)) ||
+                 (symbol->linkage == WEAK && find_same(symbols, symbol, true))))
+                left = symbol;
+        }
+        const struct symbol *named = left               ? NULL
+                                     : is_name(&reader) ? find_symbol(symbols, part, &reader)
+                                                        : NULL;
+        bool renamed = named && named->linkage == LOCAL && find_same(symbols, named, false);
+        if (!left && !renamed)
+            continue;
+        fwrite(written, 1, (size_t)(reader.token - written), out);
+        if (renamed)
+            fprintf(out, "%.*s$%d", (int)reader.size, reader.token, number);
+        written = reader.at = left ? left->end : reader.at;
+    }
+    fwrite(written, 1, (size_t)(reader.end - written), out);
+    fputc('\n', out);
+}
+
+static CUresult link_parts(struct link *link) {
+    struct symbols symbols = {0};
+    const struct part *newest = link->parts;
+    const char *header, *first = NULL;
+    int version, best = -1;
+    bool whole = true;
+    for (const struct part *part = link->parts; part && whole; part = part->next) {
+        whole = read_part(part, &symbols, &header, &version);
+        if (version > best)
+            best = version, newest = part, first = header;
+    }
+    CUresult status = whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < symbols.count && !status; i++) {
+        const struct symbol *symbol = &symbols.all[i], *other = find_same(&symbols, symbol, true);
+        if (symbol->linkage == VISIBLE && other && other->linkage == VISIBLE) {
+            char text[512];
+            snprintf(text, sizeof(text), "two modules define '%.*s'",
+                     (int)(symbol->size < 400 ? symbol->size : 400), symbol->name);
+            status = complain(link, CUDA_ERROR_INVALID_PTX, text);
+        }
+    }
+    size_t size;
+    FILE *out = status ? NULL : open_memstream(&link->result, &size);
+    if (out) {
+        int number = 0;
+        struct symbols none = {0};
+        fwrite(newest->text, 1, (size_t)(first - newest->text), out);
+        fputc('\n', out);
+        for (const struct part *part = link->parts; part; part = part->next, number++) {
+            read_part(part, &none, &header, &version);
+            write_part(out, &symbols, part, header, number);
+        }
+        free(none.all);
+        fclose(out);
+    }
+    free(symbols.all);
+    return status || link->result ? status : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// Functions
+
+static void read_options(struct link *link, unsigned count, const int *options, void **values) {
+    for (unsigned i = 0; i < count; i++) {
+        if (options[i] == CU_JIT_ERROR_LOG_BUFFER)
+            link->log = values[i];
+        else if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) {
+            link->log_size = (unsigned)(uintptr_t)values[i];
+            link->log_used = (size_t *)&values[i]; // it is told how much was written
+        }
+    }
+    complain(link, CUDA_SUCCESS, "");
+}
+
+API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
+    IN_CONTEXT;
+    if (!state || (count && (!options || !values)))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct link *made = sim_new(LINK, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    read_options(made, count, options, values);
+    *state = made;
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_text(void *of, const char *text, size_t size) {
+    struct link *link = of;
+    struct part *part = calloc(1, sizeof(*part)), **at = &link->parts;
+    if (!part || !(part->text = strndup(text, size))) {
+        free(part);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    part->size = strlen(part->text);
+    while (*at)
+        at = &(*at)->next;
+    *at = part;
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_data(struct link *link, const char *data, size_t size) {
+    CUresult status = sim_each_ptx(data, size, add_text, link);
+    return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_IMAGE
+               ? complain(link, status, "no PTX for the device: only PTX can be linked, see gpt-sim(7)")
+               : status;
+}
+
+API cuLinkAddData_v2(void *state, int type, void *data, size_t size, const char *name, unsigned count,
+                     int *options, void **values) {
+    IN_CONTEXT;
+    (void)name, (void)count, (void)options, (void)values;
+    if (!is_kind(state, LINK))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!data || !size || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_data(state, data, size);
+}
+
+API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, int *options, void **values) {
+    IN_CONTEXT;
+    (void)count, (void)options, (void)values;
+    if (!is_kind(state, LINK))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!path || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
+        return CUDA_ERROR_INVALID_VALUE;
+    char *data;
+    size_t size;
+    CUresult status = sim_read_whole(path, &data, &size);
+    if (!status) {
+        status = add_data(state, data, size);
+        free(data);
+    }
+    return status;
+}
+
+API cuLinkComplete(void *state, void **image, size_t *size) {
+    IN_CONTEXT;
+    struct link *link = state;
+    if (!is_kind(state, LINK))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!image || !link->parts)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = link->result ? CUDA_SUCCESS : link_parts(link);
+    if (status)
+        return status;
+    *image = link->result;
+    if (size)
+        *size = strlen(link->result) + 1;
+    return CUDA_SUCCESS;
+}
+
+API cuLinkDestroy(void *state) {
+    LOCKED;
+    if (!is_kind(state, LINK))
+        return CUDA_ERROR_INVALID_HANDLE;
+    sim_delete(state);
+    return CUDA_SUCCESS;
+}

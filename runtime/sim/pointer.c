@@ -1,0 +1,155 @@
+// What is known of an address: of memory of the device's, pinned and registered memory. Advice and prefetches
+// of managed memory have nothing to do: all memory is near.
+
+#include <string.h>
+
+#include "sim.h"
+
+// Gives false for an attribute that is not simulated. Without a range the address is none of the driver's.
+static bool answer(void *value, int attribute, const struct range *range, CUdeviceptr address) {
+    bool host = range && (range->type == PINNED || range->type == REGISTERED);
+    bool managed = range && range->type == MANAGED;
+    uint64_t number;
+    size_t size = sizeof(int);
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: {
+        struct object *owner =
+            range ? (struct object *)range->owner : NULL; // a context, or one of its modules
+        while (owner && owner->kind != CONTEXT)
+            owner = owner->owner;
+        *(void **)value = owner;
+        return true;
+    }
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        number = !range ? 0 : host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        number = range ? address : 0, size = sizeof(CUdeviceptr);
+        break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        number = host || managed ? address : 0, size = sizeof(void *);
+        break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        number = range ? range->serial : 0, size = sizeof(uint64_t);
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        number = range ? 0 : (uint64_t)-2;
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        number = range ? range->start : 0, size = sizeof(CUdeviceptr);
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        number = range ? range->size : 0, size = sizeof(size_t);
+        break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        number = range && is_there(range->pool) ? (uint64_t)range->pool.object : 0, size = sizeof(void *);
+        break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        number = range ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+        break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        number = managed, size = 1;
+        break;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        number = range != NULL, size = 1;
+        break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+        number = 0, size = 1;
+        break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        number = 0, size = sizeof(uint64_t);
+        break;
+    default:
+        return false;
+    }
+    memcpy(value, &number, size);
+    return true;
+}
+
+API cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    const struct range *range = sim_range(address, 1);
+    return value && range && answer(value, attribute, range, address) ? CUDA_SUCCESS
+                                                                      : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuPointerGetAttributes(unsigned count, const int *attributes, void **values, CUdeviceptr address) {
+    LOCKED;
+    if (!sim_initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    const struct range *range = sim_range(address, 1);
+    for (unsigned i = 0; i < count; i++)
+        if (!attributes || !values || !answer(values[i], attributes[i], range, address))
+            return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+// Copies are in the order of their stream: whoever waits for one needs no attribute for it.
+API cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
+    LOCKED;
+    bool may = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && sim_range(address, 1);
+    return may ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuMemHostGetFlags(unsigned *flags, void *address) {
+    LOCKED;
+    const struct range *range = sim_range((uint64_t)address, 1);
+    if (!flags || !range || (range->type != PINNED && range->type != REGISTERED))
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = range->flags;
+    return CUDA_SUCCESS;
+}
+
+// Managed memory
+
+static CUresult check(CUdeviceptr address, size_t size) {
+    const struct range *range = size ? sim_range(address, size) : NULL;
+    return range && range->type == MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult advise(CUdeviceptr address, size_t size, int advice) {
+    enum { MOST_ADVICE = 6 };
+    LOCKED;
+    return advice < 1 || advice > MOST_ADVICE ? CUDA_ERROR_INVALID_VALUE : check(address, size);
+}
+
+API cuMemAdvise(CUdeviceptr address, size_t size, int advice, CUdevice device) {
+    enum { CPU = -1 };
+    return device && device != CPU ? CUDA_ERROR_INVALID_DEVICE : advise(address, size, advice);
+}
+
+API cuMemAdvise_v2(CUdeviceptr address, size_t size, int advice, CUmemLocation location) {
+    (void)location;
+    return advise(address, size, advice);
+}
+
+// It is done in the order of the stream, to take part in a capture.
+static CUresult prefetch(CUdeviceptr address, size_t size, void *handle) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = stream ? check(address, size) : CUDA_ERROR_INVALID_HANDLE;
+    return status ? status : sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY});
+}
+
+API cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, void *stream) {
+    (void)device;
+    return prefetch(address, size, stream);
+}
+
+API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation location, unsigned flags,
+                          void *stream) {
+    (void)location;
+    return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(address, size, stream);
+}
+
+API cuStreamAttachMemAsync(void *stream, CUdeviceptr address, size_t size, unsigned flags) {
+    (void)flags;
+    return prefetch(address, size ? size : 1, stream);
+}
