@@ -37,7 +37,7 @@ static unsigned chunk_of(uint32_t *row) {
 }
 
 static struct count *make_rows(bool query, unsigned number) {
-    struct mapped chunk = hook_new_chunk(hook_chunk_size(number));
+    struct mapped chunk = hook_new_chunk(hook_chunk_size(number), 0);
     if (!chunk.start)
         return NULL;
     struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};

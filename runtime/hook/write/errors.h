@@ -3,6 +3,9 @@
 #ifndef GPT_ERRORS_H
 #define GPT_ERRORS_H
 
+#include <stdbool.h>
+
+extern bool hook_is_followed;                 // by a helper that reads the trace while it grows
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
 const char *hook_describe_error(int error);

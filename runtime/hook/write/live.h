@@ -13,9 +13,11 @@
 #define MAX_MAPPINGS 16384
 #define MAX_COUNT_CHUNKS 64
 
+enum state { FRESH, STARTING, ON, OFF };
+
 struct live {
     _Atomic uint32_t pid;   // of the process while its trace is on, else 0
-    _Atomic uint32_t state; // see trace.c
+    _Atomic uint32_t state; // enum state
     _Atomic uint32_t pool_lock;
     struct tail *tail;
     char path[4096];

@@ -1,4 +1,5 @@
-// Rows of a trace: their layouts, and the batches that a thread takes them from.
+// Rows of a trace: their layouts, and the batches that a thread takes them from, `calls` records that are
+// whole from the start, of rows that are zero until they are used.
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -52,6 +52,10 @@ static inline struct thread *hook_this_thread(void) {
     return hook_begin_thread();
 }
 
-void hook_make_spare(struct thread *thread); // in a call that takes its time anyway
+void hook_threads_setup(void);
+struct thread *hook_new_thread(void);                                // of this process, or NULL
+bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false: it is none
+struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of so many bytes at least
+void hook_make_spare(struct thread *thread);                         // in a call that takes its time anyway
 
 #endif

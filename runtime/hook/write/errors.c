@@ -1,0 +1,39 @@
+// What a person is told, and what ends the recording.
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "errors.h"
+#include "live.h"
+#include "say.h"
+
+bool hook_is_followed;
+
+#pragma weak strerrordesc_np // glibc 2.32
+
+const char *hook_describe_error(int error) {
+    const char *text = strerrordesc_np ? strerrordesc_np(error) : strerror(error);
+    return text ? text : "unknown error";
+}
+
+void hook_say(const char *where, const char *fact, const char *consequence) {
+    char line[4096 + 512];
+    snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; %s", where, fact, consequence);
+    gpt_write_line(line);
+}
+
+void hook_turn_off(const char *where, const char *fact) {
+    if (atomic_exchange(&hook_live->state, OFF) == OFF)
+        return;
+    atomic_store(&hook_live->pid, 0);
+    if (fact)
+        hook_say(where, fact, "nothing more is recorded");
+}
+
+void hook_fail(const char *where, int error) {
+    const char *fact = hook_describe_error(error);
+    bool unread = hook_is_followed && (error == ENOENT || error == ESTALE); // nobody reads it any more
+    hook_turn_off(where, unread ? NULL : fact);
+}

@@ -1,0 +1,186 @@
+// The trace on disk: a file of chunks, each a msgpack record of its own and mapped into memory.
+//
+// `used`, an aligned word in a chunk, is stored with release order after the record that it covers, so
+// whoever reads the file, also after SIGKILL, finds whole records only. Chunks are given out by an atomic
+// word, the ticket, that lies in the unused tail of the file's first chunk. Before one is mapped its blocks
+// are allocated, so that a full disk is an error here and no SIGBUS later.
+//
+// The file stays open, for later it may not be possible to open it again. The program may close what it did
+// not open, and get the number for a file of its own: so before each use it is seen whose number it is.
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "bus.h"
+#include "calm.h"
+#include "chunk.h"
+#include "errors.h"
+#include "file.h"
+#include "live.h"
+#include "thread.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+// It outlives a fork.
+static struct {
+    _Atomic int number; // its descriptor, if it is that still
+    dev_t device;
+    ino_t inode;
+} opened;
+
+int hook_open_file(const char *path, int flags) {
+    int file;
+    do
+        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | flags, 0600);
+    while (file < 0 && errno == EINTR);
+    return file;
+}
+
+static bool is_ours(int file, const struct stat *found) {
+    return file >= 0 && found->st_dev == opened.device && found->st_ino == opened.inode;
+}
+
+// Keeps a descriptor, under a number that the program's own files do not reach.
+static int keep_open(int file) {
+    struct rlimit limit;
+    bool small = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur <= 1024;
+    int high = fcntl(file, F_DUPFD_CLOEXEC, small ? (int)(limit.rlim_cur / 4 * 3) : 1000);
+    if (high < 0)
+        return file;
+    close(file);
+    return high;
+}
+
+void hook_keep_file(int file, const struct stat *found) {
+    opened.device = found->st_dev;
+    opened.inode = found->st_ino;
+    atomic_store(&opened.number, keep_open(file));
+}
+
+// The descriptor of the file; -1 with errno set if there is none any more.
+static int find_file(void) {
+    struct stat found;
+    int file = atomic_load(&opened.number);
+    if (fstat(file, &found) || !is_ours(file, &found)) {
+        int again = hook_open_file(hook_live->path, 0);
+        if (again < 0)
+            return -1;
+        if (fstat(again, &found) || !is_ours(again, &found)) {
+            close(again);
+            errno = ESTALE; // somebody put another file there
+            return -1;
+        }
+        again = keep_open(again);
+        if (atomic_compare_exchange_strong(&opened.number, &file, again))
+            file = again;
+        else
+            close(again); // another thread was here
+    }
+    if (found.st_nlink)
+        return file;
+    errno = ESTALE;
+    return -1;
+}
+
+void hook_close_file(void) {
+    struct stat found;
+    int file = atomic_load(&opened.number);
+    if (opened.inode && !fstat(file, &found) && is_ours(file, &found))
+        close(file);
+    opened.inode = 0;
+}
+
+// Chunks
+
+uint32_t hook_chunk_size(unsigned step) { return step < 4 ? CHUNK_PAGE << (2 * step) : CHUNK_MAX; }
+
+uint32_t hook_chunk_for(size_t bytes) {
+    unsigned step = 0;
+    while (hook_chunk_size(step) < CHUNK_MAX && hook_chunk_size(step) - CHUNK_HEAD - CHUNK_TAIL < bytes)
+        step++;
+    return hook_chunk_size(step);
+}
+
+uint32_t hook_chunk_after(uint32_t size) {
+    unsigned step = 0;
+    while (hook_chunk_size(step) <= size && hook_chunk_size(step) < CHUNK_MAX)
+        step++;
+    return hook_chunk_size(step);
+}
+
+// Gives a chunk blocks on disk, and pages in memory: written to in one go it gets large ones, which are
+// mapped in a quarter of the time (ext4). File systems that cannot allocate do it by being written to.
+static bool allocate(int file, uint64_t at, uint32_t size) {
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && at + size > limit.rlim_cur) {
+        errno = EFBIG; // trying brings a signal
+        return false;
+    }
+    int status;
+    do
+        status = fallocate(file, 0, (off_t)at, size);
+    while (status && errno == EINTR);
+    if (status && errno != EOPNOTSUPP && errno != ENOSYS)
+        return false;
+    static char zeros[CHUNK_MAX]; // never written: one page
+    struct iovec parts[] = {{(char *)CHUNK_START, CHUNK_LENGTH}, {zeros, size - CHUNK_LENGTH}};
+    for (uint32_t done = 0; done < size;) {
+        ssize_t more = done ? pwrite(file, zeros, size - done, (off_t)(at + done))
+                            : pwritev(file, parts, 2, (off_t)at); // whole, or not at all
+        if (more < 0 && errno != EINTR)
+            return false;
+        if (more > 0)
+            done += (uint32_t)more;
+    }
+    return true;
+}
+
+struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
+    unsigned char *start = allocate(file, at, size) ? hook_map(file, size, (off_t)at) : NULL;
+    if (!start)
+        return (struct mapped){0};
+    madvise(start, size, MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
+    atomic_store_explicit((_Atomic uint32_t *)(start + CHUNK_LENGTH), htobe32(size - CHUNK_HEAD),
+                          memory_order_release);
+    return (struct mapped){start, size};
+}
+
+void hook_set_used(unsigned char *chunk, uint32_t used) {
+    atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
+}
+
+struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
+    HOOK_CALM;
+    struct mapped chunk = {0};
+    uint64_t at = atomic_load(&hook_live->tail->ticket);
+    do {
+        if (at & ENDED)
+            return chunk;
+        if (!at) { // a chunk that was being added made the file long again, so no signal came (bus.c)
+            hook_turn_off(hook_live->path, "was truncated");
+            return chunk;
+        }
+    } while (!atomic_compare_exchange_weak(&hook_live->tail->ticket, &at, (at + size) | flag));
+
+    int before = errno, file = find_file();
+    if (file >= 0)
+        chunk = hook_make_chunk(file, at, size);
+    if (!chunk.start)
+        hook_fail(hook_live->path, errno);
+    errno = before;
+    return chunk;
+}
+
+struct tail *hook_map_tail(int file, uint32_t size) {
+    unsigned char *page = hook_map(file, CHUNK_PAGE, (off_t)size - CHUNK_PAGE);
+    return page ? (void *)(page + CHUNK_PAGE - CHUNK_TAIL) : NULL;
+}

@@ -1,0 +1,13 @@
+// The `header` record.
+
+#ifndef GPT_HEADER_H
+#define GPT_HEADER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "records.h"
+
+size_t hook_pack_header(struct gpt_buffer *buffer, bool whole); // with the command line; gives its bytes
+
+#endif
