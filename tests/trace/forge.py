@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from gpt import records, stream
 
 CHUNK = 512 << 10
-ROOM = CHUNK - 34  # bytes of records
+ROOM = CHUNK - 36  # bytes of records
 CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}
 OBJECT = CALL | {"object": "u64", "stream": "u64"}
 MEMORY = CALL | {"to": "u64", "from": "u64", "bytes": "u64", "stream": "u64"}
@@ -93,4 +93,4 @@ def chunk(data: bytes) -> bytes:
     """Records as a chunk of a file: texts in a longer form than they need, so that `used` is aligned."""
     head = b"\x83\xd9\x04kind\xd9\x05chunk\xa4used\xce" + struct.pack(">I", len(data))
     assert len(data) <= ROOM
-    return head + b"\xa4data\xc6" + struct.pack(">I", ROOM) + data.ljust(ROOM, b"\0")
+    return head + b"\xda\0\x04data\xc6" + struct.pack(">I", ROOM) + data.ljust(ROOM, b"\0")

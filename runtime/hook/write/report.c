@@ -6,10 +6,12 @@
 // The line goes to standard error only if that is still the file that gpt-hook had there, so none gets into a
 // file of the program's own; and nothing is said under a seccomp filter, which may kill who opens a file.
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,8 @@
 
 #include "calm.h"
 #include "chunk.h"
+#include "counts.h"
+#include "layout.h"
 #include "report.h"
 #include "say.h"
 #include "thread.h"
@@ -84,37 +88,18 @@ static void pass(struct trace_file *trace, uint64_t end) {
     }
 }
 
-// Rows
+// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` the
+// count.
+_Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
 
 struct table {
-    uint64_t start, size, stride, offset; // of the rows in the file; of the wanted field in a row
+    uint64_t start, size, stride; // of the rows in the file
 };
 
 static uint64_t load(const struct trace_file *trace, const struct table *table, uint64_t row) {
     uint64_t value;
-    memcpy(&value, look(trace, table->start + row * table->stride + table->offset), sizeof(value));
+    memcpy(&value, look(trace, table->start + row * table->stride), sizeof(value));
     return value;
-}
-
-// The offset of a field; the rows do not have it if that is no offset.
-static uint64_t find_field(struct trace_file *trace, const char *name, uint64_t end) {
-    uint64_t found_at = UINT64_MAX;
-    struct value fields = next(trace);
-    for (uint64_t i = 0; fields.type == ARRAY && i < fields.number && !trace->bad && trace->at < end; i++) {
-        struct value field = next(trace);
-        bool wanted = false;
-        uint64_t offset = 0;
-        for (uint64_t j = 0; field.type == MAP && j < field.number && !trace->bad && trace->at < end; j++) {
-            struct value key = next(trace);
-            bool is_name = is(key, "name"), is_offset = is(key, "offset");
-            struct value value = next(trace);
-            wanted |= is_name && is(value, name);
-            offset = is_offset ? value.number : offset;
-        }
-        if (wanted)
-            found_at = offset;
-    }
-    return found_at;
 }
 
 // Those of calls stand one after the other.
@@ -133,9 +118,7 @@ static uint64_t count_calls(const struct trace_file *trace, const struct table *
 }
 
 static void count_rows(const struct trace_file *trace, const struct table *table, bool calls) {
-    uint64_t rows = table->stride ? table->size / table->stride : 0;
-    if (table->stride < sizeof(uint64_t) || table->offset > table->stride - sizeof(uint64_t))
-        return;
+    uint64_t rows = table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
     if (calls)
         found.calls += count_calls(trace, table, rows);
     for (uint64_t row = 0; !calls && row < rows; row++)
@@ -174,9 +157,7 @@ static void count_record(unsigned depth, uint64_t end) {
     struct table table = {0};
     for (uint64_t i = 1; i < map.number && !trace->bad && trace->at < end; i++) {
         struct value key = next(trace);
-        if ((calls || launches) && is(key, "fields")) {
-            table.offset = find_field(trace, calls ? "start" : "count", end);
-        } else if ((calls || launches) && is(key, "stride")) {
+        if ((calls || launches) && is(key, "stride")) {
             table.stride = next(trace).number;
         } else if ((calls || launches) && is(key, "rows")) {
             table.size = next(trace).number;
@@ -191,31 +172,24 @@ static void count_record(unsigned depth, uint64_t end) {
     }
 }
 
-// A chunk, and past it.
-static void count_chunk(unsigned depth) {
+// Counts what a chunk holds, and gives its size; that of a page where nobody came to write one.
+static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
-    struct value map = next(trace);
-    uint64_t used = 0;
-    for (uint64_t i = 0; map.type == MAP && i < map.number && !trace->bad; i++) {
-        struct value key = next(trace);
-        bool is_used = is(key, "used"), is_data = is(key, "data");
-        struct value value = next(trace);
-        if (is_used)
-            used = value.number;
-        if (!is_data)
-            continue;
-        uint64_t end = trace->at, start = end - value.number;
-        if (used > value.number)
-            trace->bad = true;
-        for (trace->at = start; trace->at < start + used && !trace->bad;) {
-            if (*look(trace, trace->at))
-                count_record(depth, start + used);
-            else
-                trace->at++; // padding
-        }
-        trace->at = end;
-    }
-    trace->bad |= map.type != MAP;
+    _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
+    memcpy(head, look(trace, at), CHUNK_HEAD);
+    uint32_t size = chunk_size(head), used;
+    if (!size)
+        return CHUNK_PAGE;
+    memcpy(&used, head + CHUNK_USED, sizeof(used));
+    uint64_t end = at + CHUNK_HEAD + be32toh(used);
+    trace->at = at + CHUNK_HEAD;
+    trace->bad = end > at + size;
+    while (trace->at < end && !trace->bad)
+        if (*look(trace, trace->at))
+            count_record(depth, end);
+        else
+            trace->at++; // padding
+    return size;
 }
 
 static bool is_new(ino_t file) {
@@ -236,19 +210,13 @@ static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
     struct stat status;
     trace->file = open(trace->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    trace->at = 0;
-    trace->bad = false;
     shown = NULL;
     if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
         is_new(status.st_ino)) {
         found.processes++;
         found.bytes += (uint64_t)status.st_size;
-        while (!trace->bad && trace->at < (uint64_t)status.st_size) {
-            if (*look(trace, trace->at))
-                count_chunk(depth);
-            else
-                trace->at = (trace->at / CHUNK_PAGE + 1) * CHUNK_PAGE; // one that nobody came to write
-        }
+        for (uint64_t at = 0; at < (uint64_t)status.st_size;)
+            at += count_chunk(depth, at);
     }
     if (trace->file >= 0)
         close(trace->file);
