@@ -576,3 +576,36 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         "signal",
     }
     assert {name for name in names if not name.startswith("cu")} == stands_in | {"InitializeInjectionNvtx2"}
+
+
+UNREADABLE = r"""
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+int main(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ERROR), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    assert(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &(struct sock_fprog){4, code}, 0, 0));
+    begin();
+    char *image = mmap(0, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *module, *function;
+    strcpy(image, PTX);
+    mprotect(image + 4096, 4096, PROT_NONE);
+    OK(cuModuleLoadData(&module, image));
+    OK(cuModuleGetFunction(&function, module, "foo"));
+    launch(function);
+}
+"""
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+def test_where_process_vm_readv_is_not_permitted(tmp_path, error):
+    trace = hooked.traced(tmp_path, UNREADABLE, f"-DERROR={error}")
+    assert trace.launches == {"foo": 1} and trace.names["cuInit"] == 1
+    assert any(library["path"].endswith("libcuda.so.1") for library in trace.of("library"))
+    (module,) = trace.of("module")
+    assert len(module["sha256"]) == 64

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
@@ -18,6 +17,7 @@
 #include "hook/watch/missing.h"
 #include "hook/watch/modules.h"
 #include "hook/watch/objects.h"
+#include "hook/watch/peek.h"
 #include "hook/write/calm.h"
 #include "hook/write/clock.h"
 #include "hook/write/compiler.h"
@@ -136,12 +136,10 @@ static uint64_t stack_words(const struct frame *frame) {
     uintptr_t start = (uintptr_t)frame->stack, end = start + STACK_WORDS * sizeof(uint64_t);
     if (LIKELY((start ^ (end - 1)) < 4096))
         return STACK_WORDS;
-    int error = errno;
     char byte;
-    struct iovec here = {&byte, 1}, there = {(void *)(end - 1), 1};
-    bool readable = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
-    errno = error;
-    return readable ? STACK_WORDS : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
+    return hook_peek((const void *)(end - 1), &byte, 1)
+               ? STACK_WORDS
+               : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
 // A row with what the arguments tell.
