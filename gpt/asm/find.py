@@ -147,12 +147,17 @@ def _ask(path: str) -> Tool:
     found = _RELEASE.search(identity)
     if not found:
         raise GptError("its answer is not that of ptxas", path)
-    try:
-        versions = frozenset((int(a), int(b)) for a, b in _ISA.findall(_output(path, "--list-version")))
-        targets = frozenset(_NAMED.findall(_output(path, "--help")))
-    except GptError:  # one too old to say: the module will show
-        versions, targets = frozenset(), frozenset()
+    versions = frozenset((int(a), int(b)) for a, b in _ISA.findall(_output_if_any(path, "--list-version")))
+    targets = frozenset(_NAMED.findall(_output_if_any(path, "--help")))
     return Tool(path, tuple(map(int, found.groups())), identity, versions, targets)
+
+
+def _output_if_any(path: str, option: str) -> str:
+    """Nothing from one that does not know the option (ptxas 12.8 has no --list-version): the module will show."""
+    try:
+        return _output(path, option)
+    except GptError:
+        return ""
 
 
 def _output(path: str, option: str) -> str:

@@ -129,7 +129,8 @@ def test_one_too_old_to_list_what_it_knows_is_tried(places, tmp_path):
 def test_the_real_one_is_found():
     tools = find.Tools(None, {"PATH": os.defpath})
     tool = tools.choose((8, 0), GpuTarget(9, 0, "a"))
-    assert (8, 0) in tool.versions and "sm_90a" in tool.targets and tool.release >= (12, 0)
+    assert not tool.versions or (8, 0) in tool.versions  # 12.8 does not say
+    assert "sm_90a" in tool.targets and tool.release >= (12, 0)
 
 
 # Targets
@@ -197,3 +198,12 @@ def test_ptxas_agrees_on_what_can_be_assembled_for_what(tmp_path):
 )
 def test_version_of_a_module(text, version):
     assert find_version(text) == version
+
+
+def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
+    path = ptxas(tmp_path, "exit 0", targets="sm_75")
+    path.write_text(path.read_text().replace("--list-version) ", "--list-version) exit 1; "))
+    tools = find.Tools(str(path), {})
+    assert tools.choose((8, 7), GpuTarget(7, 5)).versions == frozenset()
+    with pytest.raises(MissingError, match="does not know sm_90"):
+        tools.choose((8, 7), GpuTarget(9, 0))
