@@ -204,6 +204,6 @@ def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
     path = ptxas(tmp_path, "exit 0", targets="sm_75")
     path.write_text(path.read_text().replace("--list-version) ", "--list-version) exit 1; "))
     tools = find.Tools(str(path), {})
-    assert tools.choose((8, 7), GpuTarget(7, 5)).versions == frozenset()
+    assert tools.choose((8, 7), GpuTarget(7, 5, "")).versions == frozenset()
     with pytest.raises(MissingError, match="does not know sm_90"):
-        tools.choose((8, 7), GpuTarget(9, 0))
+        tools.choose((8, 7), SM_90)
