@@ -242,7 +242,7 @@ static void flatten(const struct graph *graph, struct operations *list) {
                 flatten(node->inner[body], list);
         } else if (node->operation->type == CU_GRAPH_NODE_TYPE_GRAPH)
             flatten(node->inner[0], list);
-        else if (!node->disabled) {
+        else if (!node->disabled && node->operation->type != CU_GRAPH_NODE_TYPE_MEM_FREE) { // it stays
             if (list->all) {
                 list->all[list->count] = *node->operation;
                 list->all[list->count].owned = NULL;

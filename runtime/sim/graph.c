@@ -66,7 +66,7 @@ static bool copy_nodes(struct graph *to, const struct graph *from);
 
 struct graph *sim_copy_graph(const struct graph *from, void *owner) {
     struct graph *made = sim_new(GRAPH, owner);
-    if (made && copy_nodes(made, from))
+    if (made && copy_nodes(made, from) && sim_copy_held(made, from))
         return made;
     if (made)
         sim_delete(made);

@@ -40,6 +40,9 @@ struct node *sim_find_copy(const struct graph *graph, uint64_t origin); // in it
 void sim_number_nodes(const struct graph *graph);
 bool sim_has_conditions(const struct graph *graph);
 
+// user.c
+bool sim_copy_held(struct graph *to, const struct graph *from);
+
 // node.c
 CUresult sim_add_child(struct node **made, struct graph *graph, struct node *const *before, size_t count,
                        struct graph *child);

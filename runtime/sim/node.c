@@ -190,6 +190,29 @@ API cuGraphAddEmptyNode(void **node, void *graph, void *const *before, size_t co
                &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY});
 }
 
+// Memory of a graph is there from then on, and belongs to the context; each launch has the same.
+API cuGraphAddMemAllocNode(void **node, void *graph, void *const *before, size_t count,
+                           CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    IN_CONTEXT;
+    if (!params)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = sim_allocate(&params->dptr, params->bytesize, context);
+    if (status)
+        return status;
+    status = add(node, graph, before, count, CUDA_SUCCESS,
+                 &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .memory = params->dptr});
+    if (status)
+        sim_free(params->dptr);
+    return status;
+}
+
+API cuGraphAddMemFreeNode(void **node, void *graph, void *const *before, size_t count, CUdeviceptr memory) {
+    LOCKED;
+    CUresult status = sim_is_device(memory, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return add(node, graph, before, count, status,
+               &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
+}
+
 API cuGraphAddChildGraphNode(void **node, void *graph, void *const *before, size_t count, void *child) {
     LOCKED;
     return add_child(node, graph, before, count, child, false);
@@ -269,6 +292,56 @@ API cuGraphHostNodeGetParams(void *node, CUDA_HOST_NODE_PARAMS *params) {
         return CUDA_ERROR_INVALID_VALUE;
     *params = (CUDA_HOST_NODE_PARAMS){operation->host.function, operation->host.data};
     return CUDA_SUCCESS;
+}
+
+API cuGraphMemAllocNodeGetParams(void *node, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    LOCKED;
+    const struct operation *operation = get(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+    if (!operation || !params)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct range *range = sim_range(operation->memory, 1);
+    *params = (CUDA_MEM_ALLOC_NODE_PARAMS){.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                         .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                                           .bytesize = range ? range->size : 0,
+                                           .dptr = operation->memory};
+    return CUDA_SUCCESS;
+}
+
+API cuGraphMemFreeNodeGetParams(void *node, CUdeviceptr *memory) {
+    LOCKED;
+    const struct operation *operation = get(node, CU_GRAPH_NODE_TYPE_MEM_FREE);
+    if (!operation || !memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    *memory = operation->memory;
+    return CUDA_SUCCESS;
+}
+
+// Attributes of kernels: whether all blocks are there at once.
+
+API cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) {
+    LOCKED;
+    const struct operation *operation = get(node, CU_GRAPH_NODE_TYPE_KERNEL);
+    if (!operation || !value || attribute < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(value, 0, sizeof(((CUlaunchAttribute *)0)->value));
+    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        *(int *)value = operation->kernel.cooperative;
+    return CUDA_SUCCESS;
+}
+
+API cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) {
+    LOCKED;
+    if (!get(node, CU_GRAPH_NODE_TYPE_KERNEL) || !value || attribute < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        ((struct node *)node)->operation->kernel.cooperative = *(const int *)value;
+    return CUDA_SUCCESS;
+}
+
+API cuGraphKernelNodeCopyAttributes(void *to, void *from) {
+    int cooperative[16];
+    CUresult status = cuGraphKernelNodeGetAttribute(from, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative);
+    return status ? status : cuGraphKernelNodeSetAttribute(to, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative);
 }
 
 static CUresult get_event(void *node, int type, void **event) {

@@ -24,7 +24,7 @@ static void (*const ends[])(struct object *) = {
     [KERNEL - CONTEXT] = sim_end_function,   [MODULE - CONTEXT] = sim_end_module,
     [FUNCTION - CONTEXT] = sim_end_function, [GRAPH - CONTEXT] = sim_end_graph,
     [NODE - CONTEXT] = sim_end_node,         [EXEC - CONTEXT] = NULL,
-    [LINK - CONTEXT] = sim_end_link,
+    [LINK - CONTEXT] = sim_end_link,         [HELD - CONTEXT] = sim_end_held,
 };
 
 void *sim_new(enum kind kind, void *owner) {

@@ -78,6 +78,31 @@ PER_THREAD(cuMemcpyPeerAsync, _ptsz,
 PER_THREAD(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D *copy), copy)
 PER_THREAD(cuMemcpy3DPeerAsync, _ptsz, (const CUDA_MEMCPY3D *copy, void *stream), copy, stream)
 PER_THREAD(cuMemFreeAsync, _ptsz, (CUdeviceptr memory, void *stream), memory, stream)
+PER_THREAD(cuStreamGetCtx_v2, _ptsz, (void *stream, void **context, void **green), stream, context, green)
+PER_THREAD(cuStreamGetAttribute, _ptsz, (void *stream, int attribute, void *value), stream, attribute, value)
+PER_THREAD(cuStreamSetAttribute, _ptsz, (void *stream, int attribute, const void *value), stream, attribute,
+           value)
+PER_THREAD(cuStreamCopyAttributes, _ptsz, (void *to, void *from), to, from)
+PER_THREAD(cuStreamWriteValue32, _ptsz, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamWriteValue32_v2, _ptsz,
+           (void *stream, CUdeviceptr address, uint32_t value, unsigned flags), stream, address, value, flags)
+PER_THREAD(cuStreamWaitValue32, _ptsz, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamWaitValue32_v2, _ptsz, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamWriteValue64, _ptsz, (void *stream, CUdeviceptr address, uint64_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamWriteValue64_v2, _ptsz,
+           (void *stream, CUdeviceptr address, uint64_t value, unsigned flags), stream, address, value, flags)
+PER_THREAD(cuStreamWaitValue64, _ptsz, (void *stream, CUdeviceptr address, uint64_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamWaitValue64_v2, _ptsz, (void *stream, CUdeviceptr address, uint64_t value, unsigned flags),
+           stream, address, value, flags)
+PER_THREAD(cuStreamBatchMemOp, _ptsz, (void *stream, unsigned count, const void *params, unsigned flags),
+           stream, count, params, flags)
+PER_THREAD(cuStreamBatchMemOp_v2, _ptsz, (void *stream, unsigned count, const void *params, unsigned flags),
+           stream, count, params, flags)
 PER_THREAD(cuStreamSynchronize, _ptsz, (void *stream), stream)
 PER_THREAD(cuStreamQuery, _ptsz, (void *stream), stream)
 PER_THREAD(cuStreamGetFlags, _ptsz, (void *stream, unsigned *flags), stream, flags)

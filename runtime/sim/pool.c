@@ -196,6 +196,28 @@ API cuMemPoolGetAccess(int *flags, void *pool, const CUmemLocation *location) {
     return CUDA_SUCCESS;
 }
 
+// Of what graphs allocate nothing is kept apart.
+
+static CUresult check_graph_memory(int attribute, const void *value, CUdevice device) {
+    return device ? CUDA_ERROR_INVALID_DEVICE
+           : !value || attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH
+               ? CUDA_ERROR_INVALID_VALUE
+               : CUDA_SUCCESS;
+}
+
+API cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value) {
+    CUresult status = check_graph_memory(attribute, value, device);
+    if (!status)
+        *(uint64_t *)value = 0;
+    return status;
+}
+
+API cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value) {
+    return check_graph_memory(attribute, value, device);
+}
+
+API cuDeviceGraphMemTrim(CUdevice device) { return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
+
 // What is allocated while a stream is captured is there from then on, and nodes that free it do nothing.
 static CUresult allocate(CUdeviceptr *memory, size_t size, void *handle, void *stream) {
     IN_CONTEXT;

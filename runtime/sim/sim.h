@@ -13,8 +13,10 @@
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams and events
+//   streamops.c  values that streams write and wait for
 //   capture.c  streams whose work becomes a graph
 //   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
+//   user.c     data that graphs keep
 //   perthread.c  variants for another default stream; old.c: earlier variants
 //   proc.c     how the functions are found; table.c has all of them, functions.h their list
 //
@@ -61,6 +63,8 @@ enum kind {
     POOL,
     PHYSICAL,
     LINK,
+    USER,
+    HELD,
 };
 
 // What a handle points to says what it is. It goes with its owner.
@@ -101,7 +105,7 @@ void sim_end_context(struct object *object), sim_end_stream(struct object *objec
 void sim_end_event(struct object *object), sim_end_code(struct object *object);
 void sim_end_module(struct object *object), sim_end_function(struct object *object);
 void sim_end_graph(struct object *object), sim_end_node(struct object *object);
-void sim_end_link(struct object *object);
+void sim_end_link(struct object *object), sim_end_held(struct object *object);
 
 // device.c
 extern bool sim_initialized;

@@ -358,3 +358,108 @@ def test_ptx_that_is_linked(play):
     assert text.count(".func (.param .u32 r) twice") == 1 and ".extern" not in text.replace(", .extern", "")
     assert text.count(".global .u32 shared_by_all") == 1 and text.count(".weak") == 1
     assert "own$0 = 1" in text and "own$1 = 2" in text and "[own$0]" in text and "[own$1]" in text
+
+
+def test_values_that_streams_write_and_wait_for(play):
+    source = r"""
+    struct { uint32_t type; uint64_t address, value; uint32_t flags; uint64_t alias, pad; } operations[] = {
+        {2, 0, 7, 0, 0, 0}, {1, 0, 6, 0, 0, 0}, {3, 0, 0, 0, 0, 0}, {5, 8, 1ull << 40, 0, 0, 0},
+        {4, 8, 1ull << 40, 2, 0, 0}};
+    int main(void) {
+        begin();
+        uint64_t memory;
+        void *one, *two, *context, *green = &one;
+        int value[16] = {-2}, got[16];
+        OK(D(cuStreamCreate)(&one, 1));
+        OK(D(cuStreamCreate)(&two, 1));
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
+        OK(D(cuMemsetD8_v2)(memory, 0, (size_t)64));
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuStreamWaitValue32_v2)(one, memory, 5, 0)); // at least 5
+        OK(D(cuStreamWaitValue64_v2)(one, memory + 8, 3ull, 1)); // 3
+        OK(D(cuStreamWriteValue32)(one, memory + 16, 1, 0));
+        IS(600, D(cuStreamQuery)(one));
+        OK(D(cuStreamWriteValue32_v2)(two, memory, 4, 0));
+        OK(D(cuStreamWriteValue64_v2)(two, memory + 8, 3ull, 0));
+        OK(D(cuStreamSynchronize)(two));
+        IS(600, D(cuStreamQuery)(one));
+        OK(D(cuStreamWriteValue32_v2)(two, memory, 5, 0));
+        OK(D(cuStreamSynchronize)(one));
+        assert(*(int *)(memory + 16) == 1);
+        for (int i = 0; i < 5; i++)
+            operations[i].address += memory;
+        OK(D(cuStreamBatchMemOp_v2)(one, 5, operations, 0));
+        OK(D(cuStreamSynchronize)(one));
+        assert(*(uint64_t *)(memory + 8) == 1ull << 40);
+        IS(1, D(cuStreamWriteValue32_v2)(one, memory + 2, 5, 0));
+        IS(1, D(cuStreamWriteValue32_v2)(one, memory + 64, 5, 0));
+        OK(D(cuStreamSetAttribute)(one, 8, value)); // the priority
+        OK(D(cuStreamCopyAttributes)(two, one));
+        OK(D(cuStreamGetAttribute)(two, 8, got));
+        assert(got[0] == -2);
+        IS(1, D(cuStreamGetAttribute)(two, 4, value));
+        OK(D(cuStreamGetCtx_v2)(one, &context, &green));
+        assert(!green);
+    }
+    """
+    play(source)
+
+
+def test_what_graphs_keep_and_allocate(play):
+    source = r"""
+    static _Atomic int destroyed;
+    static void destroy(void *data) { destroyed += *(int *)data; }
+    static void expect(int sum) {
+        while (destroyed < sum)
+            usleep(1000);
+        assert(destroyed == sum);
+    }
+    int main(void) {
+        begin();
+        int one = 1, ten = 10, value[16] = {1}, got[16];
+        void *graph, *clone, *exec, *first, *second, *stream, *nodes[5];
+        OK(D(cuUserObjectCreate)(&first, &one, destroy, 1, 1));
+        OK(D(cuUserObjectCreate)(&second, &ten, destroy, 3, 1));
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphRetainUserObject)(graph, first, 1, 1)); // the program's own
+        OK(D(cuGraphRetainUserObject)(graph, second, 2, 0));
+        IS(1, D(cuGraphReleaseUserObject)(graph, second, 3));
+        OK(D(cuGraphReleaseUserObject)(graph, second, 1));
+        OK(D(cuUserObjectRelease)(second, 3)); // the graph has one
+        OK(D(cuGraphClone)(&clone, graph));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        OK(D(cuGraphDestroy)(graph));
+        OK(D(cuGraphDestroy)(clone));
+        assert(!destroyed);
+        OK(D(cuGraphExecDestroy)(exec));
+        expect(11);
+        IS(1, D(cuUserObjectRetain)(first, 1));
+
+        CUDA_MEM_ALLOC_NODE_PARAMS params = {.bytesize = 256}, read;
+        CUDA_MEMSET_NODE_PARAMS_v2 set = {.value = 3, .elementSize = 1, .width = 256, .height = 1};
+        CUDA_KERNEL_NODE_PARAMS launch = {kernel("foo"), 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0};
+        uint64_t memory;
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddMemAllocNode)(&nodes[0], graph, 0, (size_t)0, &params));
+        set.dst = params.dptr;
+        OK(D(cuGraphAddMemsetNode)(&nodes[1], graph, nodes, (size_t)1, &set, 0));
+        OK(D(cuGraphAddMemFreeNode)(&nodes[2], graph, nodes + 1, (size_t)1, params.dptr));
+        OK(D(cuGraphAddKernelNode_v2)(&nodes[3], graph, 0, (size_t)0, &launch));
+        OK(D(cuGraphAddKernelNode_v2)(&nodes[4], graph, 0, (size_t)0, &launch));
+        OK(D(cuGraphMemAllocNodeGetParams)(nodes[0], &read));
+        assert(read.bytesize == 256 && read.dptr == params.dptr);
+        OK(D(cuGraphMemFreeNodeGetParams)(nodes[2], &memory));
+        assert(memory == params.dptr);
+        OK(D(cuGraphKernelNodeSetAttribute)(nodes[3], 2, value)); // cooperative
+        OK(D(cuGraphKernelNodeCopyAttributes)(nodes[4], nodes[3]));
+        OK(D(cuGraphKernelNodeGetAttribute)(nodes[4], 2, got));
+        assert(got[0] == 1);
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 3; i++) // memory is there each time
+            OK(D(cuGraphLaunch)(exec, stream));
+        OK(D(cuStreamSynchronize)(stream));
+        assert(*(char *)params.dptr == 3);
+    }
+    """
+    play(source, GPT_SIM_RUN="none")
