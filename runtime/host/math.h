@@ -324,5 +324,6 @@ CALLED double f64_rsqrt_approx(double a, unsigned flags) {
 #include "half.h"
 
 #include "convert.h"
+#include "matrix.h"
 
 #endif

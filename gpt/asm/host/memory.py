@@ -28,7 +28,7 @@ EVICTIONS = "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last
 EVICTIONS_2 = "L2::evict_normal L2::evict_first L2::evict_last"
 PREFETCHES = "L2::64B L2::128B L2::256B"
 VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
-_CHECKED = {"global": "host_global", "shared": "host_shared", "local": "host_local", "const": "host_constant"}
+CHECKED = {"global": "host_global", "shared": "host_shared", "local": "host_local", "const": "host_constant"}
 
 
 def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
@@ -47,7 +47,7 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
         if own != place.space and place.space not in ("global", "param"):
             raise Unsupported(f"an address of .{place.space} as one of .{space or 'generic'}")
     text = use.address_of(address)
-    return f"{_CHECKED.get(space, 'host_generic')}(t, {use.site}, {text}, {size})"
+    return f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, {text}, {size})"
 
 
 def _offset(address: tree.Operand) -> int:

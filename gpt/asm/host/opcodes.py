@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt.asm.host import asynchronous, atomics, control, floating, integer, memory, threads
+from gpt.asm.host import asynchronous, atomics, control, floating, integer, matrix, memory, threads
 from gpt.asm.host.table import Table
 
 TABLE = Table(
@@ -12,6 +12,7 @@ TABLE = Table(
         *control.ROWS,
         *floating.ROWS,
         *integer.ROWS,
+        *matrix.ROWS,
         *memory.ROWS,
         *threads.ROWS,
     ]

@@ -120,11 +120,13 @@ def clamped(form: Format, negative: bool, value: Value, mode: str, words: str) -
 def arithmetic(form: Format) -> Iterator[Case]:
     """The operations that are rounded once."""
     half = form in (F16, BF16)
-    clamps = {"f64": [""], "f32": ["", "sat."]}.get(form.name, ["", "sat.", "relu."])
+    clamps = {"f64": [""], "f32": ["", "sat."], "bf16": ["", "relu."]}.get(form.name, ["", "sat.", "relu."])
     for name, (count, operation) in OPERATIONS.items():
         if half and name not in ("add", "sub", "mul", "fma"):
             continue
-        for mode, ftz, clamp in product(MODES[: 1 if half else 4], ("", "ftz.") if form != F64 else ("",), clamps):
+        for mode, ftz, clamp in product(
+            MODES[: 1 if half else 4], ("", "ftz.") if form in (F16, F32) else ("",), clamps
+        ):
             words = f"{mode}.{ftz}{clamp}"
             if ("sat" in clamp and name in ("div", "rcp", "sqrt")) or ("relu" in clamp and name != "fma"):
                 continue
@@ -228,6 +230,8 @@ def conversions(form: Format) -> Iterator[Case]:
     """cvt from a float type."""
     size, name = form.size, form.name
     for (to, (signed, bits)), mode in product(WHOLE.items(), MODES):
+        if (form, bits) == (BF16, 8):  # ptxas has none
+            continue
         least, greatest = -(1 << bits - 1) if signed else 0, (1 << bits - signed) - 1
 
         def does(a: int, mode=mode, bits=bits, least=least, greatest=greatest) -> int:
@@ -244,7 +248,7 @@ def conversions(form: Format) -> Iterator[Case]:
     for to, mode in product((F16, BF16, F32, F64), MODES):
         if to.size <= size and to != form:
             clamps = ["", "relu.", "satfinite.", "relu.satfinite."] if form == F32 and mode in ("rn", "rz") else [""]
-            clamps += ["sat."] if to != BF16 else []
+            clamps += ["sat."] if BF16 not in (to, form) else []
             clamps += ["ftz."] if (to, form) == (F32, F64) else []
             for words in clamps:
 
