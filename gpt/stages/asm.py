@@ -80,7 +80,7 @@ def asm(
         return 0
     targets = parse_targets(arch)
     if fatbin and any(target.family != "sm" for target in targets):
-        raise UsageError("--fatbin: a fatbin holds no code for host")
+        raise UsageError("--fatbin: code for host cannot be packed")
     options = Options(level, registers, relocatable, line_info, ptxas, timeout)
     assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))
     if save:

@@ -348,6 +348,8 @@ INLINE uint32_t bfind_shift(uint64_t bits, uint32_t size) {
 INLINE uint32_t fns(uint32_t mask, uint32_t base, int32_t offset) {
     if (offset == 0)
         return base < 32 && mask >> base & 1 ? base : ~0u;
+    if (offset == INT32_MIN) // what an H200 makes of it
+        return 0;
     int64_t count = (offset > 0 ? (int64_t)offset : -(int64_t)offset) - 1;
     for (int64_t at = base; at >= 0 && at < 32; at += offset > 0 ? 1 : -1)
         if (mask >> at & 1 && count-- == 0)
@@ -355,26 +357,32 @@ INLINE uint32_t fns(uint32_t mask, uint32_t base, int32_t offset) {
     return ~0u;
 }
 
+// Positions and lengths are of 8 bits for words of 32. For those of 64, where the PTX manual says the same,
+// an H200 takes all of them.
+INLINE uint32_t host_field(uint32_t number, uint32_t bits) {
+    return bits == 32 ? number & 255 : MIN(number, 255);
+}
+
 INLINE uint64_t bfe(uint64_t a, uint32_t position, uint32_t length, uint32_t bits) {
-    position &= 255;
-    length &= 255;
+    position = host_field(position, bits);
+    length = host_field(length, bits);
     a = position < bits ? a >> position : 0;
     return length < bits ? a & ((1ull << length) - 1) : a;
 }
 
 INLINE uint64_t bfe_signed(int64_t a, uint32_t position, uint32_t length, uint32_t bits) {
-    position &= 255;
-    length &= 255;
+    position = host_field(position, bits);
+    length = host_field(length, bits);
     if (length == 0)
         return 0;
-    uint32_t last = position + length - 1 < bits - 1 ? position + length - 1 : bits - 1;
+    uint32_t last = MIN(position + length - 1, bits - 1);
     a = (int64_t)((uint64_t)a << (63 - last)) >> (63 - last); // the field's highest bit is that of the sign
     return (uint64_t)(a >> (position < bits ? position : 63));
 }
 
 INLINE uint64_t bfi(uint64_t a, uint64_t b, uint32_t position, uint32_t length, uint32_t bits) {
-    position &= 255;
-    length &= 255;
+    position = host_field(position, bits);
+    length = host_field(length, bits);
     if (position >= bits || length == 0)
         return b;
     uint64_t mask = (length < 64 ? (1ull << length) - 1 : ~0ull) << position;
@@ -398,6 +406,23 @@ INLINE uint32_t bmsk(uint32_t a, uint32_t b, bool clamp) {
     bool over = end >= 32 || (clamp && (a >= 32 || b >= 32));
     return first & (over ? ~0u : ~(~0u << end));
 }
+
+// Video instructions: of parts of words, in 64 bits
+INLINE int64_t vadd(int64_t a, int64_t b, bool clamp) { return (void)clamp, a + b; }
+INLINE int64_t vsub(int64_t a, int64_t b, bool clamp) { return (void)clamp, a - b; }
+INLINE int64_t vabsdiff(int64_t a, int64_t b, bool clamp) { return (void)clamp, a < b ? b - a : a - b; }
+INLINE int64_t vmin(int64_t a, int64_t b, bool clamp) { return (void)clamp, MIN(a, b); }
+INLINE int64_t vmax(int64_t a, int64_t b, bool clamp) { return (void)clamp, MAX(a, b); }
+INLINE int64_t host_shift(int64_t b, bool clamp) {
+    return !clamp ? b & 31 : (uint32_t)b < 32 ? (uint32_t)b : 32;
+}
+INLINE int64_t vshl(int64_t a, int64_t b, bool clamp) {
+    return (int64_t)((uint64_t)a << host_shift(b, clamp));
+}
+INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b, clamp); }
+#define VIDEO_add(a, b) ((a) + (b))
+#define VIDEO_min(a, b) MIN(a, b)
+#define VIDEO_max(a, b) MAX(a, b)
 
 #include "atomics.h"
 

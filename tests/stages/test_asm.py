@@ -48,6 +48,25 @@ def asm(data, *args, arch="sm_90"):
 # What it writes
 
 
+def test_objects_of_the_machine_at_hand(cache):
+    done = asm(segment(ptx(7, RICH)), arch="host,sm_80")
+    assert (done.status, done.err) == (0, "")
+    made, *kernels = [r for r in done.records if r.get("arch") == "host"]
+    assert (made["kind"], made["id"], made["kernels"]) == ("object", 7, ["calls", "shares"])
+    assert made["data"][:4] == b"\x7fELF" and b"host_module" in made["data"]
+    needs = {r["name"]: (r["stack"], r["shared"], "registers" in r) for r in kernels}
+    assert needs == {"calls": (96, 0, False), "shares": (0, 400, False)}
+    assert not any(records.check(record) for record in done.records)
+    kept = len(list(cache.rglob("*")))
+    again = asm(segment(ptx(7, RICH)), arch="host,sm_80")
+    assert again.kind("object") == done.kind("object") and len(list(cache.rglob("*"))) == kept
+    bad = asm(
+        segment(ptx(7, PLAIN.replace("ret;", "tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [%rd1, {%r1}];"))), arch="host"
+    )
+    assert bad.status == 3 and "gpt-asm: error: libfoo.so#7:9: not supported: 'tex.1d" in bad.err
+    assert "cannot be packed" in asm(segment(), "--fatbin", arch="host").err
+
+
 def test_cubins_and_kernels_follow_their_module():
     done = asm(segment(ptx(7, RICH), {"kind": "x-mine"}, ptx(9, PLAIN)), arch="sm_90,sm_80")
     assert (done.status, done.err) == (0, "")

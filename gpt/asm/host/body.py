@@ -63,7 +63,7 @@ class Body:
         self._lines: list[str] = []
         self._counter: int | None = None  # the line that counts this basic block
         self._count = 0
-        self.local_size = 0  # bytes of .local
+        self.local_size = self._frame_size = 0  # bytes of .local, and of all variables
         self.index = 0  # of the statement that is being written
         self._statement: Statement | None = None
         self._text = ""
@@ -97,7 +97,7 @@ class Body:
         for name, type_ in self._registers.items():
             by_type.setdefault(type_, []).append(f"{name} = 0")
         declared = [f"{type_} {', '.join(names)};" for type_, names in by_type.items()]
-        size = self.local_size + 16 * len(self._registers)
+        size = self._frame_size + 16 * len(self._registers)
         check = f"host_enter(t, {self.code.new_site(self.item.start, self.head.name)}, {size});"
         lines = [*declared, "bool cc = 0;", *self._arrays, *enter, check, *self._lines, *leave]
         return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
@@ -217,7 +217,8 @@ class Body:
         size, align = size_of(specifiers, declarator)
         name = self.new_name("m_", declarator.name)
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
-        self.local_size += -(-size // 16) * 16
+        self._frame_size += -(-size // 16) * 16
+        self.local_size += size if state == "local" else 0
         address = f"(uint64_t){name}" if state == "param" else f"(uint64_t)({name} - t->local)"
         scope.places[declarator.name] = Place(state, address, size)
 

@@ -51,7 +51,7 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
-            return self.assign(written[0], type_, row.code.format_map(names))
+            return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
         before, after = [], []
@@ -125,7 +125,7 @@ class Use:
             raise Unsupported(f"'{operand}' as a result")
         register = self.register(operand.name, operand.parts)
         if register.type != type_:
-            value = convert(f"({type_})({value})", type_, register.type)
+            value = convert(f"({type_}){value if value[0] == '(' else f'({value})'}", type_, register.type)
         return f"{register.name} = {value};"
 
     def place(self, operand: tree.Operand) -> Place | None:

@@ -46,8 +46,9 @@ def shift_right(a: int, b: int) -> int:
 
 
 def extract(a: int, b: int, c: int, type_: str) -> int:
-    """bfe, as the PTX manual writes it."""
-    last, position, length = bits(type_) - 1, b & 255, c & 255
+    """bfe, as the PTX manual writes it, and an H200 has it: numbers of 64-bit fields are not cut to 8 bits."""
+    last = bits(type_) - 1
+    position, length = (b & 255, c & 255) if last == 31 else (min(b, 255), min(c, 255))
     sign = type_[0] == "s" and length > 0 and (a >> min(position + length - 1, last)) & 1
     found = 0
     for i in range(last + 1):
@@ -57,9 +58,9 @@ def extract(a: int, b: int, c: int, type_: str) -> int:
 
 
 def insert(a: int, b: int, c: int, d: int, size: int) -> int:
-    """bfi, as the PTX manual writes it."""
+    """bfi, likewise."""
     for i in range(d & 255):
-        at = (c & 255) + i
+        at = (c & 255 if size == 32 else c) + i
         if at < size:
             b = b & ~(1 << at) | (a >> i & 1) << at
     return b
@@ -93,6 +94,8 @@ def highest(a: int) -> int:
 def find_nth(mask: int, base: int, offset: int) -> int:
     if offset == 0:
         return base if base < 32 and mask >> base & 1 else -1
+    if offset == -(1 << 31):  # what an H200 makes of it
+        return 0
     found = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1) if base < 32 else ()
     set_ = [i for i in found if mask >> i & 1]
     return set_[abs(offset) - 1] if len(set_) >= abs(offset) else -1
