@@ -3,11 +3,11 @@
 #ifndef GPT_HOST_ATOMICS_H
 #define GPT_HOST_ATOMICS_H
 
-#include "abi.h"
+#include "math.h"
 
 // `next` is made of `old`, what is there, and `b`.
 #define ATOMIC(name, type, next)                                                                             \
-    static inline __attribute__((unused)) type atomic_##name(struct host_thread *t, type *at, type b) {      \
+    CALLED type atomic_##name(struct host_thread *t, type *at, type b) {                                     \
         (void)t;                                                                                             \
         type old = __atomic_load_n(at, __ATOMIC_RELAXED);                                                    \
         while (                                                                                              \
@@ -16,13 +16,12 @@
         return old;                                                                                          \
     }
 #define ATOMIC_FETCH(name, type, fetch)                                                                      \
-    static inline __attribute__((unused)) type atomic_##name(struct host_thread *t, type *at, type b) {      \
+    CALLED type atomic_##name(struct host_thread *t, type *at, type b) {                                     \
         (void)t;                                                                                             \
         return fetch(at, b, __ATOMIC_SEQ_CST);                                                               \
     }
 #define ATOMIC_CAS(name, type)                                                                               \
-    static inline __attribute__((unused)) type atomic_##name(struct host_thread *t, type *at, type b,        \
-                                                             type c) {                                       \
+    CALLED type atomic_##name(struct host_thread *t, type *at, type b, type c) {                             \
         (void)t;                                                                                             \
         return __sync_val_compare_and_swap(at, b, c);                                                        \
     }
@@ -53,8 +52,7 @@ ATOMIC_CAS(cas_b32, uint32_t)
 ATOMIC_CAS(cas_b64, uint64_t)
 ATOMIC_CAS(cas_b128, uint128_t)
 
-static inline __attribute__((unused)) uint128_t atomic_exch_b128(struct host_thread *t, uint128_t *at,
-                                                                 uint128_t b) {
+CALLED uint128_t atomic_exch_b128(struct host_thread *t, uint128_t *at, uint128_t b) {
     (void)t;
     uint128_t old = *at, seen;
     while ((seen = __sync_val_compare_and_swap(at, old, b)) != old)
@@ -63,19 +61,22 @@ static inline __attribute__((unused)) uint128_t atomic_exch_b128(struct host_thr
 }
 
 // In global memory subnormal numbers count as zero, in shared memory they do not (the PTX manual, atom).
-INLINE float host_flushed(float value) {
-    return value > -0x1p-126f && value < 0x1p-126f ? as_f32(bits_f32(value) & 0x80000000) : value;
-}
-
-static inline __attribute__((unused)) uint32_t host_sum(struct host_thread *t, const void *at, uint32_t a,
-                                                        uint32_t b) {
-    if ((uint64_t)at - (uint64_t)t->shared < t->shared_size)
-        return bits_f32(as_f32(a) + as_f32(b));
-    return bits_f32(host_flushed(host_flushed(as_f32(a)) + host_flushed(as_f32(b))));
+INLINE uint32_t host_sum(struct host_thread *t, const void *at, uint32_t a, uint32_t b) {
+    bool flush = (uint64_t)at - (uint64_t)t->shared >= t->shared_size;
+    return bits_f32(f32_add(as_f32(a), as_f32(b), ROUND_rn, flush ? FLAG_ftz : FLAG));
 }
 ATOMIC(add_f32, uint32_t, host_sum(t, at, old, b))
-ATOMIC(add_f64, uint64_t, bits_f64(as_f64(old) + as_f64(b)))
+ATOMIC(add_f64, uint64_t, bits_f64(f64_add(as_f64(old), as_f64(b), ROUND_rn, FLAG)))
+#define ATOMIC_HALF(f, type)                                                                                 \
+    ATOMIC(add_##f, type, f##_add(old, b, ROUND_rn, FLAG))                                                   \
+    ATOMIC(min_##f, type, f##_min(old, b, FLAG))                                                             \
+    ATOMIC(max_##f, type, f##_max(old, b, FLAG))
+ATOMIC_HALF(f16, uint16_t)
+ATOMIC_HALF(bf16, uint16_t)
+ATOMIC_HALF(f16x2, uint32_t)
+ATOMIC_HALF(bf16x2, uint32_t)
 
+#undef ATOMIC_HALF
 #undef ATOMIC_CAS
 #undef ATOMIC_FETCH
 

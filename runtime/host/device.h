@@ -424,6 +424,4 @@ INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b
 #define VIDEO_min(a, b) MIN(a, b)
 #define VIDEO_max(a, b) MAX(a, b)
 
-#include "atomics.h"
-
 #endif

@@ -14,17 +14,18 @@ from gpt.asm.host.table import Row, Type
 from gpt.asm.host.use import Use, convert
 from gpt.ptx import tree
 
+_HALVES = "f16 bf16 f16x2 bf16x2"
 _TYPES = {  # of the operations
     "and": "b32 b64",
     "or": "b32 b64",
     "xor": "b32 b64",
     "exch": "b32 b64 b128",
     "cas": "b16 b32 b64 b128",
-    "add": "u32 s32 u64 s64 f32 f64",
+    "add": f"u32 s32 u64 s64 f32 f64 {_HALVES}",
     "inc": "u32",
     "dec": "u32",
-    "min": "u32 s32 u64 s64",
-    "max": "u32 s32 u64 s64",
+    "min": f"u32 s32 u64 s64 {_HALVES}",
+    "max": f"u32 s32 u64 s64 {_HALVES}",
 }
 _SEMANTICS = "relaxed acquire release acq_rel"
 _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"

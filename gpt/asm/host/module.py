@@ -19,7 +19,7 @@ from gpt.ptx.prune import needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
-_HEAD = '#include "math.h"\n\n'
+_HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
 
 
