@@ -289,6 +289,19 @@ def conversions(form: Format) -> Iterator[Case]:
             yield Case(f"cvt.rn.{words}{small}x2.f32", 16, (32, 32), two)
 
 
+def cases_of(form: Format) -> list[Case]:
+    """All instructions on a type."""
+    return [*arithmetic(form), *signs(form), *conversions(form)]
+
+
+def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
+    """Three operands each; for those of 16 bits pairs."""
+    operands = samples(form, count, form.name)
+    if form.size != 16:
+        return operands
+    return [tuple(a | b << 16 for a, b in zip(*two, strict=True)) for two in zip(operands, operands[::-1], strict=True)]
+
+
 @pytest.mark.parametrize("count", [24, full(3000)])
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("fma", [True, full(False)])
@@ -297,14 +310,7 @@ def test_exact(tmp_path, monkeypatch, fma, name, count):
     if not fma:
         monkeypatch.setenv("CC", "cc -mno-fma")
     form = FORMATS[name]
-    cases = [*arithmetic(form), *signs(form), *conversions(form)]
-    operands = samples(form, count, name)
-    if form in (F16, BF16):
-        operands = [
-            tuple(a | b << 16 for a, b in zip(x, y, strict=True))
-            for x, y in zip(operands, operands[1:] + operands[:1], strict=True)
-        ]
-    check(Thread(tmp_path), cases, operands)
+    check(Thread(tmp_path), cases_of(form), operands_of(form, count))
 
 
 def test_halfway(thread):
@@ -427,3 +433,18 @@ def test_division_that_is_approximate(thread):
     }
     cases = [Case(f"div.{kind}.f32", 32, (32, 32), int) for kind in ("approx", "full")]
     assert list(results(thread, cases, [(*two, 0) for two in expected])) == list(expected.values())
+
+
+def test_atomic_halves(thread):
+    """Each type: what was there before, and what is there then."""
+    body, wanted = [], []
+    for number, name in enumerate(("f16", "bf16", "f16x2", "bf16x2")):
+        form, factor = FORMATS[name.removesuffix("x2")], 0x10001 if name.endswith("x2") else 1
+        before, given, after = (factor * form.encode(size < 0, Fraction(abs(size))) for size in (3, -5, -2))
+        new, old, width = ("%r1", "%r2", 32) if factor > 1 else ("%h1", "%h2", 16)
+        at = f"[%p+{8 * number}]"
+        body += [f"mov.b{width} {new}, {before}; st.global.b{width} {at}, {new}; mov.b{width} {new}, {given};"]
+        body += [f"atom.global.add.noftz.{name} {old}, {at}, {new}; st.global.b{width} [%p+{8 * number + 4}], {old};"]
+        wanted += [after, before]
+    found = thread.run(kernel("\n".join(body)), bytes(4 * len(wanted)))
+    assert list(struct.unpack(f"<{len(wanted)}I", found)) == wanted

@@ -1,0 +1,77 @@
+"""Floating point and products of matrices on a real GPU: the tests of tests/asm/host with random operands, run there.
+
+`python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for one that fails the instruction with what
+the GPU made of it. What the GPU makes of all instructions at their boundaries is edges.py.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.asm.host import test_floating, test_matrix
+from tests.asm.host.driver import Driver
+
+COUNT = 400  # operands of each instruction
+
+
+class Gpu:
+    """Runs what thread.Thread and test_matrix.simulate run on the simulated device."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def run(self, text: str, data: bytes, name: str = "k", threads: int = 1) -> bytes:
+        """What a kernel makes of a buffer."""
+        memory = self._driver.allocate(data)
+        self._driver.launch(self._driver.function(self._driver.module(text), name), 1, threads, memory)
+        self._driver.wait()
+        found = self._driver.read(memory, len(data))
+        self._driver.free(memory)
+        return found
+
+    def simulate(self, _: object, text: str, inputs: dict[str, list[int]]) -> dict[str, list[int]]:
+        """What kernels of one warp make of words of 32 bits."""
+        found = {}
+        for name, words in inputs.items():
+            data = self.run(text, struct.pack(f"<{len(words)}I", *words), name, 32)
+            found[name] = list(struct.unpack(f"<{len(words)}I", data))
+        return found
+
+
+def main() -> int:
+    """1 if a test failed."""
+    gpu = Gpu(Driver(*sys.argv[1:2]))
+    test_matrix.simulate = gpu.simulate
+    tests = {
+        **{name: lambda name=name: exact(gpu, name) for name in ("f16", "bf16", "f32", "f64")},
+        "halfway": lambda: test_floating.test_halfway(gpu),
+        "integers": lambda: test_floating.test_integers_to_floats(gpu),
+        "small": lambda: test_floating.test_every_small_number(gpu),
+        "atomic": lambda: test_floating.test_atomic_halves(gpu),
+        "mma": lambda: test_matrix.test_mma(None),
+        "mma.m8n8k4": lambda: test_matrix.test_quarters(None),
+        "wmma": lambda: test_matrix.test_wmma(None),
+    }
+    failed = 0
+    for name, test in tests.items():
+        try:
+            test()
+            print(f"{name}: ok")
+        except AssertionError as error:
+            failed = 1
+            print(f"{name}: {str(error).splitlines()[0]}")
+    return failed
+
+
+def exact(gpu: Gpu, name: str) -> None:
+    """All instructions on a type."""
+    form = test_floating.FORMATS[name]
+    test_floating.check(gpu, test_floating.cases_of(form), test_floating.operands_of(form, COUNT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
