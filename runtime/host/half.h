@@ -116,17 +116,6 @@ CALLED uint16_t host_half_tanh(enum host_format format, uint16_t a, unsigned fla
 HOST_HALF(f16)
 HOST_HALF(bf16)
 
-// Atomic operations, by the macro of atomics.h: subnormal numbers are kept (.noftz).
-#define ATOMIC_HALF(f)                                                                                       \
-    ATOMIC(add_##f, uint16_t, f##_add(old, b, ROUND, FLAG))                                                  \
-    ATOMIC(min_##f, uint16_t, f##_min(old, b, FLAG))                                                         \
-    ATOMIC(max_##f, uint16_t, f##_max(old, b, FLAG))                                                         \
-    ATOMIC(add_##f##x2, uint32_t, f##x2_add(old, b, ROUND, FLAG))                                            \
-    ATOMIC(min_##f##x2, uint32_t, f##x2_min(old, b, FLAG))                                                   \
-    ATOMIC(max_##f##x2, uint32_t, f##x2_max(old, b, FLAG))
-ATOMIC_HALF(f16)
-ATOMIC_HALF(bf16)
-
 // f32x2
 
 #define HOST_F32X2(name)                                                                                     \
