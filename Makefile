@@ -70,11 +70,16 @@ $(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/build_id.h runtim
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $< -o $@
 
-$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/cuda_abi.h runtime/say.h
+# What makes host code of PTX: what is kept of another generator is not used.
+GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
+
+$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) $(GENERATOR) \
+    runtime/hook/watch/sha256.c runtime/hook/watch/images.h runtime/cuda_abi.h runtime/say.h runtime/unpack.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
-	    $(filter %.c,$^) -o $@
+	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
+	    $(filter runtime/sim/%.c,$^) -o $@
 
 # gpt-asm compiles with these.
 $(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)

@@ -14,6 +14,8 @@ from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
 from gpt.errors import GptError, MalformedError, MissingError
+from gpt.ptx.prune import blanked
+from gpt.ptx.scan import scan_module
 from gpt.stage import Stage
 
 MAX_WARNINGS = 3  # of one module that are reported
@@ -32,6 +34,7 @@ class Assembly:
         compare: bool,
         fatbin: Any,
         save: Path | None,
+        kernels: list[str],
     ) -> None:
         self._stage = stage
         self._assembler = assembler
@@ -39,6 +42,7 @@ class Assembly:
         self._compare = compare
         self._fatbin = fatbin
         self._save = save
+        self._kernels = kernels
         self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
@@ -52,11 +56,21 @@ class Assembly:
             yield from self._backlog.add([], lambda _: [record, diag], size)
             return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
+        try:
+            texts = [self._cut(text, record["module"]) for text in texts]
+        except GptError as error:
+            diag = self._stage.error(type(error)(error.fact, error.where or record["module"]))
+            yield from self._backlog.add([], lambda _: [record, diag], size)
+            return
         targets = self._assembler.targets(record["data"])
         jobs = [
             partial(self._assembler.assemble, text, record["module"], target) for text in texts for target in targets
         ]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
+
+    def _cut(self, text: bytes, name: str) -> bytes:
+        """The text without what the kernels that were asked for do not need."""
+        return blanked(scan_module(text, name), self._kernels) if self._kernels else text
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
         """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""

@@ -29,15 +29,21 @@ def prune(module: Module, entries: Iterable[str]) -> bytes:
     return pruned(module, entries).text.encode("latin-1")
 
 
+def blanked(module: Module, entries: Iterable[str]) -> bytes:
+    """The module with only what these entries need, all of it in its place: the rest is blank.
+
+    Raises GptError for a name that is not a kernel with a body.
+    """
+    text, at = [], 0
+    for item in _kept(module, entries):
+        text += [re.sub(r"[^\n]", " ", module.text[at : item.start]), module.text[item.start : item.end]]
+        at = item.end
+    return "".join(text).encode("latin-1")
+
+
 def pruned(module: Module, entries: Iterable[str]) -> Module:
     """The module with only what these entries need. Raises GptError for a name that is not a kernel with a body."""
-    wanted = list(entries)
-    kernels = {item.name for item in module.entries}
-    for name in wanted:
-        if name not in kernels:
-            raise GptError(f"no kernel '{name}'", module.name)
-    named = needed(module, wanted)
-    kept = [item for item in module.items if item.kind not in _NAMING or not named.isdisjoint(item.names)]
+    kept = _kept(module, entries)
     items, at = [], 0
     for item in kept:
         moved = at - item.start
@@ -48,6 +54,17 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
     text, skeleton = ("".join(_cut(s, *one) + "\n" for one in without) for s in (module.text, module.skeleton))
     pieces = tuple((here.start, there.start) for here, there in zip(items, kept, strict=True))
     return Module(module.name, text, skeleton, tuple(items), module, pieces)
+
+
+def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
+    """The items that stay, in their order."""
+    wanted = list(entries)
+    kernels = {item.name for item in module.entries}
+    for name in wanted:
+        if name not in kernels:
+            raise GptError(f"no kernel '{name}'", module.name)
+    named = needed(module, wanted)
+    return [item for item in module.items if item.kind not in _NAMING or not named.isdisjoint(item.names)]
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:

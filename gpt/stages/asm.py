@@ -38,6 +38,9 @@ def asm(
     arch: Annotated[str, typer.Option(metavar="SM,...", help="What to assemble for.")] = "",
     fatbin: Annotated[bool, typer.Option("--fatbin", help="Pack the cubins and the PTX of a module together.")] = False,
     compress: Annotated[Codec, typer.Option(help="How a fatbin stores elements.")] = Codec.zstd,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only what this kernel needs; repeatable.")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too; report both.")] = False,
     level: Annotated[
         int | None, typer.Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
@@ -87,5 +90,5 @@ def asm(
         save.mkdir(parents=True, exist_ok=True)
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
-        work = Assembly(stage, assembler, backlog, compare, compress.value if fatbin else None, save)
+        work = Assembly(stage, assembler, backlog, compare, compress.value if fatbin else None, save, kernel or [])
         return stage.filter(work.handle, files or (), backlog.drain, PTX)

@@ -53,6 +53,7 @@ static bool complete(struct resident *block, uint32_t id) {
     for (unsigned i = 0; i < block->warp_count; i++) {
         struct warp *warp = &block->warps[i];
         warp->ready |= barrier->waiting[i];
+        warp->last = HOST_WARP - 1; // lanes go on in their order
         for (uint32_t rest = barrier->reduces ? barrier->waiting[i] : 0; rest; rest &= rest - 1) {
             struct lane *lane = &warp->lanes[__builtin_ctz(rest)];
             lane->result = lane->mask == HOST_BARRIER_POPC  ? barrier->count
@@ -60,6 +61,7 @@ static bool complete(struct resident *block, uint32_t id) {
                                                             : barrier->count > 0;
         }
     }
+    block->warp = 0;
     *barrier = (struct barrier){0};
     block->used &= ~(1u << id);
     sim_advance(block);
@@ -90,7 +92,8 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
         barrier->waiting[number] |= own;
         warp->ready &= ~own;
     }
-    if (!complete(block, id) && kind != HOST_BARRIER_ARRIVE)
+    complete(block, id);
+    if (kind != HOST_BARRIER_ARRIVE)
         sim_leave(lane);
     return lane->result;
 }

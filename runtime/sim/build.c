@@ -1,8 +1,108 @@
-// Host code of kernels that an image holds as PTX.
+// Host code of kernels that an image holds as PTX: made on a kernel's first launch, by whichever thread comes
+// first; looked for in the cache (kept.c) before a pipeline of stages is run (stages.c).
 
-#include "sim.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "run.h"
+
+static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
+static pid_t process; // whose threads wait there
+
+static const char *option(void) {
+    __builtin_cpu_init();
+    bool v3 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
+    return v3 ? "v3" : "";
+}
+
+// What decides which code is made of a text.
+static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
+    const char *compiler = getenv("CC");
+    char of_text[65], all[4096];
+    hook_sha256(text, size, of_text);
+    int length = snprintf(all, sizeof(all), "%s\n%s\n%s\n%.2000s\n%.1500s", GPT_GENERATOR, option(), of_text,
+                          kernel, compiler ? compiler : "");
+    hook_sha256(all, (size_t)length < sizeof(all) ? (size_t)length : sizeof(all) - 1, key);
+}
+
+CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
+    size_t whole = element->header_size + element->payload_size;
+    struct fatbin_region head = {FATBIN_MAGIC, 1, sizeof(head), whole};
+    char key[65], *fatbin = malloc(sizeof(head) + whole);
+    if (!fatbin)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(fatbin, &head, sizeof(head));
+    memcpy(fatbin + sizeof(head), element, whole);
+    name_code(fatbin, sizeof(head) + whole, "", key);
+    struct bytes found = {0};
+    CUresult status = CUDA_SUCCESS;
+    if (!sim_get_kept(key, &found)) {
+        status = sim_run_stages(SIM_UNPACK, fatbin, sizeof(head) + whole, NULL, &found);
+        if (!status)
+            sim_keep(key, &found);
+    }
+    free(fatbin);
+    *text = found.data, *size = found.size;
+    return status;
+}
+
+static CUresult find(struct entry *entry, void **object) {
+    char key[65];
+    name_code(entry->text, entry->text_size, entry->name, key);
+    struct bytes code = {0};
+    if (sim_get_kept(key, &code)) {
+        *object = sim_open_object(code.data, code.size);
+        free(code.data);
+        if (*object)
+            return CUDA_SUCCESS;
+        code = (struct bytes){0};
+    }
+    CUresult status = sim_run_stages(SIM_MAKE, entry->text, entry->text_size, entry->name, &code);
+    if (status)
+        return status;
+    *object = sim_open_object(code.data, code.size);
+    if (*object)
+        sim_keep(key, &code);
+    free(code.data);
+    return *object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+}
+
+static CUresult finish(struct entry *entry, CUresult status, void *object) {
+    entry->module = status ? NULL : sim_module_of(object);
+    for (uint32_t i = 0; !status && i < entry->module->kernel_count; i++)
+        if (!strcmp(entry->module->kernels[i].name, entry->name))
+            entry->kernel = &entry->module->kernels[i];
+    entry->object = object;
+    entry->fault = status || entry->kernel ? status : CUDA_ERROR_INVALID_IMAGE;
+    entry->state = entry->fault ? NOT_MAKEABLE : MADE;
+    if (entry->kernel)
+        sim_describe_entry(entry);
+    return entry->fault;
+}
 
 CUresult sim_make_kernel(struct code *code, struct entry *entry) {
-    (void)code;
-    return entry->state == MADE ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (process != getpid()) { // a forked child has none that makes anything
+        process = getpid();
+        made = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    }
+    code->references++;
+    while (entry->state == BEING_MADE && entry->maker == process)
+        pthread_cond_wait(&made, &sim_lock);
+    CUresult status = entry->text ? entry->fault : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (entry->text && (entry->state == NOT_MADE || entry->state == BEING_MADE)) {
+        entry->state = BEING_MADE;
+        entry->maker = process;
+        pthread_mutex_unlock(&sim_lock);
+        void *object = NULL;
+        status = find(entry, &object);
+        pthread_mutex_lock(&sim_lock);
+        status = finish(entry, status, object);
+        pthread_cond_broadcast(&made);
+    }
+    sim_release_code(code);
+    return status;
 }

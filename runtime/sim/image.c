@@ -531,6 +531,17 @@ static CUresult read_fatbin(struct code *code, const struct fatbin_region *regio
     for (const struct fatbin_element *at = NULL; (at = next_element(region, at));) {
         if (suits(at) != best)
             continue;
+        if (at->flags & FATBIN_PACKED && sim_runs) {
+            char *text;
+            size_t size;
+            CUresult status = sim_unpack(at, &text, &size);
+            const char *kept = status ? NULL : keep(code, text, size);
+            if (status || !kept)
+                return status ? status : CUDA_ERROR_OUT_OF_MEMORY;
+            free(text);
+            read_ptx(code, kept, size);
+            continue;
+        }
         if (at->flags & FATBIN_PACKED) {
             code->packed = true;
             continue;

@@ -8,6 +8,7 @@
 static CUresult check_size(const struct function *function, const uint32_t grid[3], const uint32_t block[3],
                            uint32_t shared) {
     const struct host_kernel *kernel = function->entry ? function->entry->kernel : NULL;
+    uint64_t fixed = kernel ? kernel->shared_size : 0;
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
         if (!grid[i] || !block[i] || block[i] > (uint32_t)sim_attribute(2 + i) ||
@@ -20,6 +21,8 @@ static CUresult check_size(const struct function *function, const uint32_t grid[
     bool fits =
         threads <= (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
         shared <= (uint32_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+    if (fixed + shared > (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))
+        return CUDA_ERROR_INVALID_VALUE;
     return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -116,6 +119,15 @@ static CUresult make_first(void *function) {
                                                                     : CUDA_ERROR_INVALID_HANDLE;
 }
 
+// Whether not all blocks can be resident at once.
+static bool is_too_large(const struct operation *operation) {
+    const uint32_t *grid = operation->kernel.grid, *block = operation->kernel.block;
+    const struct function *function = operation->kernel.function.object;
+    uint64_t shared = operation->kernel.shared + function->entry->kernel->shared_size;
+    uint64_t most = sim_most_resident(block[0] * block[1] * block[2], shared);
+    return (uint64_t)grid[0] * grid[1] > most || (uint64_t)grid[0] * grid[1] * grid[2] > most;
+}
+
 static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool cooperative) {
     CUresult made = sim_runs ? make_first(params->func) : CUDA_SUCCESS;
     if (made)
@@ -134,6 +146,10 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
     if (status)
         sim_end_operation(&operation);
     operation.kernel.cooperative = cooperative;
+    if (!status && cooperative && sim_runs && is_too_large(&operation)) {
+        sim_end_operation(&operation);
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    }
     return status ? status : sim_issue(stream, &operation);
 }
 

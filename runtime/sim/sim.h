@@ -194,6 +194,7 @@ struct entry { // a kernel of an image
     size_t text_size;
     enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
     CUresult fault;                                          // why it cannot be made
+    int maker;                                               // the process that makes it
     void *object;                                            // its own, or NULL: the image's
     const struct host_module *module;
     const struct host_kernel *kernel;
@@ -228,6 +229,9 @@ void sim_release_code(struct code *code);
 // build.c
 // Sees that a kernel has host code. With the lock, which it may release meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
+
+// The PTX that is compressed in an element of a fatbin; to be freed. Not with the lock.
+CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size);
 
 // host.c
 void *sim_open_object(const char *bytes, size_t size); // not with the lock; NULL, having said why

@@ -103,12 +103,14 @@ static bool do_first(struct queue *queue) {
         while (!work->before[i]->done)
             pthread_cond_wait(&finished, &sim_lock);
     unsigned forked = forks;
+    struct context *context = queue->context;
+    bool broken = context && context->error; // nothing more runs in it
     pthread_mutex_unlock(&sim_lock);
     if (sim_delay) {
         struct timespec due = as_timespec(work->issued + sim_delay);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
-    CUresult status = sim_run(queue->context, &work->operation);
+    CUresult status = broken ? CUDA_SUCCESS : sim_run(context, &work->operation);
     pthread_mutex_lock(&sim_lock);
     if (forks != forked)
         return false;
@@ -535,7 +537,8 @@ static CUresult check_event(const struct event *event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (sim_in_host_function)
         return CUDA_ERROR_NOT_PERMITTED;
-    return event->capture ? CUDA_ERROR_CAPTURED_EVENT : sim_unsafe();
+    CUresult broken = ((struct context *)event->object.owner)->error;
+    return broken ? broken : event->capture ? CUDA_ERROR_CAPTURED_EVENT : sim_unsafe();
 }
 
 API cuEventQuery(void *handle) {
@@ -549,9 +552,10 @@ API cuEventSynchronize(void *handle) {
     LOCKED;
     struct event *event = find_event(handle);
     CUresult status = check_event(event);
+    struct reference of = sim_refer(event ? event->object.owner : NULL);
     if (!status && pending(event))
         wait_for(event->pending);
-    return status;
+    return status || !is_there(of) ? status : ((struct context *)of.object)->error;
 }
 
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {

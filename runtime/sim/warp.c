@@ -11,6 +11,7 @@ static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     for (uint32_t rest = lanes; rest; rest &= rest - 1)
         warp->lanes[__builtin_ctz(rest)].result = lanes;
     warp->ready |= lanes;
+    warp->last = HOST_WARP - 1; // they go on in their order
     sim_advance(warp->block);
 }
 
@@ -43,8 +44,9 @@ uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host
         warp->meeting |= own;
     else
         warp->active |= own, warp->turns = 0;
-    if (!mask || !try(warp, lane))
-        sim_leave(lane);
+    if (mask)
+        try(warp, lane);
+    sim_leave(lane);
     return lane->result;
 }
 

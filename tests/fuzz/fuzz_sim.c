@@ -10,6 +10,10 @@ void *sim_open_object(const char *bytes, size_t size) { // no code of a file is 
     return NULL;
 }
 const struct host_module *sim_module_of(void *object) { return object; }
+CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
+    (void)element, (void)text, (void)size;
+    return CUDA_ERROR_INVALID_PTX;
+}
 void sim_describe_entry(struct entry *entry) { (void)entry; }
 void sim_close_later(void *object) { (void)object; }
 int sim_attribute(int attribute) { return 1000 * attribute; }

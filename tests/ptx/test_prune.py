@@ -45,6 +45,16 @@ def test_what_a_kernel_leads_to_stays_and_assembles(options, tmp_path):
         assert ("entry", (entry,)) in [(item.kind, item.names) for item in scan.scan_module(pruned).items]
 
 
+def test_what_is_blanked_leaves_the_rest_in_its_place():
+    data = cuda.nvrtc_compile(SOURCE, "compute_90")
+    module = scan.scan_module(data)
+    left = prune.blanked(module, ["one"])
+    assert names(left) == names(prune.prune(module, ["one"]))
+    lines = list(zip(left.decode().split("\n"), module.text.split("\n"), strict=False))
+    assert all(line == before or not line.strip() for line, before in lines)
+    assert any(line == before and "one(" in line for line, before in lines[30:])
+
+
 def test_order_and_text_stay():
     module = scan.scan_module(SHAPES)
     pruned = prune.prune(module, ["shapes"])

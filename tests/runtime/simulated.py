@@ -39,7 +39,12 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
         if not folder.exists():
             folder.mkdir()
             flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic"]
-            flags += [f"-fsanitize={sanitizers}", f"-I{hooked.ROOT}/runtime", "-Wl,-soname,libcuda.so.1"]
+            flags += [
+                '-DGPT_GENERATOR="sanitized"',
+                f"-fsanitize={sanitizers}",
+                f"-I{hooked.ROOT}/runtime",
+                "-Wl,-soname,libcuda.so.1",
+            ]
             cuda.c_compiler(*flags, *hooked.ROOT.glob("runtime/sim/*.c"), "-o", folder / "libcuda.so.1")
     return folder
 

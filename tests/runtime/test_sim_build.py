@@ -1,0 +1,112 @@
+"""The simulated device runs PTX: what a pipeline of stages makes of it, and keeps."""
+
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+from tests import cuda
+from tests.runtime import hooked
+
+SOURCE = """
+extern "C" {
+__device__ int table[3] = {1, 2, 3}, *second = table + 1;
+__constant__ int weights[2] = {5, 6};
+__global__ void reverse(int *to) {
+    __shared__ int lane[64];
+    lane[threadIdx.x] = weights[1] + *second + threadIdx.x;
+    __syncthreads();
+    to[threadIdx.x] = lane[63 - threadIdx.x];
+    if (threadIdx.x > 61)
+        printf("%d of %s: %5.2f%%\\n", threadIdx.x, "it", 2.5);
+}
+__global__ void other(int *to) { *to = 1; }
+}
+"""
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a script on the simulated device, with a cache of its own."""
+
+    def run(script, *args, command=(), **env):
+        text = f"from ctypes import *\nimport sys\nfrom tests.runtime.driving import *\nbegin()\n{dedent(script)}"
+        env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env
+        env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        line = [*command, sys.executable, "-c", text, *map(str, args)]
+        return subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def test_ptx_runs_and_its_code_is_kept(play, tmp_path):
+    ptx = cuda.nvrtc_compile(SOURCE, "compute_80")
+    (tmp_path / "code.ptx").write_bytes(ptx + b"\0")
+    (tmp_path / "code.fatbin").write_bytes(cuda.fatbin([("sm_80", "ptx", ptx)], "zstd"))
+    script = """
+    import os, signal
+    ended = []
+    signal.signal(signal.SIGCHLD, lambda *_: ended.append(1))
+    for path in sys.argv[1:]:
+        module = load(path)
+        memory = Memory(64)
+        for _ in range(2):
+            ok(launch(function(module, "reverse"), 1, 64, memory))
+            assert memory.read() == [8 + 63 - i for i in range(64)]
+        size = c_int()
+        ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "reverse")))
+        assert size.value == 256
+    try:
+        os.wait()
+    except ChildProcessError:
+        assert not ended
+    """
+    files = [tmp_path / "code.ptx", tmp_path / "code.fatbin"]
+    done = play(script, *files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "62 of it:  2.50%\n63 of it:  2.50%\n" * 4
+    kept = tmp_path / "cache" / "gpt" / "sim"
+    names = sorted(path.name for path in kept.iterdir())
+    assert len(names) == 3  # of two texts, one of which was compressed
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept.iterdir())
+    found = play(script, *files, PATH="/nowhere", CC=os.environ.get("CC", ""))  # nothing is made
+    assert (found.returncode, found.stdout) == (0, done.stdout), found.stderr
+    times = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    torn = kept / names[0]
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert play(script, *files).returncode == 0
+    assert torn.stat().st_ino and sorted(path.name for path in kept.iterdir()) == names and times
+
+
+def test_what_cannot_be_made_is_refused(play, tmp_path):
+    head = ".version 7.0\n.target sm_70\n.address_size 64\n"
+    bad = ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n"
+    (tmp_path / "code.ptx").write_text(f"{head}{bad}.visible .entry good() {{ ret; }}\n\0")
+    (tmp_path / "code.cubin").write_bytes(cuda.nvrtc_compile(SOURCE, "sm_90"))
+    script = """
+    module = load(sys.argv[1])
+    for _ in range(2):
+        assert launch(function(module, "bad"), 1, 1) == 218
+    ok(launch(function(module, "good"), 1, 1))
+    ok(synchronize())
+    assert cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[2]).read_bytes()) == 209
+    """
+    done = play(script, tmp_path / "code.ptx", tmp_path / "code.cubin")
+    fact = "kernel 'bad': <stdin>#0:7: not supported: 'frob.b32 %r1, 5;'"
+    assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: {fact}\n")
+
+
+def test_the_hook_watches_what_runs(play, tmp_path):
+    (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(SOURCE, "compute_80") + b"\0")
+    script = """
+    memory = Memory(1)
+    ok(launch(function(load(sys.argv[1]), "other"), 1, 1, memory))
+    assert memory.read() == [1]
+    """
+    trace = tmp_path / "t.mp"
+    done = play(script, tmp_path / "code.ptx", command=hooked.command("run", "-o", trace, "--device", "sim", "--"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert hooked.Trace(trace).launches == {"other": 1}
+    assert not list(tmp_path.glob("t.mp.*"))  # the stages were not watched
