@@ -86,7 +86,7 @@ $(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 
-demo: $(READY) ## slim a small CUDA library to the kernel that is used, and prove that it is intact
+demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA library to what it used, run it again
 	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 

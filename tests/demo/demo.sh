@@ -1,6 +1,7 @@
 #!/bin/sh
-# The main job in one go. A CUDA library of two kernels, each compiled for two GPUs and as PTX, is slimmed to the
-# one kernel that a program uses on the one GPU that it uses. NVIDIA's own tool then says what is left.
+# The main job in one go. A program runs on the simulated device under gpt-hook, which records what it uses; its
+# CUDA library, of two kernels, each compiled for two GPUs and as PTX, is slimmed to that; the program runs again
+# with what is left. NVIDIA's own tool says what that is.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -26,48 +27,49 @@ run() {
 }
 
 # libdemo.so is laid out as nvcc does it: a fatbin region for matmul.cu and one for fill.cu, each of three
-# elements. matmul.cu holds `matrixMulGPU`, and this is its mangled name.
+# elements. `main matmul` uses one of its kernels, and checks what that computes.
 kernel=_Z12matrixMulGPUPKfS0_Pfi
 echo "demo: building build/demo/libdemo.so and its program, main"
 rm -rf build/demo
 .venv/bin/python -m tests.demo.build build/demo
 cuobjdump=$(.venv/bin/python -m tests.cuda cuobjdump)
-PATH=$PWD/bin:$(dirname "$cuobjdump"):$PATH
+PATH=$PWD/bin:$PWD/.venv/bin:$(dirname "$cuobjdump"):$PATH
 cd build/demo
 
 # What is in it?
 run "gpt-extract libdemo.so"
-run "cuobjdump -lelf -lptx libdemo.so"
 
-# `main matmul` uses one kernel. Which ones a program uses is what gpt-hook will record; a list does as well.
-run "echo $kernel > names.txt"
+# What does the program use? Its kernel is compiled for this machine's processor and runs on it.
+run "gpt-hook run --device sim -o trace.mp -- ./main matmul" || off "the program fails"
+run "gpt-analyze summary trace.mp"
 
 # Read the library, find what is not needed, write a library without it: three programs and one stream.
-run "gpt-extract libdemo.so | gpt-locate --used names.txt --arch sm_90 | gpt-patch -o slim --mode compact"
+run "gpt-extract libdemo.so | gpt-locate --used trace.mp | gpt-patch -o slim --mode compact"
 
 # What is left?
 run "gpt-extract slim/libdemo.so"
 run "cuobjdump -lelf -lptx slim/libdemo.so"
 
-# One element must be left, and be what it was, byte for byte.
+# One element must be left, the PTX that the simulated device runs, and be what it was, byte for byte.
 mkdir before after
-(cd before && cuobjdump -xelf all ../libdemo.so >/dev/null)
-(cd after && cuobjdump -xelf all ../slim/libdemo.so >/dev/null)
-original=$(grep -l "$kernel" before/*.sm_90.cubin)
+(cd before && cuobjdump -xptx all ../libdemo.so >/dev/null)
+(cd after && cuobjdump -xptx all ../slim/libdemo.so >/dev/null)
+original=$(grep -l "$kernel" before/*.ptx)
 set -- after/*
-test $# -eq 1 || off "$# cubins are left, not one"
+test $# -eq 1 || off "$# PTX texts are left, not one"
 cmp "$original" "$1" || off "what is left is not what it was"
-cuobjdump -lptx slim/libdemo.so 2>/dev/null | grep . && off "PTX is left that sm_90 does not need"
+cuobjdump -lelf slim/libdemo.so 2>/dev/null | grep . && off "a cubin is left that the simulated device cannot run"
 
 before=$(wc -c <libdemo.so)
 after=$(wc -c <slim/libdemo.so)
 test "$after" -lt "$before" || off "it did not shrink"
 
-# And it still works, if there is a GPU to show it.
-result="not run: no sm_90 GPU here"
-if nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 2>/dev/null | grep -qx 9.0; then
-    run "LD_LIBRARY_PATH=slim ./main matmul" || off "the program fails with it"
-    result="the program runs with it"
+# And it still works, on the simulated device and on a GPU, if there is one.
+run "LD_LIBRARY_PATH=slim gpt-hook run --device sim -o again.mp -- ./main matmul" || off "the program fails with it"
+result="the program runs with it"
+if nvidia-smi >/dev/null 2>&1; then
+    run "LD_LIBRARY_PATH=slim ./main matmul" || off "the program fails with it on the GPU"
+    result="$result, on the GPU too"
 fi
 
 printf '\ndemo: OK: %s to %s bytes, 1 of 6 elements left, intact; %s\n' "$before" "$after" "$result"
