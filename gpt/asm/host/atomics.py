@@ -75,6 +75,7 @@ ROWS = [
     Row("membar.S", "", _FENCED, S="cta gl sys"),
     Row("fence{.M}.S", "", _FENCED, M="sc acq_rel acquire release", S=SCOPES),
     # Proxies: memory is one
-    Row("fence.proxy.P", "", _FENCED, P="alias async async.global async.shared::cta async.shared::cluster"),
+    Row("fence.proxy.P", "", _FENCED, P="alias async"),
+    Row("fence.proxy.async.W", "", _FENCED, W="global shared::cta shared::cluster"),
     Row("fence.mbarrier_init.release.cluster", "", _FENCED),
 ]

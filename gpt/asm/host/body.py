@@ -282,8 +282,7 @@ class Body:
             self._end_block()
 
     def _match(self, instruction: tree.Instruction) -> Match | None:
-        modifiers = "".join(instruction.modifiers)
-        return self.code.table.find(instruction.opcode, modifiers, len(instruction.operands))
+        return self.code.table.find(instruction.opcode, instruction.modifiers, len(instruction.operands))
 
     def _end_block(self) -> None:
         if self._counter is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpt.asm.host.names import Unsupported, evaluate
-from gpt.asm.host.table import Row, Type
+from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use, convert
 from gpt.ptx import tree
 
@@ -76,7 +76,7 @@ def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Typ
     if width == 1 and isinstance(operand, tree.Name) and (register := use.body.find_register(operand.name)):
         items = (operand,) if register.width == 1 else ()
     where = pointer(use, str(use.words["W"]), bracketed(address), type_.size * width)
-    return type_, items, where, str(use.words["O"])
+    return type_, items, where, str(use.words.get("O", ""))
 
 
 def _load(use: Use) -> str:
@@ -100,6 +100,15 @@ def _store(use: Use) -> str:
             f"m[{number}] = {value};" if plain else f"__atomic_store_n(m + {number}, {value}, __ATOMIC_{order});"
         )
     return " ".join(["{", *lines, "}"])
+
+
+def _is_parameter(use: Use) -> str:
+    """Whether an address is one of the kernel's parameters."""
+    if not use.body.is_kernel:
+        raise Unsupported("not supported in device functions")
+    size = max((one.offset + one.size for one in use.body.code.parameters(use.body.item)), default=0)
+    address = use.value(use.operands[1], TYPES["u64"])
+    return use.assign(use.operands[0], TYPES["pred"], f"{address} - (uint64_t)parameters < {size}")
 
 
 _SETS: dict[str, str | Mapping[str, str]] = {
@@ -128,8 +137,8 @@ ROWS = [
         row
         for more in ("", " h:b64")
         for row in (
-            Row(f"ld{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
-            Row(f"st{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", _store, **_SETS),
+            Row(f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
+            Row(f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", _store, **_SETS),
         )
     ),
     Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),
@@ -138,6 +147,7 @@ ROWS = [
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
     ),
+    *(Row(f"isspacep.{word}", "d = a", _is_parameter) for word in ("param", "param::entry")),
     Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
     # Caches: what is said about them has no effect
     Row("prefetch{.W}.L", "= a", "", W="global local", L="L1 L2 L2::evict_last L2::evict_normal"),

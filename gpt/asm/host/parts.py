@@ -57,6 +57,7 @@ class FunctionCode(Protocol):
     """A function (body.py)."""
 
     code: ModuleCode
+    item: Item
     head: tree.FunctionNode
     is_kernel: bool
     index: int

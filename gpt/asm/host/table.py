@@ -6,7 +6,8 @@ what it does.
     Row("setp.C.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C={"lt": "<", ...}, T="s32 u32")
 
 The form: words as they stand; `{.sat}` may be absent; one that names a set, by a capital letter, is any word of it,
-`{.R}` any or none. The first row that fits the instruction, modifiers and number of operands, is taken.
+`{.R}` any or none. The first row that fits the instruction, modifiers and number of operands, is taken; if none does,
+the first that fits with modifiers in another order, but for that of types: ptxas takes any.
 
 The signature: what the instruction writes, then what it reads, each `name:type`. The type is a PTX type, a set with
 types, or one derived of it (`T.wide`, `T.signed`, `T.unsigned`); without one it is T. `a[4]` is a vector of four
@@ -23,6 +24,7 @@ A row whose code is a function writes what no template can: it is called with th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ from gpt.ptx.types import PACKED, SIZES
 
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
+_TYPE = re.compile(r"(?:[busf]|bf|tf)\d|u?e\dm\d")
+_ORDERED = {"mma", "wmma"}  # words say of which operand they are by their order
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 
@@ -134,29 +138,57 @@ class Row:
         self.read = tuple(_slots(read))
         self._sets = {name: _words(given) for name, given in sets.items()}
 
-    def match(self, modifiers: str, count: int) -> Match | None:
-        """The words of an instruction with these modifiers and so many operands; None if it is another one."""
-        if count != len(self.read) + bool(self.written):
-            return None
-        found = self._pattern.fullmatch(modifiers)
+    def takes(self, count: int) -> bool:
+        """Whether it has so many operands."""
+        return count == len(self.read) + bool(self.written)
+
+    def match(self, modifiers: tuple[str, ...]) -> Match | None:
+        """The words of an instruction with these modifiers, in this order; None if it is another one."""
+        found = self._pattern.fullmatch("".join(modifiers))
+        words = {_c_name(part): part for part, _ in self._parts}
         if not found:
             return None
+        return Match(self, {name: self._word(words[name], text) for name, text in found.groupdict().items()})
+
+    def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
+        """The same in any order, but for that of types."""
+        types = [word for word in modifiers if _is_type(word[1:])]
+        others = [word for word in modifiers if not _is_type(word[1:])]
         words: dict[str, Word] = {}
-        for name, word in found.groupdict().items():
-            known = self._sets.get(name)
-            words[name] = "" if word is None else known[word[1:]] if known else f"_{_c_name(word[1:])}"
-        return Match(self, words)
+        for part, optional in self._parts:
+            fits = self._sets.get(part) or {part: ""}
+            if types and types[0][1:] in fits:
+                text: str | None = types.pop(0)
+            elif text := next((other for other in others if other[1:] in fits), None):
+                others.remove(text)
+            elif not optional:
+                return None
+            if optional or part in self._sets:
+                words[_c_name(part)] = self._word(part, text)
+        return None if types or others else Match(self, words)
+
+    def _word(self, part: str, text: str | None) -> Word:
+        known = self._sets.get(part)
+        return "" if text is None else known[text[1:]] if known else f"_{_c_name(text[1:])}"
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, bool]]:
+        """The words of the form, and which of them may be absent."""
+        return [(part[1] or part[2], bool(part[1])) for part in _PART.finditer(self.form)]
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("".join(map(self._piece, _PART.finditer(self.form))))
+        return re.compile("".join(itertools.starmap(self._piece, self._parts)))
 
-    def _piece(self, part: re.Match[str]) -> str:
-        word = part[1] or part[2]
-        if not part[1] and word not in self._sets:
-            return re.escape(part[0])
-        texts = map(re.escape, self._sets[word]) if word in self._sets else [re.escape(word)]
-        return rf"(?P<{_c_name(word)}>\.(?:{'|'.join(texts)})){'?' if part[1] else ''}"
+    def _piece(self, part: str, optional: bool) -> str:
+        if not optional and part not in self._sets:
+            return rf"\.{re.escape(part)}"
+        texts = map(re.escape, self._sets.get(part, [part]))
+        return rf"(?P<{_c_name(part)}>\.(?:{'|'.join(texts)})){'?' if optional else ''}"
+
+
+def _is_type(word: str) -> bool:
+    return word in TYPES or bool(_TYPE.match(word))
 
 
 def _c_name(word: str) -> str:
@@ -181,12 +213,14 @@ class Table:
         self._rows: dict[str, list[Row]] = {}
         for row in rows:
             self._rows.setdefault(row.opcode, []).append(row)
-        self._known: dict[tuple[str, str, int], Match | None] = {}
+        self._known: dict[tuple[str, tuple[str, ...], int], Match | None] = {}
 
-    def find(self, opcode: str, modifiers: str, count: int) -> Match | None:
-        """The first row for an instruction with so many operands, None if there is none."""
+    def find(self, opcode: str, modifiers: tuple[str, ...], count: int) -> Match | None:
+        """The first row for an instruction, whose modifiers keep their dots here, with so many operands, or None."""
         key = opcode, modifiers, count
         if key not in self._known:
-            fits = (row.match(modifiers, count) for row in self._rows.get(opcode, ()))
+            rows = [row for row in self._rows.get(opcode, ()) if row.takes(count)]
+            ways = (Row.match,) if opcode in _ORDERED else (Row.match, Row.match_any_order)
+            fits = (way(row, modifiers) for way in ways for row in rows)
             self._known[key] = next((match for match in fits if match), None)
         return self._known[key]

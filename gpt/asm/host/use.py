@@ -95,8 +95,10 @@ class Use:
                 return self._name(name, parts, type_)
             case tree.Expression((tree.Name(name, ()), *_), (("+" | "-"), *_)) if self.body.find_place(name):
                 return f"({type_})({self.address_of(operand)})"
-            case _ if type_.is_float or type_.name == "pred":
+            case _ if type_.is_float:
                 raise Unsupported(f"operand '{operand}'")
+            case _ if type_.name == "pred":
+                return str(int(evaluate(operand) != 0))
             case _:
                 return literal(evaluate(operand), type_)
 
