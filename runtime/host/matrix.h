@@ -52,39 +52,46 @@ static const uint8_t host_element_bits[] = {
     [ELEMENT_u4] = 4,  [ELEMENT_b1] = 1,   [ELEMENT_s32] = 32,
 };
 
-// Where element i of a lane's fragment of A, B or C is in its matrix.
+// Elements of a word, as a power of 2.
+INLINE unsigned host_each(unsigned type) {
+    return type == FORMAT_f64 ? 0 : (unsigned)__builtin_ctz(32u / host_element_bits[type]);
+}
+
+// Numbers divided by a size, which is a power of 2.
+INLINE unsigned host_over(unsigned a, unsigned size) { return a >> __builtin_ctz(size); }
+
+// Where element i of a lane's fragment of A, B, or C or D of a type, is in its matrix.
 static struct host_at host_at_a(const struct host_shape *s, unsigned lane, unsigned i) {
-    unsigned each = s->a == FORMAT_f64 ? 1 : 32 / host_element_bits[s->a], word = i / each,
-             halves = s->m / 8u;
     if (s->layout == LAYOUT_wmma) {
-        unsigned at = (lane * s->elements_a + i) % (s->m * s->k);
-        return (struct host_at){at / s->k, at % s->k};
+        unsigned at = lane * s->elements_a + i;
+        return (struct host_at){host_over(at, s->k) & (s->m - 1u), at & (s->k - 1u)};
     }
     if (s->layout == LAYOUT_quarters) {
         unsigned high = lane < 16 ? 0 : 4;
         return s->column_a ? (struct host_at){i + high, lane % 4} : (struct host_at){lane % 4 + high, i};
     }
-    return (struct host_at){lane / 4 + 8 * (word % halves), (word / halves * 4 + lane % 4) * each + i % each};
+    unsigned each = host_each(s->a), word = i >> each, upper = s->m == 16;
+    return (struct host_at){lane / 4 + 8 * (word & upper),
+                            (((word >> upper) * 4 + lane % 4) << each) + (i & ((1u << each) - 1))};
 }
 
 static struct host_at host_at_b(const struct host_shape *s, unsigned lane, unsigned i) {
-    unsigned each = s->b == FORMAT_f64 ? 1 : 32 / host_element_bits[s->b], word = i / each;
     if (s->layout == LAYOUT_wmma) {
-        unsigned at = (lane * s->elements_b + i) % (s->n * s->k);
-        return (struct host_at){at % s->k, at / s->k};
+        unsigned at = lane * s->elements_b + i;
+        return (struct host_at){at & (s->k - 1u), host_over(at, s->k) & (s->n - 1u)};
     }
     if (s->layout == LAYOUT_quarters) {
         unsigned high = lane < 16 ? 0 : 4;
         return s->column_b ? (struct host_at){i, lane % 4 + high} : (struct host_at){lane % 4, i + high};
     }
-    return (struct host_at){(word * 4 + lane % 4) * each + i % each, lane / 4};
+    unsigned each = host_each(s->b), word = i >> each;
+    return (struct host_at){((word * 4 + lane % 4) << each) + (i & ((1u << each) - 1)), lane / 4};
 }
 
-// That of D is the same, but in quarters, where it depends on the type.
 static struct host_at host_at_c(const struct host_shape *s, unsigned type, unsigned lane, unsigned i) {
     if (s->layout == LAYOUT_wmma) {
         unsigned at = lane * s->elements_c + i;
-        return (struct host_at){at / s->n, at % s->n};
+        return (struct host_at){host_over(at, s->n), at & (s->n - 1u)};
     }
     if (s->layout == LAYOUT_quarters) {
         unsigned high = lane < 16 ? 0 : 4;
@@ -95,16 +102,14 @@ static struct host_at host_at_c(const struct host_shape *s, unsigned type, unsig
     return (struct host_at){lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2};
 }
 
-static uint64_t host_bits_of(const void *fragment, unsigned bits, unsigned i) {
-    uint64_t value = 0;
-    if (bits >= 8)
-        memcpy(&value, (const char *)fragment + i * (bits / 8), bits / 8);
-    else
-        value = ((const uint8_t *)fragment)[i * bits / 8] >> i * bits % 8 & ((1u << bits) - 1);
-    return value;
+// Fragments are registers of 32 bits, or of 64 for f64; an element is within one.
+INLINE uint64_t host_bits_of(const void *fragment, unsigned bits, unsigned i) {
+    if (bits == 64)
+        return ((const uint64_t *)fragment)[i];
+    return ((const uint32_t *)fragment)[i * bits / 32] >> i * bits % 32 & ~0u >> (32 - bits);
 }
 
-static double host_number_of(unsigned type, uint64_t bits) {
+INLINE double host_number_of(unsigned type, uint64_t bits) {
     switch (type) {
     case FORMAT_f64:
         return as_f64(bits);
@@ -112,6 +117,8 @@ static double host_number_of(unsigned type, uint64_t bits) {
         return (double)as_f32((uint32_t)bits);
     case FORMAT_tf32: // the lower bits are ignored
         return (double)as_f32((uint32_t)bits & 0xffffe000);
+    case FORMAT_f16:
+        return host_widen_f16((uint16_t)bits);
     default:
         return host_widen((enum host_format)type, bits);
     }
@@ -128,90 +135,127 @@ static int16_t host_integer_of(unsigned type, uint64_t bits) {
     }
 }
 
-// The two factors, while the lanes of a warp meet: rows of A, columns of B. Too large for a thread's stack.
-static _Thread_local union {
-    double numbers[2][512];
-    int16_t integers[2][4096];
-} host_factors;
+// The matrices, while the lanes of a warp meet: all by rows. Too large for a thread's stack.
+typedef double host_four __attribute__((vector_size(32)));
+union host_matrices {
+    struct {
+        double a[512], c[256];
+        host_four b[128];
+    } numbers;
+    struct {
+        int16_t a[4096], b[2048];
+        int32_t c[256];
+    } integers;
+};
 
-static uint64_t host_dot_numbers(const struct host_shape *s, struct host_at at, uint64_t c) {
-    const double *a = host_factors.numbers[0] + at.row * s->k,
-                 *b = host_factors.numbers[1] + at.column * s->k;
-    double sum = host_number_of(s->c, c);
-    for (unsigned k = 0; k < s->k; k++)
-        sum = s->d == FORMAT_f64 ? __builtin_fma(a[k], b[k], sum) : sum + a[k] * b[k];
-    return s->d == FORMAT_f64 ? bits_f64(sum) : host_narrow((enum host_format)s->d, sum, ROUND_rn, 0);
-}
-
-static uint32_t host_dot_integers(const struct host_shape *s, struct host_at at, uint32_t c) {
-    const int16_t *a = host_factors.integers[0] + at.row * s->k,
-                  *b = host_factors.integers[1] + at.column * s->k;
-    int64_t sum = (int32_t)c;
-    for (unsigned k = 0; k < s->k; k++)
-        sum += s->a != ELEMENT_b1 ? a[k] * b[k] : s->conjunction ? a[k] & b[k] : a[k] ^ b[k];
-    return (uint32_t)(!s->clamps ? sum : sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum);
-}
-
-static void host_gather(const struct host_shape *s, const struct host_product *one, unsigned lane) {
-    unsigned bits_a = host_element_bits[s->a], bits_b = host_element_bits[s->b];
+static void host_gather(union host_matrices *all, const struct host_shape *s, const struct host_product *one,
+                        unsigned lane) {
+    bool integer = s->a >= ELEMENT_integer;
     for (unsigned i = 0; i < s->elements_a; i++) {
         struct host_at at = host_at_a(s, lane, i);
-        uint64_t bits = host_bits_of(one->a, bits_a, i);
+        uint64_t bits = host_bits_of(one->a, host_element_bits[s->a], i);
         unsigned to = at.row * s->k + at.column;
-        if (s->a < ELEMENT_integer)
-            host_factors.numbers[0][to] = host_number_of(s->a, bits);
+        if (integer)
+            all->integers.a[to] = host_integer_of(s->a, bits);
         else
-            host_factors.integers[0][to] = host_integer_of(s->a, bits);
+            all->numbers.a[to] = host_number_of(s->a, bits);
     }
     for (unsigned i = 0; i < s->elements_b; i++) {
         struct host_at at = host_at_b(s, lane, i);
-        uint64_t bits = host_bits_of(one->b, bits_b, i);
-        unsigned to = at.column * s->k + at.row;
-        if (s->b < ELEMENT_integer)
-            host_factors.numbers[1][to] = host_number_of(s->b, bits);
+        uint64_t bits = host_bits_of(one->b, host_element_bits[s->b], i);
+        unsigned to = at.row * s->n + at.column;
+        if (integer)
+            all->integers.b[to] = host_integer_of(s->b, bits);
         else
-            host_factors.integers[1][to] = host_integer_of(s->b, bits);
+            ((double *)all->numbers.b)[to] = host_number_of(s->b, bits);
+    }
+    for (unsigned i = 0; i < s->elements_c; i++) {
+        struct host_at at = host_at_c(s, s->c, lane, i);
+        uint64_t bits = host_bits_of(one->c, host_element_bits[s->c], i);
+        unsigned to = at.row * s->n + at.column;
+        if (integer)
+            all->integers.c[to] = (int32_t)bits;
+        else
+            all->numbers.c[to] = host_number_of(s->c, bits);
     }
 }
 
-// The element of C where D has its element i: in quarters C may lie otherwise, in another lane of the
-// quarter.
-static uint64_t host_addend(const struct host_shape *s, void *const data[HOST_WARP], unsigned lane,
-                            unsigned i) {
-    struct host_at at = host_at_c(s, s->d, lane, i);
-    unsigned from = lane, j = i;
-    if (s->layout == LAYOUT_quarters && s->c != s->d) {
-        unsigned high = at.row & 4 ? 16 : 0, quarter = lane & 12;
-        for (from = high + quarter; from < high + quarter + 4; from++)
-            for (j = 0; j < 8; j++) {
-                struct host_at other = host_at_c(s, s->c, from, j);
-                if (other.row == at.row && other.column == at.column)
-                    goto found;
-            }
+// C becomes the sum.
+static void host_multiply_numbers(union host_matrices *all, const struct host_shape *s) {
+    for (unsigned row = 0; row < s->m; row++) {
+        double *c = all->numbers.c + row * s->n;
+        host_four sums[8];
+        memcpy(sums, c, s->n * sizeof(*c));
+        for (unsigned k = 0; k < s->k; k++) {
+            double a = all->numbers.a[row * s->k + k];
+            const host_four *b = all->numbers.b + k * s->n / 4;
+            if (s->d == FORMAT_f64)
+                for (unsigned j = 0; j < s->n; j++)
+                    sums[j / 4][j % 4] = __builtin_fma(a, b[j / 4][j % 4], sums[j / 4][j % 4]);
+            else
+                for (unsigned j = 0; j < s->n / 4u; j++)
+                    sums[j] += a * b[j];
+        }
+        memcpy(c, sums, s->n * sizeof(*c));
     }
-found:;
-    const struct host_product *one = data[from];
-    return one ? host_bits_of(one->c, host_element_bits[s->c], j) : 0;
+}
+
+static void host_multiply_integers(union host_matrices *all, const struct host_shape *s) {
+    for (unsigned row = 0; row < s->m; row++)
+        for (unsigned column = 0; column < s->n; column++) {
+            int32_t *c = all->integers.c + row * s->n + column;
+            int64_t sum = *c;
+            for (unsigned k = 0; k < s->k; k++) {
+                int32_t a = all->integers.a[row * s->k + k];
+                int32_t b = all->integers.b[k * s->n + column];
+                sum += s->a != ELEMENT_b1 ? a * b : s->conjunction ? a & b : a ^ b;
+            }
+            *c = (int32_t)(!s->clamps        ? sum
+                           : sum > INT32_MAX ? INT32_MAX
+                           : sum < INT32_MIN ? INT32_MIN
+                                             : sum);
+        }
+}
+
+static void host_scatter(const union host_matrices *all, const struct host_shape *s,
+                         const struct host_product *one, unsigned lane) {
+    unsigned size = host_element_bits[s->d] / 8;
+    for (unsigned i = 0; i < s->elements_c; i++) {
+        struct host_at at = host_at_c(s, s->d, lane, i);
+        unsigned from = at.row * s->n + at.column;
+        uint64_t bits;
+        if (s->d >= ELEMENT_integer)
+            bits = (uint32_t)all->integers.c[from];
+        else if (s->d == FORMAT_f64)
+            bits = bits_f64(all->numbers.c[from]);
+        else
+            bits = host_narrow((enum host_format)s->d, all->numbers.c[from], ROUND_rn, 0);
+        if (size == 8)
+            ((uint64_t *)one->d)[i] = bits;
+        else if (size == 4)
+            ((uint32_t *)one->d)[i] = (uint32_t)bits;
+        else
+            ((uint16_t *)one->d)[i] = (uint16_t)bits;
+    }
 }
 
 static __attribute__((unused)) void host_multiply(void *const data[HOST_WARP], uint32_t mask) {
+    static _Thread_local union host_matrices matrices;
+    union host_matrices *all = &matrices;
     const struct host_shape *s = ((struct host_product *)data[__builtin_ctz(mask)])->shape;
-    unsigned parts = s->layout == LAYOUT_quarters ? 4 : 1, bits = host_element_bits[s->d];
+    unsigned parts = s->layout == LAYOUT_quarters ? 4 : 1;
     for (unsigned part = 0; part < parts; part++) {
         uint32_t lanes = mask & (parts == 1 ? ~0u : 0x000f000fu << 4 * part);
-        if (~mask)
-            memset(&host_factors, 0, sizeof(host_factors));
-        for (unsigned lane = 0; lane < HOST_WARP; lane++)
-            if (lanes >> lane & 1)
-                host_gather(s, data[lane], lane);
-        for (unsigned lane = 0; lane < HOST_WARP; lane++)
-            for (unsigned i = 0; lanes >> lane & 1 && i < s->elements_c; i++) {
-                uint64_t c = host_addend(s, data, lane, i);
-                struct host_at at = host_at_c(s, s->d, lane, i);
-                uint64_t d = s->a < ELEMENT_integer ? host_dot_numbers(s, at, c)
-                                                    : host_dot_integers(s, at, (uint32_t)c);
-                memcpy((char *)((struct host_product *)data[lane])->d + i * (bits / 8), &d, bits / 8);
-            }
+        if (~mask) // lanes that have exited: PTX defines nothing
+            memset(all, 0, sizeof(*all));
+        EACH_LANE(lane, lanes)
+        host_gather(all, s, data[lane], lane);
+        if (s->d < ELEMENT_integer)
+            host_multiply_numbers(all, s);
+        else
+            host_multiply_integers(all, s);
+        EACH_LANE(lane, lanes)
+        host_scatter(all, s, data[lane], lane);
     }
 }
 
