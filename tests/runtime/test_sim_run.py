@@ -253,7 +253,7 @@ def test_faults_end_the_launch_and_break_the_context(play):
     ok(cu.cuMemFree_v2(memory))
     goes_wrong(700, "store", 4, 32, memory.value + 8)
     goes_wrong(700, "store", 4, 32, 0)
-    for kind, status in enumerate([700, 716, 719, 719, 714, 719, 718, 715, 710]):
+    for kind, status in enumerate([700, 716, 700, 700, 700, 719, 715, 715, 710]):
         goes_wrong(status, "fault", 1, 1, kind)
     goes_wrong(715, "lacks", 1, 1)
     goes_wrong(702, "stuck", 1, 32)

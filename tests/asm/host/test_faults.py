@@ -1,0 +1,43 @@
+"""The simulated device answers to kernels and calls that go wrong as an H200 does, or is stricter."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.asm.host import faults
+from tests.runtime import hooked
+from tests.tiers import full
+
+MEASURED = json.loads(Path(faults.__file__).with_name("h200.json").read_text())["faults"]
+# What hardware does not notice, or, of a call of 0, does not end.
+STRICTER = {
+    "4 bytes behind": "0 700 700",
+    "misaligned local": "0 716 716",  # left out by the driver's compiler there
+    "shared 4 behind": "0 700 700",
+    "shared below": "0 700 700",  # 715 there: the address wraps around
+    "constant far": "0 700 700",
+    "call of 0": "0 715 715",
+    "shuffle without itself": "0 715 715",
+    "use after free": "0 700 700",
+}
+UNDEFINED = ["atomic on local", "shuffle from the exited"]  # by PTX
+QUICK = ["nothing", "wild", "misaligned shared", "trap", "barrier after an exit in the warp", "use after free"]
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else full(case) for case in faults.CASES])
+def test_what_goes_wrong(case, tmp_path):
+    env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
+    env |= {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, faults.__file__, case], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
+    answer = done.stdout.strip()
+    if case in UNDEFINED:
+        assert answer.startswith("0 0 0 = ")
+    else:
+        assert answer == STRICTER.get(case, MEASURED[case])
+    assert ("kernel 'k'" in done.stderr) == answer.startswith("0 7")
