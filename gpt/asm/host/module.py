@@ -224,6 +224,8 @@ class Code:
         block = {
             one.word: [int(value) for value in one.values] for one in head.attributes if isinstance(one, tree.Attribute)
         }
+        if math.prod(block.get(".reqnctapercluster", [])) > 1:
+            self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
         return (

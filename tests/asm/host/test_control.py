@@ -146,6 +146,11 @@ def test_what_is_not_supported_is_refused_with_its_line():
     ]
 
 
+def test_clusters_of_several_blocks_are_refused():
+    with pytest.raises(Faults, match="clusters of several blocks"):
+        Host(Options()).make(f"{HEAD}.entry k() .reqnctapercluster 2, 1, 1 {{ ret; }}".encode(), "m", HostTarget())
+
+
 def test_the_same_text_gives_the_same_bytes():
     text = (HEAD + ".visible .entry k() { ret; }").encode()
     one, two = (Host(Options()).make(text, name, HostTarget()).image for name in "ab")
