@@ -2,7 +2,8 @@
 
 Kernels of weave.cu are compiled to PTX, woven with the built-in probes and some made to overflow their maps, assembled
 by ptxas and run, each beside the unprobed one on equal inputs. Behind every buffer lies a strip that must stay as it
-was. Nothing but libcuda and a compiler is needed. `--assemble` stops before the GPU is.
+was. Nothing but libcuda and a compiler is needed. `--assemble` stops before the GPU is. With `--host` code is made for
+the simulated device, whose libcuda.so.1 LD_LIBRARY_PATH must lead to.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from gpt.asm.backend import Options  # noqa: E402
+from gpt.asm.host.backend import Host, HostTarget  # noqa: E402
 from gpt.probe import verify  # noqa: E402
 from gpt.probe.model import ProbeFile  # noqa: E402
 from gpt.probe.read import load  # noqa: E402
@@ -170,7 +173,9 @@ def find(tool: str) -> str | None:
 
 
 def assemble(ptx: bytes, arch: str) -> tuple[bytes, int]:
-    """The cubin, and the registers that ptxas says the kernel takes."""
+    """The cubin, and the registers that ptxas says the kernel takes; with `--host` an object, and 0."""
+    if "--host" in sys.argv:
+        return Host(Options()).make(ptx, "weave.cu", HostTarget()).image, 0
     ptxas = find("ptxas")
     if not ptxas:
         sys.exit("weave.py: error: no ptxas")
@@ -450,7 +455,7 @@ def main() -> int:
             failed, said = failed + 1, f"FAILED: {error}"
         done += 1
         print(f"{case.kernel:17} {shape:18} {'+'.join(names):24} {said}", flush=True)
-    for names, counts in added.items():
+    for names, counts in added.items() if "--host" not in sys.argv else ():
         print(f"registers added by {'+'.join(names)}: median {int(np.median(counts))}, {sorted(counts)}")
     print(f"{done} launches on {arch}, {failed} failed, {time.monotonic() - begin:.0f} s")
     return 1 if failed else 0

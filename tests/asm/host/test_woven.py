@@ -1,0 +1,20 @@
+"""Woven kernels on the simulated device: results are those of the kernels as they were, counts what they do."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime import hooked
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("script", "launches"), [("weave.py", 102)])
+def test_what_a_gpu_is_asked(script, launches):
+    env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
+    line = [sys.executable, hooked.ROOT / "tests" / "gpu" / script, "--host"]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^{launches} launches on sm_90, 0 failed", done.stdout, re.M)
