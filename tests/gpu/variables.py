@@ -104,6 +104,7 @@ def load_alone(original: Loaded, woven: Woven, cubin: bytes) -> Loaded:
             assert variable.offset + 8 <= room
             there = ctypes.c_uint64(table.value + variable.offset)
             gpu.call("cuMemcpyHtoD_v2", there, struct.pack("<Q", address.value), ctypes.c_size_t(8))
+            gpu.call("cuCtxSynchronize")
     return alone
 
 

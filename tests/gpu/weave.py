@@ -233,6 +233,7 @@ class Gpu:
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data) + STRIP))
         self.call("cuMemcpyHtoD_v2", address, data + bytes([FILL]) * STRIP, ctypes.c_size_t(len(data) + STRIP))
+        self.call("cuCtxSynchronize")  # it may return before the bytes are there, and other streams do not wait
         return address
 
     def take(self, address: ctypes.c_uint64, size: int, what: str) -> bytes:

@@ -11,10 +11,10 @@ from tests.runtime import hooked
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("script", "launches"), [("weave.py", 102)])
-def test_what_a_gpu_is_asked(script, launches):
+@pytest.mark.parametrize(("script", "done"), [("weave.py", "102 launches"), ("variables.py", "variables")])
+def test_what_a_gpu_is_asked(script, done):
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     line = [sys.executable, hooked.ROOT / "tests" / "gpu" / script, "--host"]
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"^{launches} launches on sm_90, 0 failed", done.stdout, re.M)
+    found = subprocess.run(line, env=env, capture_output=True, text=True, timeout=800, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert re.search(rf"^{done} on sm_90, 0 failed", found.stdout, re.M)
