@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpt.asm.host.memory import PREFETCHES, SPACES, bracketed, pointer
-from gpt.asm.host.names import Unsupported
+from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
@@ -59,7 +59,7 @@ def _wait(use: Use) -> str:
 def _copy(use: Use) -> str:
     """cp.async: `size` bytes, of which all after the first `from` are zeros; or none at all if a predicate says so."""
     to, of, size, *rest = use.operands
-    count = int(use.value(size, _U64).removeprefix("(uint64_t)").removesuffix("ull"), 0)
+    count = evaluate(size)
     if count not in (4, 8, 16):
         raise Unsupported(f"cp.async of {count} bytes")
     if use.words["L2_cache_hint"]:

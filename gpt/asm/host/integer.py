@@ -73,7 +73,7 @@ def _move(use: Use) -> str:
 
 def _part(type_: Type, count: int) -> Type:
     """The type of an element of a vector that is as large as a type."""
-    name = f"b{type_.bits // count}"
+    name = f"b{type_.bits // max(count, 1)}"
     if name not in TYPES or TYPES[name].bits * count != type_.bits:
         raise Unsupported(f"a vector of {count} as one of .{type_.name}")
     return TYPES[name]

@@ -73,8 +73,6 @@ def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Typ
     assert isinstance(type_, Type)
     width = int(str(use.words["V"]) or 1)
     items = tuple(use.vector(operand, width))
-    if width == 1 and isinstance(operand, tree.Name) and (register := use.body.find_register(operand.name)):
-        items = (operand,) if register.width == 1 else ()
     where = pointer(use, str(use.words["W"]), bracketed(address), type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 

@@ -74,10 +74,11 @@ class Use:
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"
 
-    @staticmethod
-    def vector(operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
+    def vector(self, operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
         """The operands of a vector, which has so many, if that is said; one that stands alone is one of one."""
         items = operand.items if isinstance(operand, tree.Vector) else (operand,)
+        if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name)) and found.width > 1:
+            items = tuple(tree.Name(operand.name, (f".{part}",)) for part in "xyzw"[: found.width])
         if count and len(items) != count:
             raise Unsupported(f"a vector of {len(items)}, not {count}")
         return items
@@ -117,6 +118,8 @@ class Use:
         found = self.body.find_register(name, parts)
         if not found:
             raise Unsupported(f"'{name}{''.join(parts)}' is no register that is declared")
+        if found.width > 1:
+            raise Unsupported(f"'{name}' is a vector")
         return found
 
     def assign(self, operand: tree.Operand, type_: Type, value: str) -> str:

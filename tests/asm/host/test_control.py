@@ -61,12 +61,13 @@ MORE: stackrestore.u64 %d5; alloca.u64 %d6, 4000, 32; st.local.u32 [%d6+3996], %
     st.global.u32 [%p+64], %r5;                                         // 1
     mov.u32 %r5, %tid.y; mov.u32 %r6, %lanemask_lt; mad.lo.u32 %r5, %r5, 1000, %r6;
     st.global.u32 [%p+68], %r5;                                         // 2031
+    .reg .v4 .b32 %v; mov.b32 %v.x, 7; ld.global.v4.b32 %v, [%p+48]; st.global.v2.b32 [%p+80], {%v.w, %v.x}; // 5, 32
     mov.u64 %d8, %clock64; mov.u32 %r5, 0; mov.u64 %d9, %clock64; sub.u64 %d9, %d9, %d8;
     st.global.u32 [%p+72], %d9;                                         // 2
     { .param .b64 a; add.u64 %d1, %p, 76; st.param.b64 [a], %d1; call leaves, (a); }
     st.global.u32 [%p+76], 1;                                           // 99: not reached
 """
-WANTED = (720, 120, 240, 7, 8, 7, 55, 4, -10, 7, 499, 6, 32, 32, 5, 5, 1, 2031, 2, 99)
+WANTED = (720, 120, 240, 7, 8, 7, 55, 4, -10, 7, 499, 6, 32, 32, 5, 5, 1, 2031, 2, 99, 5, 32)
 
 ATOMICS = """
     st.global.u32 [%p], 10; st.global.u32 [%p+4], 0x3f800000; st.global.u64 [%p+8], 0;
