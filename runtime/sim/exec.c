@@ -228,6 +228,7 @@ API cuGraphExecChildGraphNodeSetParams(void *exec, void *handle, void *child) {
 struct operations {
     struct operation *all; // or NULL: only count them
     size_t count;
+    bool failed; // for want of memory
 };
 
 // What the nodes do, in order. No kernel runs that could set a condition: each has the value that it begins
@@ -243,10 +244,8 @@ static void flatten(const struct graph *graph, struct operations *list) {
         } else if (node->operation->type == CU_GRAPH_NODE_TYPE_GRAPH)
             flatten(node->inner[0], list);
         else if (!node->disabled && node->operation->type != CU_GRAPH_NODE_TYPE_MEM_FREE) { // it stays
-            if (list->all) {
-                list->all[list->count] = *node->operation;
-                list->all[list->count].owned = NULL;
-            }
+            if (list->all && !sim_copy_operation(&list->all[list->count], node->operation))
+                list->failed = true; // the graph may be changed or gone when it runs
             list->count++;
         }
     }
@@ -280,10 +279,13 @@ API cuGraphLaunch(void *exec, void *handle) {
     flatten(((struct exec *)exec)->graph, &list);
     if (!(list.all = calloc(list.count + 1, sizeof(*list.all))))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t count = list.count;
     list.count = 0;
     flatten(((struct exec *)exec)->graph, &list);
-    return launch(stream, list.all, count);
+    if (!list.failed)
+        return launch(stream, list.all, list.count);
+    sim_end_operation(
+        &(struct operation){.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = list.all, .count = list.count});
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 API cuGraphUpload(void *exec, void *stream) {

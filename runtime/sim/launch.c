@@ -181,7 +181,11 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
 
 // Operations
 
-void sim_end_operation(struct operation *operation) { free(operation->owned); }
+void sim_end_operation(struct operation *operation) {
+    for (size_t i = 0; operation->type == CU_GRAPH_NODE_TYPE_GRAPH && i < operation->count; i++)
+        sim_end_operation((struct operation *)operation->owned + i);
+    free(operation->owned);
+}
 
 bool sim_copy_operation(struct operation *to, const struct operation *from) {
     *to = *from;

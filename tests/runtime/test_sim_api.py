@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from fnmatch import fnmatchcase
 
 from tests import cuda
 from tests.runtime import hooked
@@ -52,6 +53,23 @@ def test_a_function_that_is_not_simulated_says_so_once():
     answers, said = ask("for _ in range(3): answer(cu.cuTexObjectCreate(0, 0, 0, 0))")
     assert answers == [801, 801, 801]
     assert said == "libcuda.so.1: error: cuTexObjectCreate: not simulated: see gpt-sim(7)\n"
+
+
+def test_the_man_page_lists_what_is_not_simulated():
+    page = (hooked.ROOT / "man" / "man7" / "gpt-sim.7").read_text()
+    section = page[page.index(".Sh DRIVER API") : page.index(".Pp", page.index(".Sh DRIVER API"))]
+    patterns = [word for line in re.findall(r"^\.Li (cu.*)", section, re.M) for word in line.strip(" ,").split()]
+    patterns = [pattern for pattern in patterns if pattern not in (".", "cuGetProcAddress")]
+    symbols = subprocess.run(["nm", "-D", "--defined-only", DRIVER], capture_output=True, text=True, check=True).stdout
+    kinds = {name: kind for kind, name in re.findall(r" ([TW]) (cu\w+)", symbols)}
+    listed, used = {}, set()
+    for name in kinds:
+        base = re.sub(r"(_v\d)?(_pt[ds][sz])?$", "", name)
+        found = [pattern for pattern in patterns if fnmatchcase(base, pattern)]
+        listed[name] = bool(found) or (name == base and kinds.get(f"{base}_v2") == "T" and kinds[name] == "W")
+        used |= set(found)
+    assert {name for name in kinds if listed[name] != (kinds[name] == "W")} == set()
+    assert set(patterns) == used
 
 
 def test_names_and_meanings_of_all_errors():

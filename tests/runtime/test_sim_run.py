@@ -416,3 +416,32 @@ def test_streams_contexts_forks_and_unloading(play):
     assert memory.read() == [1, 7 * 120]
     """
     play(kernels, script)
+
+
+def test_a_graph_that_goes_while_it_is_launched(play):
+    kernels = r"""
+    VARIABLES()
+    KERNEL(fill) { ARGUMENT(uint64_t, to, 0); ARGUMENT(uint64_t, value, 8); GLOBAL(to) = value; }
+    MODULE(HAS(fill, 2))
+    """
+    script = """
+    memory, stream, graph, exec_ = Memory(1), c_void_p(), c_void_p(), c_void_p()
+    fill = function(module, "fill")
+    ok(cu.cuCtxSynchronize())
+    ok(cu.cuStreamCreate(byref(stream), 1))
+    ok(cu.cuStreamBeginCapture_v2(stream, 2))
+    values = (c_uint64 * 2)(memory.value, 7)
+    arguments = (c_void_p * 2)(addressof(values), addressof(values) + 8)
+    ok(cu.cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, stream, arguments, None))
+    ok(cu.cuStreamEndCapture(stream, byref(graph)))
+    ok(cu.cuGraphInstantiateWithFlags(byref(exec_), graph, c_uint64(0)))
+    ok(cu.cuGraphLaunch(exec_, stream))
+    ok(cu.cuGraphExecDestroy(exec_))
+    ok(cu.cuGraphDestroy(graph))
+    for _ in range(4):  # what it had is used for something else
+        ok(cu.cuGraphCreate(byref(graph), 0))
+        ok(cu.cuMemHostRegister_v2(cast(create_string_buffer(32), c_void_p), c_size_t(32), 0))
+    ok(cu.cuStreamSynchronize(stream))
+    assert memory.read() == [7]
+    """
+    play(kernels, script, GPT_SIM_DELAY="100000")

@@ -96,6 +96,8 @@ class Use:
                 return self._name(name, parts, type_)
             case tree.Expression((tree.Name(name, ()), *_), (("+" | "-"), *_)) if self.body.find_place(name):
                 return f"({type_})({self.address_of(operand)})"
+            case tree.Index(base, _) if self.body.find_place(base.name):
+                return f"({type_})({self.address_of(operand)})"
             case _ if type_.is_float:
                 raise Unsupported(f"operand '{operand}'")
             case _ if type_.name == "pred":

@@ -99,6 +99,12 @@ def test_calls_and_branches(thread):
     assert struct.unpack(f"<{len(WANTED)}i", found) == WANTED
 
 
+def test_addresses_of_elements(thread):
+    body = """.local .align 4 .b32 cells[4]; mov.u64 %d1, cells; mov.u64 %d2, cells[0]; sub.u64 %d1, %d2, %d1;
+    st.global.u64 [%p], %d1;"""
+    assert thread.run(kernel(body), bytes(range(8))) == bytes(8)
+
+
 def test_atomics_and_asynchronous_copies(thread):
     found = thread.run(kernel(ATOMICS), bytes(80))
     assert struct.unpack("<2IQ4IIHxxQ2Q4I", found) == (

@@ -1,0 +1,178 @@
+"""Programs that others wrote, on the simulated device: cuda.core, tinygrad and numba-cuda from PyPI."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.packages import CACHE
+from tests.runtime import hooked
+
+PACKAGES = ("cuda-bindings==13.5.0", "cuda-core==1.2.2", "tinygrad==0.14.0", "numba==0.68.1", "numba-cuda==0.30.4")
+PROLOGUE = """
+import numpy as np
+
+def same(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.fixture(scope="module")
+def clients() -> Path:
+    """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is that of the tests."""
+    folder = CACHE / "-".join(package.replace("==", "-") for package in PACKAGES)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".done").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--retries=1", "--timeout=15", "-qq", "--target", folder]
+            done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no packages: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
+            (folder / ".done").touch()
+    return folder
+
+
+@pytest.fixture
+def play(clients, tmp_path):
+    """Runs a script with the packages: it must end with 0."""
+
+    def run(script: str, **env: str) -> None:
+        driver = {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "PYTHONPATH": str(clients), "GPT_SIM_RUN": "all"}
+        env = os.environ | driver | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)} | env
+        file = tmp_path / "script.py"  # numba reads the source of functions
+        file.write_text(PROLOGUE + dedent(script))
+        line = [sys.executable, "-W", "ignore", file]
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+@pytest.mark.full
+def test_cuda_core(play):
+    play("""
+    from cuda.bindings import driver
+    from cuda.core import Device, EventOptions, LaunchConfig, Program, ProgramOptions, launch
+    device = Device(0)
+    device.set_current()
+    properties = [getattr(device.properties, name) for name in dir(device.properties) if name[0] != "_"]
+    assert len(properties) > 100 and device.compute_capability == (9, 0)
+    code = 'extern "C" __global__ void add(float *a, float b) { a[threadIdx.x] += b; }'
+    program = Program(code, "c++", ProgramOptions(arch="sm_90"))
+    kernel = program.compile("ptx").get_kernel("add")
+    assert kernel.num_arguments == 2 and kernel.attributes.max_threads_per_block == 1024
+    assert kernel.occupancy.max_active_blocks_per_multiprocessor(256, 0) == 8
+    stream = device.create_stream()
+    buffer = device.allocate(128, stream=stream)
+    buffer.fill(0, stream=stream)
+    before, after = (stream.record(options=EventOptions(timing_enabled=True)) for _ in range(2))
+    launch(stream, LaunchConfig(grid=1, block=32), kernel, buffer, np.float32(2))
+    after.sync()
+    assert after - before >= 0
+    graph = device.create_graph_builder().begin_building()
+    for _ in range(3):
+        launch(graph, LaunchConfig(grid=1, block=32), kernel, buffer, np.float32(2))
+    graph.end_building().complete().launch(stream)
+    values = np.zeros(32, np.float32)
+    assert driver.cuMemcpyDtoHAsync(values, buffer.handle, 128, stream.handle) == (0,)
+    stream.sync()
+    same(values, np.full(32, 8))
+    buffer.close(stream)
+    """)
+
+
+@pytest.mark.full
+def test_tinygrad(play):
+    play(
+        """
+    from tinygrad import Tensor, TinyJit, nn
+    random = np.random.default_rng(1)
+    a, b = (random.standard_normal((40, 40), dtype=np.float32) for _ in range(2))
+    same((Tensor(a) @ Tensor(b)).numpy(), a @ b)
+    softmax = np.exp(a - a.max(1, keepdims=True))
+    same(Tensor(a).softmax().numpy(), softmax / softmax.sum(1, keepdims=True))
+    image, weights = random.standard_normal((3, 9, 9), np.float32), random.standard_normal((4, 3, 3, 3), np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3), (1, 2))
+    same(Tensor(image[None]).conv2d(Tensor(weights)).numpy()[0], np.einsum("cyxij,ocij->oyx", windows, weights))
+
+    @TinyJit
+    def twice(x):
+        return (x + x).realize()
+
+    for _ in range(4):  # the last ones launch a graph
+        same(twice(Tensor(a).realize()).numpy(), a + a)
+
+    class Block:
+        def __init__(self, size):
+            self.norm, self.first, self.last = nn.LayerNorm(size), nn.Linear(size, 3 * size), nn.Linear(size, size)
+
+        def __call__(self, x):
+            q, k, v = self.first(self.norm(x)).chunk(3, dim=-1)
+            return x + self.last(q.scaled_dot_product_attention(k, v))
+
+    def reference(block, x):
+        get = lambda tensor: tensor.numpy().astype(np.float64)
+        y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        y = y * get(block.norm.weight) + get(block.norm.bias)
+        q, k, v = np.split(y @ get(block.first.weight).T + get(block.first.bias), 3, axis=-1)
+        scores = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+        y = scores / scores.sum(-1, keepdims=True) @ v
+        return x + y @ get(block.last.weight).T + get(block.last.bias)
+
+    block, x = Block(16), random.standard_normal((1, 5, 16), dtype=np.float32)
+    same(block(Tensor(x)).numpy(), reference(block, x.astype(np.float64)))
+
+    weight = Tensor(a[:4])  # one step of w -= 0.1 * d(mean((x w^T)^2))/dw
+    optimizer = nn.optim.SGD([weight], lr=0.1)
+    (Tensor(b) @ weight.T).square().mean().backward()
+    optimizer.step()
+    same(weight.numpy(), a[:4] - 0.1 * 2 * (b @ a[:4].T).T @ b / (40 * 4))
+    """,
+        DEV="CUDA:PTX",
+        TRAINING="1",
+    )
+
+
+@pytest.mark.full
+def test_numba_cuda(play):
+    play("""
+    from numba import cuda, float32
+    free, total = cuda.current_context().get_memory_info()
+    assert 0 < free <= total and cuda.get_current_device().compute_capability == (9, 0)
+
+    @cuda.jit
+    def reverse_and_sum(values, reversed_, sums):
+        shared = cuda.shared.array(64, float32)
+        thread = cuda.threadIdx.x
+        shared[thread] = values[thread]
+        cuda.syncthreads()
+        value = shared[63 - thread]
+        reversed_[thread] = value
+        for step in (16, 8, 4, 2, 1):
+            value += cuda.shfl_down_sync(0xFFFFFFFF, value, step)
+        if thread % 32 == 0:
+            cuda.atomic.add(sums, 0, value)
+
+    values = np.arange(64, dtype=np.float32)
+    stream, before, after = cuda.stream(), cuda.event(), cuda.event()
+    with cuda.pinned(values):
+        on_device = cuda.to_device(values, stream=stream)
+        reversed_, sums = cuda.device_array_like(values), cuda.to_device(np.zeros(1, np.float32))
+        before.record(stream)
+        reverse_and_sum[1, 64, stream](on_device, reversed_, sums)
+        after.record(stream)
+        after.synchronize()
+    assert before.elapsed_time(after) >= 0
+    same(reversed_.copy_to_host(), values[::-1])
+    same(sums.copy_to_host(), [values.sum()])
+    managed = cuda.managed_array(8, np.float32)
+    managed[:] = 3
+    same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
+    """)
