@@ -7,9 +7,11 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 #include <unistd.h>
 
 // The bytes of the character that a text begins with, 0 where it begins with none that may be shown.
@@ -58,8 +60,15 @@ static inline void gpt_write_line(const char *text) {
     }
     line[size++] = '\n';
     int before = errno;
-    if (write(STDERR_FILENO, line, size) < 0)
-        errno = before; // nobody listens
+    sigset_t caused, mask; // where nobody listens, or the file may not grow, a signal comes with the error
+    sigemptyset(&caused);
+    sigaddset(&caused, SIGPIPE);
+    sigaddset(&caused, SIGXFSZ);
+    sigprocmask(SIG_BLOCK, &caused, &mask);
+    if (write(STDERR_FILENO, line, size) < 0 && (errno == EPIPE || errno == EFBIG))
+        sigtimedwait(&caused, NULL, &(struct timespec){0});
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    errno = before;
 }
 
 #endif

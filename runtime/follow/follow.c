@@ -291,6 +291,7 @@ static _Noreturn void helper(pid_t root, int root_file) {
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);
     signal(SIGPIPE, SIG_IGN); // to tidy up
+    signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
     // What is open belongs to the command: who reads its output must not wait for us.
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);

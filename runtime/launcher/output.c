@@ -106,19 +106,30 @@ static void set_output(const char *template) {
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
+// Where a standard stream is closed, nothing else may get its number: it would be taken for that stream. What
+// holds it is closed by exec.
+static void hold_standard(void) {
+    int file = 0;
+    while (file >= 0 && file <= STDERR_FILENO)
+        file = open("/", O_PATH | O_CLOEXEC);
+    close(file);
+}
+
 // The traces go to a private folder, and a helper makes them one stream.
 static void begin_stream(const char *where, const char *path, char **argv) {
     struct follow follow = {.where = where, .output = -1, .argv = argv};
-    if (*where == '|') {
-        follow.ends_with_root = true;
-        follow.output = start_reader(where + 1);
-    } else if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
+    if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
         if (isatty(STDOUT_FILENO))
             fail(USAGE, "-o -", "standard output is a terminal");
         follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
         if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
             fail(BAD, "standard error", "%s", strerror(errno));
-    } else { // waits for its reader, as a shell does
+    }
+    hold_standard();
+    if (*where == '|') {
+        follow.ends_with_root = true;
+        follow.output = start_reader(where + 1);
+    } else if (*path) { // waits for its reader, as a shell does
         follow.output = open(path, O_WRONLY | O_CLOEXEC);
     }
     if (follow.output < 0)

@@ -22,6 +22,28 @@ def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
     assert done.stderr == f"gpt-hook: error: {tmp_path}/t.mp: was truncated; nothing more is recorded\n"
 
 
+def test_what_is_not_recorded_any_more_asks_the_kernel_for_nothing(tmp_path):
+    """A filter ends a program that changes the mask of its signals, as each slow way through the hook does."""
+    source = LOOP.replace(
+        "begin();",
+        f"""begin();
+    void *g = kernel("bar");
+    assert(!truncate("{tmp_path}/t.mp", 0));
+    launch(g);
+    struct sock_filter code[] = {{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigprocmask, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    assert(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &(struct sock_fprog){{4, code}}, 0, 0));
+    for (int v, i = 0; i < 100; i++)
+        OK(cuDriverGetVersion(&v));
+    _exit(7);""",
+    )
+    headers = ["linux/filter.h", "linux/seccomp.h", "sys/prctl.h", "sys/syscall.h"]
+    program = hooked.compile_c(tmp_path / "client", "".join(f"#include <{h}>\n" for h in headers) + source)
+    assert hooked.run(tmp_path / "t.mp", program, "1").returncode == 7
+
+
 def test_truncating_under_load(tmp_path):
     source = THREADS.replace(
         "for (int round = 0;", 'pthread_t cutter; pthread_create(&cutter, 0, cut, 0);\n    for (int round = 0;'

@@ -1,7 +1,9 @@
 """What a trace says of GPU code that was loaded, looked up and launched, and of arguments; and what it is for."""
 
+import functools
 import hashlib
 import io
+import resource
 import subprocess
 import sys
 
@@ -281,6 +283,23 @@ def test_an_image_that_cannot_be_saved_whole_is_not_there(tmp_path):
         assert len(lines) <= 4 and not any("saved" in r for r in Trace(tmp_path / "t.mp").of("module"))
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+def test_an_image_that_is_larger_than_a_file_may_be(tmp_path):
+    source = r"""
+    int main(void) {
+        begin();
+        char *image = memset(malloc(3 << 20), '\n', 3 << 20);
+        memcpy(image, PTX, strlen(PTX)), image[(3 << 20) - 1] = 0;
+        void *module;
+        OK(cuModuleLoadData(&module, image));
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", source)
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    done = hooked.run(tmp_path / "t.mp", program, options=["--save-modules", tmp_path / "saved"], preexec_fn=limit)
+    assert done.returncode == 0 and done.stderr.endswith(".ptx: File too large; it is not saved\n")
+    assert not list((tmp_path / "saved").iterdir()) and Trace(tmp_path / "t.mp").kinds["module"] == 1
 
 
 def test_a_folder_for_images_that_cannot_be_made(tmp_path):

@@ -60,6 +60,20 @@ def test_a_command_that_is_missing_ends_it_before_the_program_starts(tmp_path):
     assert b"nosuch" in line.communicate()[1] and line.returncode == 9
 
 
+def test_standard_streams_that_are_closed_stay_closed(tmp_path):
+    for closed in ([0], [0, 1, 2]):
+        close = "".join(f"os.close({n});" for n in closed)
+        program = [sys.executable, "-c", f"import os, sys; {close} os.execv(sys.argv[1], sys.argv[1:])"]
+        seen = (
+            "import ctypes, os; x = ctypes.CDLL('libcuda.so.1').cuInit(0); os._exit(os.path.exists('/proc/self/fd/0'))"
+        )
+        line = hooked.command(
+            "run", "-o", f"|cat >{tmp_path}/out.mp", "--device", "sim", "--", sys.executable, "-c", seen
+        )
+        assert subprocess.run([*program, *line], check=False).returncode == 0
+        assert hooked.Trace(tmp_path / "out.mp").names == {"cuInit": 1}
+
+
 def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
     process = live("|cat >/dev/null; cat", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(b"said")

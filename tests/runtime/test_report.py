@@ -1,7 +1,9 @@
 """The line that gpt-hook's process says at its end."""
 
+import functools
 import os
 import re
+import resource
 import subprocess
 
 import pytest
@@ -112,6 +114,25 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
     (tmp_path / "link").symlink_to("other/child")
     (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; cat {tmp_path}/forged >{tmp_path}/t.mp; true")
     assert numbers(line, tmp_path / "t.mp")[:3] == [1, 0, 2]
+
+
+def test_who_does_not_listen_ends_nothing(tmp_path, loop):
+    """A line of ours that cannot be written: to a pipe without a reader, to a file that may not grow."""
+    line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    assert subprocess.run(line, stderr=theirs, check=False).returncode == 0
+    os.close(theirs)
+    limit = 1 << 20
+    (tmp_path / "err").write_bytes(bytes(limit))
+    with open(tmp_path / "err", "ab") as full:
+        limited = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+        assert subprocess.run(line, stderr=full, check=False, preexec_fn=limited).returncode == 0
+
+
+def test_a_hole_is_passed_over(tmp_path, loop):
+    (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; truncate -s 1T {tmp_path}/t.mp; true")
+    assert line.endswith(" 3 launches, 1 process, 1024 GiB"), line
 
 
 def test_a_trace_that_is_damaged_or_gone_harms_nobody(tmp_path, loop):

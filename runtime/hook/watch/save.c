@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "hook/write/errors.h"
+#include "hook/write/file.h"
 #include "images.h"
 
 static const char *folder;
@@ -48,7 +49,7 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
         return NULL;
     snprintf(part, sizeof(part), "%s/.gpt-%016" PRIx64 "%016" PRIx64 ".part", folder, number[0], number[1]);
     int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
-    bool good = file >= 0 && write_all(file, data, size);
+    bool good = file >= 0 && hook_may_grow(size) && write_all(file, data, size);
     good = file >= 0 && !close(file) && good && !rename(part, path);
     if (good)
         return path;

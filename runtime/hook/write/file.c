@@ -117,14 +117,19 @@ uint32_t hook_chunk_after(uint32_t size) {
     return hook_chunk_size(step);
 }
 
+bool hook_may_grow(uint64_t size) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) || size <= limit.rlim_cur)
+        return true;
+    errno = EFBIG;
+    return false;
+}
+
 // Gives a chunk blocks on disk, and pages in memory: written to in one go it gets large ones, which are
 // mapped in a quarter of the time (ext4). File systems that cannot allocate do it by being written to.
 static bool allocate(int file, uint64_t at, uint32_t size) {
-    struct rlimit limit;
-    if (!getrlimit(RLIMIT_FSIZE, &limit) && at + size > limit.rlim_cur) {
-        errno = EFBIG; // trying brings a signal
+    if (!hook_may_grow(at + size))
         return false;
-    }
     int status;
     do
         status = fallocate(file, 0, (off_t)at, size);

@@ -33,6 +33,8 @@ struct mapped hook_new_chunk(uint32_t size, uint64_t flag);
 struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size);
 struct tail *hook_map_tail(int file, uint32_t size); // of its first chunk
 
+bool hook_may_grow(uint64_t size); // RLIMIT_FSIZE lets a file: trying brings a signal; errno is set if not
+
 int hook_open_file(const char *path, int flags); // a trace: to read and to write
 void hook_keep_file(int file, const struct stat *found);
 void hook_close_file(void);

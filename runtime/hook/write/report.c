@@ -172,14 +172,17 @@ static void count_record(unsigned depth, uint64_t end) {
     }
 }
 
-// Counts what a chunk holds, and gives its size; that of a page where nobody came to write one.
+// Counts what a chunk holds, and returns where the next may begin: where nobody came to write one, behind the
+// hole.
 static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
     _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
     memcpy(head, look(trace, at), CHUNK_HEAD);
     uint32_t size = chunk_size(head), used;
-    if (!size)
-        return CHUNK_PAGE;
+    if (!size) {
+        off_t data = lseek(trace->file, (off_t)at + CHUNK_PAGE, SEEK_DATA);
+        return data < 0 ? UINT64_MAX : (uint64_t)data / CHUNK_PAGE * CHUNK_PAGE;
+    }
     memcpy(&used, head + CHUNK_USED, sizeof(used));
     uint64_t end = at + CHUNK_HEAD + be32toh(used);
     trace->at = at + CHUNK_HEAD;
@@ -189,7 +192,7 @@ static uint64_t count_chunk(unsigned depth, uint64_t at) {
             count_record(depth, end);
         else
             trace->at++; // padding
-    return size;
+    return at + size;
 }
 
 static bool is_new(ino_t file) {
@@ -216,7 +219,7 @@ static void count_file(unsigned depth) {
         found.processes++;
         found.bytes += (uint64_t)status.st_size;
         for (uint64_t at = 0; at < (uint64_t)status.st_size;)
-            at += count_chunk(depth, at);
+            at = count_chunk(depth, at);
     }
     if (trace->file >= 0)
         close(trace->file);

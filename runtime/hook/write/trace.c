@@ -92,7 +92,7 @@ static bool start(void) {
 }
 
 struct thread *hook_begin_thread(void) {
-    if (busy || hook_in_vfork || !hook_live)
+    if (busy || hook_in_vfork || !hook_live || atomic_load(&hook_live->state) == OFF)
         return NULL;
     HOOK_CALM;
     int error = errno;
