@@ -228,12 +228,15 @@ API cuGraphExecChildGraphNodeSetParams(void *exec, void *handle, void *child) {
 struct operations {
     struct operation *all; // or NULL: only count them
     size_t count;
-    bool failed; // for want of memory
+    struct graph *held; // with the user objects of all graphs
+    bool failed;        // for want of memory
 };
 
 // What the nodes do, in order. No kernel runs that could set a condition: each has the value that it begins
 // with, and a loop whose condition holds is run once.
 static void flatten(const struct graph *graph, struct operations *list) {
+    if (list->all && !sim_copy_held(list->held, graph))
+        list->failed = true;
     for (size_t i = 0; i < graph->count; i++) {
         const struct node *node = graph->nodes[i];
         if (node->operation->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
@@ -251,18 +254,21 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// What waits for events inside a graph waits before it begins, and its events are reached when it ends.
-static CUresult launch(struct stream *stream, struct operation *all, size_t count) {
-    CUresult status = CUDA_SUCCESS;
-    for (size_t i = 0; i < count && !status; i++)
+// What waits for events inside a graph waits before it begins, and its events are reached when it ends. Takes
+// the list over.
+static CUresult launch(struct stream *stream, const struct operations *list) {
+    CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    struct operation *all = list->all;
+    for (size_t i = 0; i < list->count && !status; i++)
         if (all[i].type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && is_there(all[i].event))
             status = sim_wait_event(stream, all[i].event.object);
-    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = all, .count = count};
+    struct operation operation = {
+        .type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = all, .count = list->count, .held = list->held};
     if (status)
         sim_end_operation(&operation);
     else
         status = sim_issue(stream, &operation);
-    for (size_t i = 0; i < count && !status; i++)
+    for (size_t i = 0; i < list->count && !status; i++)
         if (all[i].type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && is_there(all[i].event))
             sim_record(all[i].event.object, stream);
     return status;
@@ -277,15 +283,13 @@ API cuGraphLaunch(void *exec, void *handle) {
         return sim_capture(stream, NULL, ((struct exec *)exec)->graph);
     struct operations list = {0};
     flatten(((struct exec *)exec)->graph, &list);
-    if (!(list.all = calloc(list.count + 1, sizeof(*list.all))))
+    if (!(list.all = calloc(list.count + 1, sizeof(*list.all))) || !(list.held = sim_new(GRAPH, NULL))) {
+        free(list.all);
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     list.count = 0;
     flatten(((struct exec *)exec)->graph, &list);
-    if (!list.failed)
-        return launch(stream, list.all, list.count);
-    sim_end_operation(
-        &(struct operation){.type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = list.all, .count = list.count});
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return launch(stream, &list);
 }
 
 API cuGraphUpload(void *exec, void *stream) {

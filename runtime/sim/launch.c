@@ -184,6 +184,8 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
 void sim_end_operation(struct operation *operation) {
     for (size_t i = 0; operation->type == CU_GRAPH_NODE_TYPE_GRAPH && i < operation->count; i++)
         sim_end_operation((struct operation *)operation->owned + i);
+    if (operation->type == CU_GRAPH_NODE_TYPE_GRAPH && operation->held)
+        sim_delete(operation->held);
     free(operation->owned);
 }
 

@@ -63,6 +63,10 @@ static uint64_t now(void) {
 
 static bool has_failed(const struct run *run) { return __atomic_load_n(&run->failed, __ATOMIC_ACQUIRE); }
 
+static bool has_begun_all(const struct run *run) {
+    return __atomic_load_n(&run->begun, __ATOMIC_RELAXED) >= run->blocks;
+}
+
 static uint32_t shared_of(const struct run *run) {
     uint32_t align = run->kernel->shared_align > 16 ? run->kernel->shared_align : 16;
     return (run->kernel->shared_size + align - 1) / align * align + run->dynamic;
@@ -148,7 +152,7 @@ static void begin(struct resident *block, const struct run *run, uint64_t number
 static bool admit(struct worker *worker) {
     struct run *run = worker->run;
     bool room = run->cooperative || worker->count < run->most;
-    if ((worker->count && !room) || __atomic_load_n(&run->begun, __ATOMIC_RELAXED) >= run->blocks)
+    if ((worker->count && !room) || has_begun_all(run))
         return false;
     uint64_t number = __atomic_fetch_add(&run->begun, 1, __ATOMIC_RELAXED);
     if (number >= run->blocks)
@@ -268,7 +272,7 @@ static void *help(void *unused) {
     pthread_mutex_lock(&sim_lock);
     for (;;) {
         struct run *run = runs;
-        while (run && (run->helpers >= run->wanted || run->begun >= run->blocks || has_failed(run)))
+        while (run && (run->helpers >= run->wanted || has_begun_all(run) || has_failed(run)))
             run = run->next;
         if (!run) {
             pthread_cond_wait(&wanted, &sim_lock);

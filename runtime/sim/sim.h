@@ -299,7 +299,10 @@ struct operation {
         } kernel;
         CUDA_MEMCPY3D copy;
         CUDA_MEMSET_NODE_PARAMS_v2 set;
-        size_t count; // of operations in `owned`, of a graph that is launched
+        struct {          // a graph that is launched
+            size_t count; // of operations in `owned`
+            void *held;   // a graph, for its user objects
+        };
         struct {
             void (*function)(void *);
             void *data;
