@@ -4,7 +4,7 @@
 
 #include "run.h"
 
-enum { SHORTEST = 256, ENOUGH = 4096 }; // backward branches; turns
+enum { SHORTEST = 512, ENOUGH = 4096 }; // backward branches; turns
 
 static struct lane *choose(struct warp *warp) {
     uint32_t later = warp->ready & -(2u << warp->last);
@@ -22,6 +22,16 @@ struct lane *sim_choose(struct resident *block) {
     return NULL;
 }
 
+static unsigned count_ready(const struct resident *block) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < block->warp_count; i++)
+        count += (unsigned)__builtin_popcount(block->warps[i].ready);
+    return count;
+}
+
+// Once all had their turn other blocks do. It does not matter what else happened: lanes may meet, or pass
+// barriers, to find out together whether another block has done what they wait for.
+//
 // Where those that wait for memory are all that a warp still runs, lanes that wait for them do so in vain.
 void sim_turn(struct host_thread *thread, uint32_t site) {
     struct lane *lane = lane_of(thread);
@@ -34,7 +44,7 @@ void sim_turn(struct host_thread *thread, uint32_t site) {
         sim_meet_active(warp);
     if (!(warp->ready & -(2u << thread->laneid)))
         block->warp = block->warp + 1 == block->warp_count ? 0 : block->warp + 1;
-    if (++block->turns < block->live) {
+    if (++block->turns < count_ready(block) && !__atomic_load_n(&run_of(lane)->failed, __ATOMIC_RELAXED)) {
         sim_leave(lane);
         return;
     }
@@ -87,7 +97,7 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
     barrier->threads = threads ? threads : barrier->threads;
     barrier->reduces |= kind > HOST_BARRIER_ARRIVE;
     block->used |= 1u << id;
-    lane->site = site, lane->mask = kind, lane->patience = SIM_PATIENCE;
+    lane->site = site, lane->mask = kind;
     if (kind != HOST_BARRIER_ARRIVE) {
         barrier->waiting[number] |= own;
         warp->ready &= ~own;

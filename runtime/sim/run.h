@@ -66,7 +66,7 @@ struct resident { // a block
     uint64_t prepared; // the id of the launch that its lanes are made for
     uint32_t threads, live;
     unsigned warp_count, warp; // where the next lane is looked for
-    unsigned turns;            // in a row
+    unsigned turns;            // since the block was entered
     uint32_t used;             // set of barriers
     struct warp warps[MOST_WARPS];
     struct barrier barriers[HOST_BARRIERS];
@@ -126,10 +126,7 @@ void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
 // block.c
 struct lane *sim_choose(struct resident *block); // that may run, or NULL
 void sim_exit(struct lane *lane);
-static inline void sim_advance(struct resident *block) {
-    block->turns = 0;
-    block->worker->advanced = true;
-}
+static inline void sim_advance(struct resident *block) { block->worker->advanced = true; }
 void sim_turn(struct host_thread *thread, uint32_t site);
 uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrier kind, uint32_t id,
                      uint32_t threads, bool value);

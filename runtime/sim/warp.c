@@ -36,7 +36,6 @@ uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host
     struct warp *warp = lane->warp;
     uint32_t own = 1u << thread->laneid;
     lane->site = site, lane->mask = mask, lane->combine = combine, lane->data = data;
-    lane->patience = SIM_PATIENCE;
     if (mask && !(mask & own))
         sim_fault(thread, site, HOST_FAULT_INSTRUCTION, mask);
     warp->ready &= ~own;

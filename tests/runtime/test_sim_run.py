@@ -169,7 +169,19 @@ def test_spin_locks_and_grid_barriers(play):
             BARRIER();
         }
     }
-    MODULE(HAS(spin, 1), HAS(chain, 1), HAS(grid, 1))
+    KERNEL(poll) { // warps wait together, and blocks for the one that comes after them
+        ARGUMENT(uint64_t, to, 0);
+        for (;;) {
+            uint32_t there = *(volatile uint32_t *)global(t, 3, to, 4) >= t->nctaid[0] - t->ctaid[0];
+            MEET(UINT32_MAX, sum, &there);
+            if (t->services->barrier(t, 0, HOST_BARRIER_OR, 0, 0, there))
+                break;
+            BRANCH();
+        }
+        if (!TID)
+            __atomic_fetch_add((uint32_t *)to, 1, __ATOMIC_RELEASE);
+    }
+    MODULE(HAS(spin, 1), HAS(chain, 1), HAS(grid, 1), HAS(poll, 1))
     """
     script = r"""
     memory = Memory(2)
@@ -178,6 +190,9 @@ def test_spin_locks_and_grid_barriers(play):
     memory.write([0])
     ok(launch(function(module, "chain"), 20, 1, memory))
     assert memory.read()[0] == 20
+    memory.write([1])
+    ok(launch(function(module, "poll"), 6, 64, memory))
+    assert memory.read()[0] == 7
     memory.write([0])
     most = c_int()
     ok(cu.cuDeviceGetAttribute(byref(most), 16, 0))
