@@ -364,7 +364,8 @@ static CUresult set_attribute(struct function *function, int attribute, int valu
         return CUDA_ERROR_INVALID_HANDLE;
     bool may =
         attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            ? value >= 0 && value <= sim_attribute(97)
+            ? value >= 0 && value <= sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) -
+                                         sim_function_attribute(function, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         : attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             ? value >= -1 && value <= 100
             : attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH && attribute < CU_FUNC_ATTRIBUTE_MAX;
@@ -375,9 +376,22 @@ static CUresult set_attribute(struct function *function, int attribute, int valu
     return CUDA_SUCCESS;
 }
 
+// The function, once its host code is there if that decides the attribute.
+static struct function *find_with(int attribute, void *handle, enum kind kind) {
+    bool decides = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    struct function *function = find(handle, kind);
+    if (!function || !sim_runs || !decides || !function->entry)
+        return function;
+    struct reference is = sim_refer(function);
+    sim_make_kernel(((struct library *)function->object.owner)->code, function->entry);
+    return is_there(is) ? function : NULL;
+}
+
 API cuFuncGetAttribute(int *value, int attribute, void *function) {
     LOCKED;
-    return get_attribute(value, attribute, find(function, FUNCTION));
+    return get_attribute(value, attribute, find_with(attribute, function, FUNCTION));
 }
 
 API cuFuncSetAttribute(void *function, int attribute, int value) {
@@ -387,7 +401,8 @@ API cuFuncSetAttribute(void *function, int attribute, int value) {
 
 API cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device) {
     LOCKED;
-    return device ? CUDA_ERROR_INVALID_DEVICE : get_attribute(value, attribute, find(kernel, KERNEL));
+    return device ? CUDA_ERROR_INVALID_DEVICE
+                  : get_attribute(value, attribute, find_with(attribute, kernel, KERNEL));
 }
 
 API cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device) {

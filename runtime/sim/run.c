@@ -232,7 +232,7 @@ static void work(struct worker *worker) {
 
 static bool ready(struct worker *worker, struct run *run) {
     worker->run = run;
-    sim_size_stacks(worker, run->kernel->local_size);
+    sim_size_stacks(worker, run->kernel->local_size + sim_limit(run->context, CU_LIMIT_STACK_SIZE));
     if (run->module->site_count > worker->place_room) {
         free(worker->places);
         worker->place_room = 0;

@@ -46,6 +46,7 @@ class Memory(c_uint64):
         self.count = count
         ok(cu.cuMemAlloc_v2(byref(self), c_size_t(4 * count)))
         ok(cu.cuMemsetD32_v2(self, c_uint32(fill), c_size_t(count)))
+        ok(cu.cuCtxSynchronize())
 
     def read(self) -> list[int]:
         """What is in it, after all work."""

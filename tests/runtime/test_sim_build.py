@@ -51,13 +51,12 @@ def test_ptx_runs_and_its_code_is_kept(play, tmp_path):
     signal.signal(signal.SIGCHLD, lambda *_: ended.append(1))
     for path in sys.argv[1:]:
         module = load(path)
-        memory = Memory(64)
+        memory, size = Memory(64), c_int()
+        ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "reverse")))
+        assert size.value == 256
         for _ in range(2):
             ok(launch(function(module, "reverse"), 1, 64, memory))
             assert memory.read() == [8 + 63 - i for i in range(64)]
-        size = c_int()
-        ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "reverse")))
-        assert size.value == 256
     try:
         os.wait()
     except ChildProcessError:
