@@ -1,6 +1,7 @@
-"""The library built with sanitizers, under clients that use most of it."""
+"""The library built with sanitizers, and as it is under valgrind, with clients that use most of it."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -49,10 +50,18 @@ def build(folder, sanitizer):
     return f"{found.stdout.strip()} {folder}/libgpthook.so"
 
 
+def memcheck(folder):
+    """The library as it is, for valgrind."""
+    if not shutil.which("valgrind"):
+        pytest.skip("no valgrind (Debian: apt-get install valgrind libc6-dbg)")
+    return str(shutil.copy(hooked.runtime() / "libgpthook.so", folder))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
-def test_sanitizer_finds_nothing(tmp_path, sanitizer):
-    preload = build(tmp_path, sanitizer)
+@pytest.mark.parametrize("checker", ["address", "thread", "undefined", "memcheck"])
+def test_checker_finds_nothing(tmp_path, checker):
+    preload = memcheck(tmp_path) if checker == "memcheck" else build(tmp_path, checker)
+    checked = ["valgrind", "-q", "--error-exitcode=9"] if checker == "memcheck" else []
     for name, (source, flags) in CLIENTS.items():
         program = hooked.compile_c(tmp_path / name, source, *flags)
         env = os.environ | {
@@ -64,7 +73,9 @@ def test_sanitizer_finds_nothing(tmp_path, sanitizer):
             "GPT_HOOK_IOCTL": "1",
             "NVTX_INJECTION64_PATH": f"{tmp_path}/libgpthook.so",
         }
-        done = subprocess.run([program, "x"], env=env, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            [*checked, program, "x"], env=env, capture_output=True, text=True, timeout=300, check=False
+        )
         if "unexpected memory mapping" in done.stderr:
             pytest.skip("the kernel's address space randomization is too much for the sanitizer")
         if name == "truncated":
