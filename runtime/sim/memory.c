@@ -75,7 +75,9 @@ static bool add(uint64_t start, size_t size, const void *owner, enum memory type
 // Gives back the memory of what was freed first, as long as there is too much.
 static void trim(void) {
     size_t first = 0;
-    for (; !running && (freed_count - first > FREED || freed_bytes > FREED_BYTES); first++) {
+    if (running)
+        return;
+    for (; freed_count - first > FREED || freed_bytes > FREED_BYTES; first++) {
         freed_bytes -= freed[first].size;
         free((void *)freed[first].start);
     }
