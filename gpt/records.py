@@ -273,7 +273,7 @@ KINDS: dict[str, Keys] = {
         "at": ("u64", "time stamp: later launches of the handle mean this graph"),
         "nodes": ("u64", "nodes, those of graphs inside it included"),
         "functions": ("[u64]", "ids of the functions that its kernel nodes launch"),
-        "launches": ("[u64]", "how often each is launched; 0: as a condition says"),
+        "launches": ("[u64]", "how often each is launched; 0: as a condition says, or not at all"),
     },
     "launches": {
         "fields": ("[field]", "layout of a row"),

@@ -50,6 +50,13 @@ int main(void) {
     assert(add(OBJECT_KERNEL, 0x110, 0x100, "alpha").generation == kernel.generation);
     assert(add(OBJECT_KERNEL, 0x110, 0x100, NULL).generation == kernel.generation);
     struct reference function = hook_object_find(0x120);
+    add(OBJECT_KERNEL, 0x118, 0x100, "delta"); // the handle of a function in a context that is gone unseen
+    hook_object_add(
+        &(struct object_facts){.kind = OBJECT_FUNCTION, .handle = 0x120, .parent = 0x118, .id = 10});
+    assert(!hook_is_alive(function) && hook_object_look(0x120, &view) && view.id == 10);
+    hook_object_add(
+        &(struct object_facts){.kind = OBJECT_FUNCTION, .handle = 0x120, .parent = 0x110, .id = 9});
+    function = hook_object_find(0x120);
     assert(add(OBJECT_FUNCTION, 0x120, 0x100, "alpha").generation == function.generation);
     assert(add(OBJECT_KERNEL, 0x110, 0x100, "gamma").generation != kernel.generation);
     assert(!hook_is_alive(kernel) && !hook_is_alive(function) && !hook_object_find(0x120).current);

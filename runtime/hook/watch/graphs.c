@@ -1,7 +1,7 @@
-// What a graph launches: its kernel nodes, read when it is instantiated or updated. Those that were captured
-// from a stream were launches too, but they ran as often as the graph is launched. What is in the body of a
-// conditional node runs as often as nobody knows: it is launched 0 times. The driver names a body when its
-// node is made, and never again.
+// What a graph launches: its kernel nodes, read when it is instantiated, and kept for what changes them
+// later. Those that were captured from a stream were launches too, but they ran as often as the graph is
+// launched. What is in the body of a conditional node runs as often as nobody knows: it is launched 0 times.
+// The driver names a body when its node is made, and never again.
 
 #include <errno.h>
 #include <string.h>
@@ -32,23 +32,36 @@ static bool find_functions(void) {
            FIND(child, "cuGraphChildGraphNodeGetGraph") && FIND(kernel, "cuGraphKernelNodeGetParams_v2");
 }
 
-struct found {
-    uint64_t nodes, count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS];
+// What an executable graph does, node by node: it may be told of each that it does something else, or
+// nothing.
+struct node {
+    uint64_t handle;
+    uint32_t function; // that it launches, or 0
+    uint32_t inside;   // how many nodes after it are of the graphs in it
+    bool sure, disabled;
 };
 
-static void add(struct found *found, void *node, bool sure) {
-    CUDA_KERNEL_NODE_PARAMS params = {0};
-    if (cu.kernel(node, &params) != CUDA_SUCCESS)
-        return;
-    uint32_t function = hook_ask_function((uint64_t)(params.func ? params.func : params.kern));
-    uint64_t i = 0;
-    while (i < found->count && found->functions[i] != function)
-        i++;
-    if (!function || i == MAX_FUNCTIONS)
-        return;
-    found->count += i == found->count;
-    found->functions[i] = function;
-    found->launches[i] += sure;
+struct nodes {
+    size_t size;          // bytes, mapped
+    uint32_t count, last; // the one that was changed last
+    struct node all[];
+};
+
+static bool add(struct nodes **nodes, void *handle, bool sure) {
+    struct nodes *old = *nodes;
+    if (sizeof(*old) + (old->count + 1) * sizeof(struct node) > old->size) {
+        struct nodes *more = mremap(old, old->size, 4 * old->size, MREMAP_MAYMOVE);
+        if (more == MAP_FAILED)
+            return false;
+        more->size *= 4;
+        *nodes = more;
+    }
+    (*nodes)->all[(*nodes)->count++] = (struct node){.handle = (uint64_t)handle, .sure = sure};
+    return true;
+}
+
+static uint32_t function_of(const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
+    return hook_ask_function((uint64_t)(params->func || !has_kernel ? params->func : params->kern));
 }
 
 struct bodies { // of a node
@@ -63,16 +76,16 @@ static void see_body(const struct property *property, void *with) {
         bodies->graphs[bodies->count++] = (void *)property->value;
 }
 
-static void walk(struct found *found, void *graph, int depth, bool sure);
+static void walk(struct nodes **list, void *graph, int depth, bool sure);
 
-static void walk_bodies(struct found *found, void *graph, void *node, int depth) {
+static void walk_bodies(struct nodes **list, void *graph, void *node, int depth) {
     struct bodies bodies = {.node = (uint64_t)node};
     hook_object_each((uint64_t)graph, see_body, &bodies);
     for (unsigned i = 0; i < bodies.count; i++)
-        walk(found, bodies.graphs[i], depth, false);
+        walk(list, bodies.graphs[i], depth, false);
 }
 
-static void walk(struct found *found, void *graph, int depth, bool sure) {
+static void walk(struct nodes **list, void *graph, int depth, bool sure) {
     size_t count = 0;
     if (depth > MAX_DEPTH || cu.nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return;
@@ -81,31 +94,157 @@ static void walk(struct found *found, void *graph, int depth, bool sure) {
     if (nodes == MAP_FAILED)
         return;
     if (cu.nodes(graph, nodes, &count) == CUDA_SUCCESS)
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count && add(list, nodes[i], sure); i++) {
+            uint32_t at = (*list)->count - 1;
+            CUDA_KERNEL_NODE_PARAMS params = {0};
             int type = -1;
-            found->nodes++;
             cu.type(nodes[i], &type);
-            if (type == CU_GRAPH_NODE_TYPE_KERNEL)
-                add(found, nodes[i], sure);
+            if (type == CU_GRAPH_NODE_TYPE_KERNEL && cu.kernel(nodes[i], &params) == CUDA_SUCCESS)
+                (*list)->all[at].function = function_of(&params, true);
             else if (type == CU_GRAPH_NODE_TYPE_GRAPH && cu.child(nodes[i], &inner) == CUDA_SUCCESS)
-                walk(found, inner, depth + 1, sure);
+                walk(list, inner, depth + 1, sure);
             else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-                walk_bodies(found, graph, nodes[i], depth + 1);
+                walk_bodies(list, graph, nodes[i], depth + 1);
+            (*list)->all[at].inside = (*list)->count - 1 - at;
         }
     munmap(nodes, size);
 }
 
-static void write_graph(uint64_t exec, void *graph) {
-    if (!hook_this_thread() || !find_functions())
-        return;
-    struct found *found =
-        mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static struct nodes *map_nodes(size_t size) {
+    struct nodes *nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (nodes == MAP_FAILED)
+        return NULL;
+    nodes->size = size;
+    return nodes;
+}
+
+static struct nodes *nodes_of(void *graph) {
+    struct nodes *nodes = hook_this_thread() && find_functions() ? map_nodes(4096) : NULL;
+    if (nodes)
+        walk(&nodes, graph, 0, true);
+    return nodes;
+}
+
+static void write_nodes(uint64_t exec, const struct nodes *nodes) {
+    struct found {
+        uint64_t count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS];
+    } *found = mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (found == MAP_FAILED)
         return;
-    walk(found, graph, 0, true);
-    HOOK_WRITE(graph, .exec = exec, .at = hook_now(), .nodes = found->nodes,
+    for (const struct node *node = nodes->all; node < nodes->all + nodes->count; node++) {
+        uint64_t i = 0;
+        while (i < found->count && found->functions[i] != node->function)
+            i++;
+        if (!node->function || i == MAX_FUNCTIONS)
+            continue;
+        found->count += i == found->count;
+        found->functions[i] = node->function;
+        found->launches[i] += node->sure && !node->disabled;
+    }
+    HOOK_WRITE(graph, .exec = exec, .at = hook_now(), .nodes = nodes->count,
                .functions = {found->functions, found->count}, .launches = {found->launches, found->count});
     munmap(found, sizeof(*found));
+}
+
+// Changes of what an executable graph does
+
+struct change {
+    uint64_t node;           // 0: all
+    uint32_t function;       // 0: as before
+    int disabled;            // -1: as before
+    const struct nodes *now; // or NULL: what the nodes, or those in the node, do now
+    struct nodes *changed;   // a copy, if anything is different
+};
+
+static struct node *find_node(struct nodes *nodes, uint64_t handle) {
+    for (uint32_t i = 0; i < nodes->count; i++) { // most programs go from one to the next
+        nodes->last = (nodes->last + 1) % nodes->count;
+        if (nodes->all[nodes->last].handle == handle)
+            return &nodes->all[nodes->last];
+    }
+    return NULL;
+}
+
+static bool change_node(struct node *node, uint32_t function, bool disabled) {
+    bool different = node->function != function || node->disabled != disabled;
+    node->function = function;
+    node->disabled = disabled;
+    return different;
+}
+
+static void change_nodes(const struct property *property, void *with) {
+    struct change *change = with;
+    if (property->what != PROPERTY_NODES)
+        return;
+    struct nodes *nodes = (struct nodes *)property->value;
+    struct node *node = change->node ? find_node(nodes, change->node) : NULL;
+    bool different = false;
+    if (change->node && !node)
+        return;
+    if (!change->now)
+        different = change_node(node, change->function ? change->function : node->function,
+                                change->disabled < 0 ? node->disabled : change->disabled);
+    struct node *first = node ? node + 1 : nodes->all;
+    uint32_t count = node ? node->inside : nodes->count;
+    // The driver takes no graph of another form: the nodes stand in the same order.
+    for (uint32_t i = 0; change->now && change->now->count == count && i < count; i++)
+        different |= change_node(&first[i], change->now->all[i].function, first[i].disabled);
+    if (different && (change->changed = map_nodes(nodes->size)))
+        memcpy(change->changed, nodes, nodes->size);
+}
+
+static void change_exec(uint64_t exec, struct change change) {
+    hook_object_each(exec, change_nodes, &change);
+    if (change.changed) {
+        write_nodes(exec, change.changed);
+        munmap(change.changed, change.changed->size);
+    }
+}
+
+// A node, or all, do what the nodes of another graph do.
+static void take_graph(uint64_t exec, uint64_t node, void *graph) {
+    struct nodes *now = nodes_of(graph);
+    if (!now)
+        return;
+    change_exec(exec, (struct change){.node = node, .disabled = -1, .now = now});
+    munmap(now, now->size);
+}
+
+// cuGraphExecUpdate(exec, graph, ...)
+void hook_on_exec_update(struct frame *frame) { take_graph(frame->args[0], 0, (void *)frame->args[1]); }
+
+// cuGraphExecChildGraphNodeSetParams(exec, node, graph)
+void hook_on_exec_child(struct frame *frame) {
+    take_graph(frame->args[0], frame->args[1], (void *)frame->args[2]);
+}
+
+static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
+    change_exec(
+        frame->args[0],
+        (struct change){.node = frame->args[1], .function = function_of(params, has_kernel), .disabled = -1});
+}
+
+// cuGraphExecKernelNodeSetParams(exec, node, params)
+void hook_on_exec_kernel(struct frame *frame) {
+    if (frame->args[2] && hook_this_thread())
+        take_kernel(frame, (const void *)frame->args[2],
+                    strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
+}
+
+// cuGraphExecNodeSetParams(exec, node, params)
+void hook_on_exec_node(struct frame *frame) {
+    const CUgraphNodeParams *params = (const void *)frame->args[2];
+    if (params && params->type == CU_GRAPH_NODE_TYPE_KERNEL && hook_this_thread())
+        take_kernel(frame, &params->kernel, true);
+    else if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+        take_graph(frame->args[0], frame->args[1], params->graph.graph);
+}
+
+// cuGraphNodeSetEnabled(exec, node, enabled)
+void hook_on_node_enabled(struct frame *frame) {
+    if (hook_this_thread())
+        change_exec(frame->args[0],
+                    (struct change){.node = frame->args[1], .disabled = !(unsigned)frame->args[2]});
 }
 
 static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
@@ -118,11 +257,14 @@ void hook_on_instantiate(struct frame *frame) {
     if (!exec)
         return;
     add_graph(OBJECT_GRAPH_EXEC, *exec, 0);
-    write_graph(*exec, (void *)frame->args[1]);
+    struct nodes *nodes = nodes_of((void *)frame->args[1]);
+    if (!nodes)
+        return;
+    write_nodes(*exec, nodes);
+    const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
+    if (!hook_object_set(*exec, &kept))
+        munmap(nodes, nodes->size);
 }
-
-// cuGraphExecUpdate(exec, graph, ...)
-void hook_on_exec_update(struct frame *frame) { write_graph(frame->args[0], (void *)frame->args[1]); }
 
 // cuGraphCreate, cuGraphClone: (&graph, ...)
 void hook_on_graph(struct frame *frame) {

@@ -154,6 +154,8 @@ static void drop_one(struct objects *objects, struct object *object) {
         give(objects, object->name, strlen(object->name) + 1);
     for (struct kept *kept = object->properties, *next; kept; kept = next) {
         next = kept->next;
+        if (kept->property.what == PROPERTY_NODES)
+            munmap((void *)kept->property.value, kept->property.size);
         give(objects, kept, sizeof(*kept) + (kept->property.name ? strlen(kept->name) + 1 : 0));
     }
     object->same_bucket = objects->spare;
@@ -194,6 +196,7 @@ static bool is_same(const struct object *object, const struct object_facts *fact
                     const struct object *parent) {
     return object && !facts->made && object->kind == facts->kind &&
            (!facts->parent || (parent && root_of(object) == root_of(parent))) &&
+           (!facts->id || !object->id || facts->id == object->id) &&
            (!facts->name || !object->name || !strcmp(facts->name, object->name));
 }
 
@@ -332,7 +335,7 @@ static bool is_same_property(const struct property *one, const struct property *
            !one->name == !two->name && (!one->name || !strcmp(one->name, two->name));
 }
 
-void hook_object_set(uint64_t handle, const struct property *property) {
+bool hook_object_set(uint64_t handle, const struct property *property) {
     LOCKED;
     struct object *object = find(objects, handle);
     struct kept *kept = object ? object->properties : NULL;
@@ -341,16 +344,17 @@ void hook_object_set(uint64_t handle, const struct property *property) {
     if (kept) {
         kept->property.value = property->value;
         kept->property.size = property->size;
-        return;
+        return true;
     }
     size_t name = property->name ? strlen(property->name) + 1 : 0;
     if (!object || !(kept = take(objects, sizeof(*kept) + name)))
-        return;
+        return false;
     kept->property = *property;
     if (property->name)
         kept->property.name = memcpy(kept->name, property->name, name);
     kept->next = object->properties;
     object->properties = kept;
+    return true;
 }
 
 void hook_object_each(uint64_t handle, void (*see)(const struct property *property, void *with), void *with) {

@@ -65,6 +65,7 @@ struct property {
         PROPERTY_PARAMETER,     // number is its place; value its offset, size its bytes
         PROPERTY_VARIABLE,      // of a module or library: value is its address, size its bytes
         PROPERTY_BODY,          // of a graph: number is a conditional node, value one of its graphs
+        PROPERTY_NODES,         // of an executable graph: memory, mapped, that goes with it
     } what;
     uint64_t number;
     int device; // -1: not of one device. Of a body: which it is
@@ -87,7 +88,8 @@ void hook_object_gone(uint64_t handle, uint64_t generation);          // and all
 void hook_object_context_gone(uint64_t context, uint64_t generation); // and all that is of it
 
 // Adds a property, or exchanges the one of the same kind, number, device and name.
-void hook_object_set(uint64_t handle, const struct property *property);
+// Returns whether the object has it now.
+bool hook_object_set(uint64_t handle, const struct property *property);
 // Shows each property of an object, while nothing else can become of it: `see` must not call the driver.
 void hook_object_each(uint64_t handle, void (*see)(const struct property *property, void *with), void *with);
 
