@@ -73,6 +73,8 @@ def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]], 
         return signals.die(signal.SIGPIPE)
     except Exception as error:
         return _report(tool, error, list(command) if isinstance(command, dict) else [])
+    finally:
+        signals.release()
 
 
 def _no_command(version: Version = False) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 1.0  # for which nothing interrupts the unwinding: signals come in twos, from a shell and a terminal
 
 _are_held = False
@@ -25,21 +26,20 @@ class Terminated(BaseException):
 
 
 def catch() -> None:
-    """From now on a signal raises Terminated in the main thread, between any two operations."""
+    """From now on, until `release`, a signal raises Terminated in the main thread, between any two operations.
+
+    One that comes just before an operation that waits, or to another thread, would wait as long; a timer ends the wait.
+    """
     for number in CAUGHT:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, _terminate)
-
-
-def look_each(seconds: float) -> None:
-    """From now on a signal is noticed within so many seconds, even if other threads run. 0 ends that, which has to
-    be before the process ends.
-
-    Python looks for signals between two operations of the main thread. One that comes just before an operation that
-    waits, or to another thread, would wait as long; a timer ends the wait.
-    """
     signal.signal(signal.SIGALRM, _look)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+
+
+def release() -> None:
+    """Ends the timer, which has to be before the process ends."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager

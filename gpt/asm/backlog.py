@@ -19,7 +19,6 @@ R = TypeVar("R")
 
 AHEAD = 4  # jobs that wait, for each thread
 WINDOW = 128 << 20  # bytes of what waits
-LOOK_SECONDS = 0.25
 
 
 class _Entry(NamedTuple, Generic[T, R]):
@@ -41,12 +40,10 @@ class Backlog(Generic[T, R]):
         self._jobs = self._size = 0
 
     def __enter__(self) -> Backlog[T, R]:
-        signals.look_each(LOOK_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
         with signals.held():
-            signals.look_each(0)
             self._stop()
             self._pool.shutdown(cancel_futures=True)
 

@@ -77,6 +77,7 @@ def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
     return run
 
 
+DEEP = 1 << 20  # nested so far, what no record can be is written too
 ASM = ("--ptxas", "./ptxas", "--no-cache", "-j1", "--arch", "sm_90")
 
 
@@ -92,7 +93,7 @@ def to_json(found: list[Any]) -> bytes:
 
     from gpt import jsonl
 
-    return b"".join(json.dumps(jsonl.encode(value)).encode() + b"\n" for value in found)
+    return b"".join(json.dumps(jsonl.encode(value, DEEP)).encode() + b"\n" for value in found)
 
 
 def json_mutate(rng: Any, data: bytes, corpus: Any) -> bytes:
