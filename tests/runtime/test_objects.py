@@ -322,6 +322,23 @@ def test_what_is_gone_takes_no_memory(tmp_path, driver):
     assert int(trace.output) < 128  # KiB
 
 
+@pytest.mark.soak
+def test_many_functions_are_counted_to_the_last(tmp_path, driver):
+    source = r"""
+    int main(void) {
+        begin();
+        for (int i = 0; i < 1500000; i++) {
+            void *module = load("one");
+            launches(get(module, "one"), 2);
+            OK(D(cuModuleUnload)(module));
+        }
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", CALLS + source)
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--calls", "none", "--", program, quiet=False)
+    assert " 3000000 launches, " in subprocess.run(line, capture_output=True, text=True, check=True).stderr
+
+
 GRAPHS = r"""
 #include "cuda_abi.h"
 #define D(name) ((int (*)())dlsym(driver, #name))

@@ -11,7 +11,7 @@
 // no ids, no state until it begins its own.
 
 #define MAX_MAPPINGS 16384
-#define MAX_COUNT_CHUNKS 64
+#define MAX_COUNT_CHUNKS 4096 // of 20,000 rows, most of them
 
 enum state { FRESH, STARTING, ON, OFF };
 
