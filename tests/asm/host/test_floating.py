@@ -60,7 +60,7 @@ def thread(tmp_path_factory):
 
 def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
     """For each three operands what each instruction makes of them."""
-    body, size = [], 8 * len(cases)
+    body, size, newline = [], 8 * len(cases), "\n"
     for number, case in enumerate(cases):
         names = []
         for place, bits in enumerate(case.operands):
@@ -75,7 +75,7 @@ def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) 
         f"""
     ld.global.u32 %r10, [%p]; add.u64 %d10, %p, 8; mad.wide.u32 %d11, %r10, 24, %d10;
 NEXT:
-    {"".join(body)}
+    {newline.join(body)}
     add.u64 %d10, %d10, 24; add.u64 %d11, %d11, {size};
     sub.u32 %r10, %r10, 1; setp.ne.u32 %p1, %r10, 0; @%p1 bra NEXT;"""
     )
@@ -332,6 +332,8 @@ def test_integers_to_floats(thread):
     edges += [(1 << 64) - value for value in edges if value]
     cases = []
     for (of, (signed, bits)), to, mode in product(WHOLE.items(), (F16, BF16, F32, F64), MODES):
+        if to is BF16 and bits == 8:  # PTX has no such conversion
+            continue
 
         def does(a: int, signed=signed, bits=bits, to=to, mode=mode) -> int:
             value = a - (1 << bits) if signed and a >> bits - 1 else a
