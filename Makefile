@@ -98,7 +98,7 @@ test-full: $(READY) runtime ## the tests that `make test` leaves out: real libra
 	@echo "test-full: pytest"
 	@TEST_FULL=1 $(VENV)/bin/python -m pytest -q -n auto -m "full or hypothesis" $(ARGS)
 
-soak: $(READY) runtime ## stress of the hook (killed under load, many processes and threads); two minutes
+soak: $(READY) runtime ## stress of the hook (killed under load, many processes, threads, programs and functions); three minutes
 	@echo "soak: pytest"
 	@$(VENV)/bin/python -m pytest -q -m soak $(ARGS) tests/runtime
 
