@@ -179,7 +179,7 @@ static void *work(void *number) {
             OK(D(cuCtxCreate_v2)(&own, 0, 0));
         module = round % 3 == 1 ? shared : load();
         for (int i = 0; i < 2; i++)
-            OK(D(cuStreamCreate)(&streams[i], (round + i) % 2));
+            OK(D(cuStreamCreate)(&streams[i], !i)); // what is captured is apart from the default stream
         copies(module, streams);
         graphs(module, streams);
         copies(module, (void *[]){0, (void *)2}); // the default streams
