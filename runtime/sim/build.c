@@ -19,14 +19,16 @@ static const char *option(void) {
     return v3 ? "v3" : "";
 }
 
-// What decides which code is made of a text.
+// What decides which code is made of a text. Names of kernels can be longer than any buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
-    const char *compiler = getenv("CC");
-    char of_text[65], all[4096];
+    const char *compiler = getenv("CC") ? getenv("CC") : "";
+    char of_text[65], of_kernel[65], of_compiler[65], all[512];
     hook_sha256(text, size, of_text);
-    int length = snprintf(all, sizeof(all), "%s\n%s\n%s\n%.2000s\n%.1500s", GPT_GENERATOR, option(), of_text,
-                          kernel, compiler ? compiler : "");
-    hook_sha256(all, (size_t)length < sizeof(all) ? (size_t)length : sizeof(all) - 1, key);
+    hook_sha256(kernel, strlen(kernel), of_kernel);
+    hook_sha256(compiler, strlen(compiler), of_compiler);
+    snprintf(all, sizeof(all), "%s\n%s\n%s\n%s\n%s", GPT_GENERATOR, option(), of_text, of_kernel,
+             of_compiler);
+    hook_sha256(all, strlen(all), key);
 }
 
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
