@@ -275,7 +275,7 @@ class Body:
         if instruction.guard:
             register = self.find_register(instruction.guard.register)
             if not register or register.type.name != "pred":
-                raise Unsupported(f"'{instruction.guard.register}' is no predicate")
+                raise Unsupported(f"'{instruction.guard.register}' is not a predicate")
             text = f"if ({'!' * instruction.guard.negated}{register.name}) {{ {text} }}"
         self._lines.append(text)
         if instruction.opcode in ENDS or "%clock" in self._text:

@@ -100,7 +100,7 @@ Word = Type | str  # what stands for a word of an instruction in code
 
 @dataclass(frozen=True)
 class Slot:
-    """An operand in a signature. `count` is None of one that is no vector, 0 of a vector of any size."""
+    """An operand in a signature. `count`: elements of a vector, 0 for any number; None for a single operand."""
 
     name: str
     type: str

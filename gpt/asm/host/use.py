@@ -119,13 +119,13 @@ class Use:
         """A register by its name, or a component of one. Raises Unsupported if there is none."""
         found = self.body.find_register(name, parts)
         if not found:
-            raise Unsupported(f"'{name}{''.join(parts)}' is no register that is declared")
+            raise Unsupported(f"'{name}{''.join(parts)}' is not a declared register")
         if found.width > 1:
             raise Unsupported(f"'{name}' is a vector")
         return found
 
     def assign(self, operand: tree.Operand, type_: Type, value: str) -> str:
-        """A statement that gives a register a value of a type; none for `_`."""
+        """The statement that assigns a value of a type to a register; empty for `_`."""
         if operand == tree.Name("_"):
             return f"(void)({value});"
         if not isinstance(operand, tree.Name):

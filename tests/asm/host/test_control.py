@@ -149,7 +149,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
     assert found.value.found == [
         ("m:9", "not supported: 'tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%p, {%r1}];'"),
         ("m:10", "not supported: 'nothing.u32 %r1;'"),
-        ("m:11", "'y' is no register that is declared: 'add.u32 %r1, %r2, y;'"),
+        ("m:11", "'y' is not a declared register: 'add.u32 %r1, %r2, y;'"),
     ]
 
 
