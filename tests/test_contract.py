@@ -22,6 +22,7 @@ import gpt
 from gpt import jsonl, records, stream
 from tests.demo.build import build
 from tests.stages.contract import STAGES, run
+from tests.tiers import first
 from tests.trace import forge
 
 TAKEN = {  # kinds that are not passed on: an answer replaces them
@@ -265,12 +266,12 @@ def test_a_signal_ends_it_quietly(stage, number):
 # Bad input
 
 
-@pytest.mark.parametrize("data", [b"hello, this is not a stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100])
+@pytest.mark.parametrize("data", first(b"hello, this is not a stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100))
 def test_an_input_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage(data=data), 3)
 
 
-@pytest.mark.parametrize("args", [[], ["--from-json"]])
+@pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
     """Who should have filled the pipe has said why it did not: one fault gives one error."""
     done = stage(*args, data=b"")
@@ -281,14 +282,14 @@ def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args)
 
 @pytest.mark.parametrize(
     ("head", "hint"),
-    [
+    first(
         (b'{"kind": "header", "version": "1.0"}\n', "JSON lines (add --from-json)"),
         (b"\x7fELF\2\1\1" + bytes(100), "an ELF file (gpt-extract reads it)"),
         (b"PK\3\4" + bytes(100), "a zip file or wheel (gpt-extract -r reads it)"),
         (b"\x1f\x8b\x08" + bytes(100), "a gzip file (unpack it first)"),
         (b".version 8.0\n.target sm_90\n", "PTX (gpt-extract --ptx reads it)"),
         (b"_Z1kv\n", "text"),
-    ],
+    ),
 )
 def test_an_input_of_another_form_gets_a_hint(stage, head, hint, folder):
     (folder / "input").write_bytes(head)
@@ -329,7 +330,7 @@ def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, da
     quiet(filter_(data=data))
 
 
-@pytest.mark.parametrize("status", [0, 4])
+@pytest.mark.parametrize("status", first(4, 0))
 def test_what_a_stage_before_has_said_is_not_said_again(filter_, status):
     diag = stream.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
     done = filter_(data=HEADER + diag + stream.pack(records.make("end", records=1, status=status)))
@@ -346,7 +347,7 @@ def test_a_cut_stream_is_told_of_once(folder):
     assert not (folder / "slim/libdemo.so").exists()
 
 
-@pytest.mark.parametrize("size", [1, 20, len(HEADER) - 1, len(HEADER) + 1, len(UNFINISHED) - 1])
+@pytest.mark.parametrize("size", first(len(HEADER) + 1, 1, 20, len(HEADER) - 1, len(UNFINISHED) - 1))
 def test_a_torn_input_is_refused(stage, size):
     last = max(edge for edge in (0, len(HEADER), len(HEADER + STRANGE[0])) if edge < size)
     line = one_line(stage, stage(data=UNFINISHED[:size]), 3)
@@ -367,7 +368,7 @@ def test_another_version_is_refused(stage):
     assert "version 2.0" in one_line(stage, stage(data=header + END), 3)
 
 
-@pytest.mark.parametrize("data", [b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER])
+@pytest.mark.parametrize("data", first(b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER))
 def test_json_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage("--from-json", data=data), 3)
 
@@ -381,7 +382,7 @@ def test_a_full_disk_is_an_error(stage, work):
     assert line == f"{stage.name}: error: <stdout>: No space left on device"
 
 
-@pytest.mark.parametrize("repeat", [1, 20000])
+@pytest.mark.parametrize("repeat", first(1, 20000))
 def test_a_closed_pipe_ends_it_quietly(stage, repeat):
     reader, writer = os.pipe()
     os.close(reader)
@@ -474,7 +475,7 @@ def test_version(stage):
     assert quiet(stage("--version")).decode() == f"{stage.name} {gpt.__version__}\n"
 
 
-@pytest.mark.parametrize("args", [["--no-such-option"], ["--jso"], ["--version=3"]])
+@pytest.mark.parametrize("args", first(["--no-such-option"], ["--jso"], ["--version=3"]))
 def test_an_option_that_it_has_not_is_a_usage_error(stage, args):
     assert "--help" in one_line(stage, stage(*args, data=HEADER + END), 2)
 

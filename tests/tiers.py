@@ -18,6 +18,11 @@ def full(*values: Any, id: str | None = None) -> Any:
     return pytest.param(*values, id=id, marks=pytest.mark.full)
 
 
+def first(*cases: Any) -> list[Any]:
+    """Cases of `parametrize` of which `make test` runs the first only."""
+    return [cases[0], *(full(*case) if isinstance(case, tuple) else full(case) for case in cases[1:])]
+
+
 def soak(*values: Any, id: str | None = None) -> Any:
     """A case of `parametrize` that is run by `make soak` only; whole tests have `@pytest.mark.soak`."""
     return pytest.param(*values, id=id, marks=pytest.mark.soak)

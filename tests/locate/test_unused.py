@@ -20,6 +20,7 @@ from gpt.locate.unused import (
     iter_reasons,
 )  # fmt: skip
 from tests.stages.tools import run
+from tests.tiers import full
 
 REASONS = {
     "+": KEPT,
@@ -316,16 +317,16 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
 @pytest.mark.parametrize(
     "loader, may",
     [
-        ("libfft.so.12", True),
-        ("libfft_parts.so", True),
+        full("libfft.so.12", True),
+        full("libfft_parts.so", True),
         ("libfftLt.so.12", True),
-        ("libf.so", True),
+        full("libf.so", True),
         ("libblas.so.12", False),
-        ("_fft.so", False),
-        ("other/libfft.so.12", True),
-        ("other/libblas.so.12", False),
-        ("other/libcudart.so.13", True),
-        ("other/libcudart-d0da41ae.so.11.0", True),
+        full("_fft.so", False),
+        full("other/libfft.so.12", True),
+        full("other/libblas.so.12", False),
+        full("other/libcudart.so.13", True),
+        full("other/libcudart-d0da41ae.so.11.0", True),
         (None, True),
     ],
 )

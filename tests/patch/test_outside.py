@@ -47,6 +47,7 @@ def seen(library):
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.full
 def test_scan_finds_regions_and_cubins_that_are_packed(sample):
     found = [e for e in extract("--scan", sample("outside")).kind("element") if e["section"] == ".ldata"]
     kinds = [(kind, arch) for _, kind, arch in OUTSIDE if kind]

@@ -133,6 +133,7 @@ def test_another_tool_stays(tmp_path):
         assert done.stdout == f"{expected}\n"
 
 
+@pytest.mark.full
 def test_abi_is_that_of_the_headers(tmp_path, wheels):
     text = re.sub(r"//.*", "", ABI.read_text())
     lines = [
