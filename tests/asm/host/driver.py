@@ -68,11 +68,33 @@ class Driver:
         self.call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(memory), ctypes.c_size_t(size))
         return buffer.raw
 
-    def launch(self, function: ctypes.c_void_p, grid: int, block: int, *values: Any, shared: int = 0) -> None:
+    def variable(self, module: ctypes.c_void_p, name: str) -> tuple[int, int]:
+        """Address and size of a variable of a module."""
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self.call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), module, name.encode())
+        return address.value, size.value
+
+    def write(self, memory: int, data: bytes) -> None:
+        """Bytes to device memory."""
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(memory), data, ctypes.c_size_t(len(data)))
+
+    def launch(
+        self,
+        function: ctypes.c_void_p,
+        grid: int | tuple[int, int, int],
+        block: int | tuple[int, int, int],
+        *values: Any,
+        shared: int = 0,
+        cooperative: bool = False,
+    ) -> None:
         """A kernel; int arguments are addresses, others ctypes."""
         kept = [ctypes.c_uint64(v) if isinstance(v, int) else v for v in values]
         pointers = (ctypes.c_void_p * max(1, len(kept)))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in kept))
-        self.call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared, None, pointers, None)
+        shape = [size for one in (grid, block) for size in ((one, 1, 1) if isinstance(one, int) else one)]
+        if cooperative:
+            self.call("cuLaunchCooperativeKernel", function, *shape, shared, None, pointers)
+        else:
+            self.call("cuLaunchKernel", function, *shape, shared, None, pointers, None)
 
     def wait(self) -> None:
         """Until all has run."""

@@ -168,7 +168,7 @@ def _halves() -> Iterator[Row]:
         yield Row(f"ex2.approx.{t}" if half else f"ex2.approx.ftz.{t}", t, (t,), 80 if half else 90, exact=False)
 
 
-def _holds(t: str, other: str) -> bool:
+def holds(t: str, other: str) -> bool:
     """Whether an integer type has all values of another."""
     if t[0] == other[0]:
         return BITS[t] >= BITS[other]
@@ -179,7 +179,7 @@ def _conversions() -> Iterator[Row]:
     whole = ["u8", "s8", *INTEGERS]
     for to, source in itertools.product(whole, whole):
         yield Row(f"cvt.{to}.{source}", to, (source,))
-        if not _holds(to, source):
+        if not holds(to, source):
             yield Row(f"cvt.sat.{to}.{source}", to, (source,))
     for t, source in itertools.product(whole, ("f16", "f32", "f64")):
         for mode in ("rni", "rzi", "rmi", "rpi"):

@@ -1,0 +1,150 @@
+"""Launches that a process of its own makes, on a real GPU or on the simulated device: what a test wants run, as data.
+
+A launch that breaks the context, or the process, is answered with what went wrong; those after it run in a new process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from tests.asm.host.driver import CudaError, Driver  # noqa: E402
+
+STRIP = bytes([0xA5]) * 4096  # after a buffer: nobody may write there
+STACK = 16 << 10  # bytes of a thread's stack: of a recursion the driver cannot tell the depth
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel of an image and its launch. `values` are its parameters: an ndarray or bytearray is a buffer with that
+    content, bytes are a parameter by value. `variables` are set before, with bytes, or read afterwards, with a size.
+    """
+
+    image: bytes
+    kernel: str
+    grid: Shape
+    block: Shape
+    values: tuple[bytearray | bytes, ...]
+    shared: int = 0
+    cooperative: bool = False
+    variables: Mapping[str, bytes | int] = field(default_factory=dict)
+
+
+Answer = list[bytes] | str  # the buffers, then the variables that were read; or what went wrong
+
+
+def answers(jobs: list[Job], library: Path | None = None, patience: float = 300) -> list[Answer]:
+    """Runs jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
+
+    `patience` is seconds for all jobs that one process runs.
+    """
+    env = dict(os.environ)
+    if library:
+        env |= {"LD_LIBRARY_PATH": str(library), "GPT_SIM_RUN": "all"}
+    found: list[Answer] = []
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "jobs"), Path(folder, "answers")
+        given.write_bytes(pickle.dumps(jobs))
+        while len(found) < len(jobs):
+            made.unlink(missing_ok=True)
+            line = [sys.executable, __file__, given, str(len(found)), made]
+            try:
+                done = subprocess.run(line, env=env, stderr=subprocess.PIPE, text=True, timeout=patience, check=False)
+                reason = f"exit {done.returncode}: {done.stderr.strip()[-300:]}"
+            except subprocess.TimeoutExpired:
+                reason = "runs on"
+            before = len(found)
+            found += _read(made)
+            if len(found) < len(jobs) and not (len(found) > before and isinstance(found[-1], str)):
+                found.append(reason)
+    return found
+
+
+def _read(path: Path) -> Iterator[Answer]:
+    """What a process wrote, whole answers only."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                return
+
+
+class _Runner:
+    """Loads each image once while it is the same."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
+        self._driver.call("cuCtxSetLimit", 0, ctypes.c_size_t(STACK))
+        self._image = b""
+        self._module = ctypes.c_void_p()
+
+    def run(self, job: Job) -> list[bytes]:
+        """Raises CudaError, and AssertionError if a strip was written to."""
+        driver = self._driver
+        if job.image != self._image or job.variables:
+            if self._image:
+                driver.call("cuModuleUnload", self._module)
+            self._image = b""
+            self._module, self._image = driver.load(job.image + b"\0"), job.image
+        function = driver.function(self._module, job.kernel)
+        if job.shared > 48 << 10:
+            driver.call("cuFuncSetAttribute", function, 8, job.shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+        for name, value in job.variables.items():
+            if isinstance(value, bytes):
+                driver.write(driver.variable(self._module, name)[0], value)
+        parameters: list[object] = []
+        buffers = []
+        for value in job.values:
+            if isinstance(value, bytes):
+                parameters.append((ctypes.c_char * len(value)).from_buffer_copy(value))
+            else:
+                buffers.append((driver.allocate(bytes(value) + STRIP), len(value)))
+                parameters.append(buffers[-1][0])
+        driver.wait()  # a copy may return before the bytes are there
+        driver.launch(function, job.grid, job.block, *parameters, shared=job.shared, cooperative=job.cooperative)
+        driver.wait()
+        found = []
+        for memory, size in buffers:
+            data = driver.read(memory, size + len(STRIP))
+            driver.free(memory)
+            assert data[size:] == STRIP, "written out of bounds"
+            found.append(data[:size])
+        for name, value in job.variables.items():
+            if isinstance(value, int):
+                found.append(driver.read(driver.variable(self._module, name)[0], value))
+        return found
+
+
+def main(given: str, first: str, made: str) -> None:
+    """Runs the jobs of a file from a number on, and ends after the first that fails."""
+    jobs: list[Job] = pickle.loads(Path(given).read_bytes())
+    runner = _Runner()
+    with open(made, "wb") as file:
+        for job in jobs[int(first) :]:
+            try:
+                answer: Answer = runner.run(job)
+            except (CudaError, AssertionError) as error:
+                answer = str(error)
+            pickle.dump(answer, file)
+            file.flush()
+            if isinstance(answer, str):
+                return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
