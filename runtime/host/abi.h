@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 // Of barriers PTX has 16; the last one is the cluster's, whose only block this is.
-enum { HOST_ABI = 1, HOST_WARP = 32, HOST_BARRIERS = 17 };
+enum { HOST_ABI = 2, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 
@@ -96,6 +96,7 @@ struct host_thread {
     uint32_t laneid, warpid, nwarpid, smid, nsmid;
     uint32_t dynamic_shared; // bytes, behind the static ones
     uint64_t gridid;
+    uint64_t workspace; // of a cooperative grid: address of its size and of the barrier's count; else 0
 };
 
 typedef void host_entry(struct host_thread *, const unsigned char *parameters);

@@ -83,6 +83,10 @@ static bool find(const struct lane *lane, uint64_t address, uint64_t size, struc
         *place = (struct host_place){(uint64_t)run->parameters, run->kernel->parameter_size};
         return true;
     }
+    if (run->cooperative && within(address, size, run->workspace, sizeof(run->workspace))) {
+        *place = (struct host_place){(uint64_t)run->workspace, sizeof(run->workspace)};
+        return true;
+    }
     return sim_find_memory(address, size, &place->start, &place->size);
 }
 

@@ -234,6 +234,8 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
     }
     run.dynamic = operation->kernel.shared;
     run.cooperative = operation->kernel.cooperative;
+    run.workspace[0] = sizeof(run.workspace);
+    run.workspace[1] = 0;
     code->references++;
     sim_keep_memory(true);
     status = sim_run_blocks(&run);

@@ -109,6 +109,7 @@ static bool prepare(struct resident *block, struct worker *worker, const struct 
         .nsmid = sim_processors(),
         .dynamic_shared = run->dynamic,
         .gridid = run->id,
+        .workspace = run->cooperative ? (uint64_t)run->workspace : 0,
     };
     memcpy(thread.ntid, run->block, sizeof(run->block));
     memcpy(thread.nctaid, run->grid, sizeof(run->grid));

@@ -46,7 +46,10 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%reserved_smem_offset_begin": ("u32", "0u"),
     "%reserved_smem_offset_end": ("u32", "0u"),
     "%reserved_smem_offset_cap": ("u32", "0u"),
+    # Where the grid's workspace is: by this cooperative groups synchronize a grid.
     **{f"%envreg{number}": ("b32", "0u") for number in range(32)},
+    "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),
+    "%envreg2": ("b32", "(uint32_t)t->workspace"),
 }
 _SUFFIX = {8: "u", 16: "u", 32: "u", 64: "ull"}
 _PRECEDENCE = (

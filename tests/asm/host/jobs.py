@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
@@ -40,6 +41,7 @@ class Job:
     shared: int = 0
     cooperative: bool = False
     variables: Mapping[str, bytes | int] = field(default_factory=dict)
+    linked: bytes = b""  # PTX that the image, which is PTX too, is linked with
 
 
 Answer = list[bytes] | str  # the buffers, then the variables that were read; or what went wrong
@@ -60,8 +62,9 @@ def answers(jobs: list[Job], library: Path | None = None, patience: float = 300)
         while len(found) < len(jobs):
             made.unlink(missing_ok=True)
             line = [sys.executable, __file__, given, str(len(found)), made]
+            streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
             try:
-                done = subprocess.run(line, env=env, stderr=subprocess.PIPE, text=True, timeout=patience, check=False)
+                done = subprocess.run(line, env=env, **streams, text=True, timeout=patience, check=False)
                 reason = f"exit {done.returncode}: {done.stderr.strip()[-300:]}"
             except subprocess.TimeoutExpired:
                 reason = "runs on"
@@ -93,6 +96,17 @@ class _Runner:
         self._image = b""
         self._module = ctypes.c_void_p()
 
+    def _link(self, job: Job) -> bytes:
+        state, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        call = self._driver.call
+        call("cuLinkCreate_v2", 0, None, None, ctypes.byref(state))
+        for ptx in (job.image, job.linked):
+            call("cuLinkAddData_v2", state, 1, ptx + b"\0", ctypes.c_size_t(len(ptx) + 1), b"job", 0, None, None)
+        call("cuLinkComplete", state, ctypes.byref(image), ctypes.byref(size))
+        made = ctypes.string_at(image, size.value)
+        call("cuLinkDestroy", state)
+        return made
+
     def run(self, job: Job) -> list[bytes]:
         """Raises CudaError, and AssertionError if a strip was written to."""
         driver = self._driver
@@ -100,7 +114,7 @@ class _Runner:
             if self._image:
                 driver.call("cuModuleUnload", self._module)
             self._image = b""
-            self._module, self._image = driver.load(job.image + b"\0"), job.image
+            self._module, self._image = driver.load(self._link(job) if job.linked else job.image + b"\0"), job.image
         function = driver.function(self._module, job.kernel)
         if job.shared > 48 << 10:
             driver.call("cuFuncSetAttribute", function, 8, job.shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES

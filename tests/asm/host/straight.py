@@ -119,11 +119,11 @@ def _moves() -> Iterator[Opcode]:
     yield Opcode("mov.b32 {{_, {}}}, {}", (b16,), (b32,), lambda a: (a >> 16,))
     for name, does in {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}.items():
         yield Opcode(f"{name}.pred {_slots(3)}", (p,), (p, p), lambda a, b, does=does: (does(a, b),))
-        for how, holds in test_integer.COMPARE.items():
+        for how, compares in test_integer.COMPARE.items():
             for t in ("u16", "s32", "u64"):
 
-                def both(a: int, b: int, c: int, does=does, holds=holds, t=t) -> tuple[int, int]:
-                    found = int(holds(cast(a, t), cast(b, t)))
+                def both(a: int, b: int, c: int, does=does, compares=compares, t=t) -> tuple[int, int]:
+                    found = int(compares(cast(a, t), cast(b, t)))
                     return does(found, c), does(1 - found, c)
 
                 at = whole[int(t[1:])]
@@ -141,7 +141,9 @@ def _moves() -> Iterator[Opcode]:
         for one, two, does in (("add.cc", "addc", add), ("sub.cc", "subc", sub)):
             form = f"{one}.u{n} {low}, {{2}}, {{3}}; {two}.u{n} {{1}}, {{4}}, {{5}}; mov.b{n} {{0}}, {low}"
             yield Opcode(form, (at, at), (at,) * 4, does)
-        form = f"mad.lo.cc.u{n} {low}, {{2}}, {{3}}, {{4}}; madc.hi.u{n} {{1}}, {{2}}, {{3}}, {{5}}; mov.b{n} {{0}}, {low}"
+        form = (
+            f"mad.lo.cc.u{n} {low}, {{2}}, {{3}}, {{4}}; madc.hi.u{n} {{1}}, {{2}}, {{3}}, {{5}}; mov.b{n} {{0}}, {low}"
+        )
         yield Opcode(form, (at, at), (at,) * 4, mad)
 
 
@@ -279,7 +281,9 @@ class Program:
                 stores.append(f"st.global.b{size} [%out+{8 * i}], {register};")
         for at in range(0, ROOM, 8):
             loads.append(f"st.local.u64 [%local+{at}], 0;")
-            stores.append(f"ld.local.u64 %low64, [%local+{at}]; st.global.u64 [%out+{8 * len(REGISTERS) + at}], %low64;")
+            stores.append(
+                f"ld.local.u64 %low64, [%local+{at}]; st.global.u64 [%out+{8 * len(REGISTERS) + at}], %low64;"
+            )
         newline = "\n    "
         return f""".visible .entry {name}(.param .u64 given, .param .u64 made) {{
     {declared}

@@ -1,0 +1,45 @@
+"""What nvcc makes of tests/tally/corpus computes on the simulated device what the sources say."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpt.ptx.scan import scan_module
+from tests import cuda
+from tests.asm.host.jobs import answers
+from tests.gpu import corpus
+from tests.runtime import hooked
+from tests.tally import sources
+from tests.tally.launches import LAUNCHES, LEFT, images
+from tests.tiers import full
+
+SIMULATED = hooked.runtime() / "sim"
+SAMPLE = ["coop"]  # grids that synchronize
+SOURCES = sorted({launch.source for launch in LAUNCHES})
+
+pytestmark = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
+
+
+def compiled(source, folder):
+    """The PTX of a source."""
+    corpus.compile_source(sources.HERE / "corpus" / f"{source}.cu", folder)
+    return (folder / f"{source}.ptx").read_bytes()
+
+
+@pytest.mark.parametrize("source", [name if name in SAMPLE else full(name) for name in SOURCES])
+def test_results(source, tmp_path):
+    ptx = compiled(source, tmp_path)
+    found = [one for one in images(source, ptx) if one[0].simulated]
+    jobs = [launch.job(text if launch.linked else corpus.make(text), name) for launch, name, text in found]
+    for (launch, name, _), answer in zip(found, answers(jobs, SIMULATED), strict=True):
+        if launch.fault:
+            assert answer == "cuCtxSynchronize: 719", name
+        else:
+            assert not isinstance(answer, str), f"{name}: {answer}"
+            assert not launch.judge(answer), f"{name}: {launch.judge(answer)}"
+    rest = {entry.name for entry in scan_module(ptx, source).entries} - {name for _, name, _ in images(source, ptx)}
+    assert all(any(part in name for part in LEFT) for name in rest), rest
+
+
+def test_every_source_is_launched_or_it_says_why_not():
+    assert {path.stem for path in (sources.HERE / "corpus").glob("*.cu")} - LEFT.keys() == set(SOURCES) - LEFT.keys()
