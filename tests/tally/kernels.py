@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.asm.host.test_integer import select_bytes
+from tests.asm.host.integers import select_bytes
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -258,7 +258,7 @@ LEFT = {
     "thrust_all": "takes structures of the library's",
     "EmptyKernel": "is never launched",
     "parent": "launches a kernel itself",
-    "3mma": "takes an address of global memory for one of shared memory",
+    "mma_asm": "takes an address of global memory for one of shared memory",
     "tcgen": "stores what shared memory begins with",
     "tex": "reads textures and surfaces",
     "tma": "copies by tensor map",

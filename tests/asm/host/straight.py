@@ -1,7 +1,7 @@
 """Random straight-line programs, and what they compute by exact arithmetic.
 
 A program is a list of steps, each an opcode and choices of its registers, guard and constant; any list of them is one.
-Opcodes are those of test_integer and test_floating, with what these hold of them, and some of here: moves, predicates,
+Opcodes are those of integers and floats, with what these hold of them, and some of here: moves, predicates,
 carries, local memory, lanes of a warp. Registers are of every size and type. A NaN whose bits PTX leaves open is made
 canonical right after it. The registers and the local memory at the end are the result.
 """
@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from tests.asm.host import test_floating, test_integer
+from tests.asm.host import floats, integers
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, Format
+from tests.asm.host.integers import cast
 from tests.asm.host.jobs import Job
 from tests.asm.host.rows import holds
-from tests.asm.host.test_integer import cast
 
 HEAD = ".version 8.3\n.target sm_90\n.address_size 64\n"
 LANES = 32  # threads of a program: one warp
@@ -68,7 +68,7 @@ def _slots(count: int) -> str:
 
 
 def _integers() -> Iterator[Opcode]:
-    for text, to, of, does in test_integer.instructions():
+    for text, to, of, does in integers.instructions():
         if not does or (text.startswith("cvt.sat") and holds(to, of[0])):  # ptxas wants no .sat that does nothing
             continue
         form = text if "{}" in text else f"{text} {_slots(1 + len(of))}"
@@ -84,7 +84,7 @@ def _integers() -> Iterator[Opcode]:
 
 
 def _floats(form: Format) -> Iterator[Opcode]:
-    for case in test_floating.cases_of(form):
+    for case in floats.cases_of(form):
         words = re.split(r"[. ]", case.text)
         if any(re.match("e[23]m[123]x2", word) for word in words):  # sm_100 has them
             continue
@@ -119,7 +119,7 @@ def _moves() -> Iterator[Opcode]:
     yield Opcode("mov.b32 {{_, {}}}, {}", (b16,), (b32,), lambda a: (a >> 16,))
     for name, does in {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}.items():
         yield Opcode(f"{name}.pred {_slots(3)}", (p,), (p, p), lambda a, b, does=does: (does(a, b),))
-        for how, compares in test_integer.COMPARE.items():
+        for how, compares in integers.COMPARE.items():
             for t in ("u16", "s32", "u64"):
 
                 def both(a: int, b: int, c: int, does=does, compares=compares, t=t) -> tuple[int, int]:
