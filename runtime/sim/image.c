@@ -18,7 +18,7 @@ struct block {
     _Alignas(16) char bytes[];
 };
 
-static void *new_block(struct code *code, size_t size) { // zero, with a byte more than asked for
+void *sim_new_block(struct code *code, size_t size) { // zero, with a byte more than asked for
     struct block *made = size < SIZE_MAX / 2 ? calloc(1, sizeof(*made) + size + 1) : NULL;
     if (!made)
         return NULL;
@@ -27,8 +27,8 @@ static void *new_block(struct code *code, size_t size) { // zero, with a byte mo
     return made->bytes;
 }
 
-static char *keep(struct code *code, const char *bytes, size_t size) {
-    char *kept = new_block(code, size);
+char *sim_keep_text(struct code *code, const char *bytes, size_t size) {
+    char *kept = sim_new_block(code, size);
     return kept ? memcpy(kept, bytes, size) : NULL;
 }
 
@@ -65,7 +65,7 @@ static void add_parameter(struct entry *entry, size_t index, size_t offset, size
     entry->parameters[index] = (struct parameter){offset, size};
 }
 
-static void add_variable(struct code *code, struct variable variable) {
+void sim_add_variable(struct code *code, struct variable variable) {
     struct variable *larger = variable.name && variable.size ? sim_grow(code->variables, code->variable_count,
                                                                         &code->variable_room, sizeof(*larger))
                                                              : NULL;
@@ -75,9 +75,9 @@ static void add_variable(struct code *code, struct variable variable) {
     larger[code->variable_count++] = variable;
 }
 
-// PTX: declarations, without the bodies of functions.
+// PTX: declarations
 
-static bool is_word(char c) {
+bool sim_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
 }
 
@@ -99,8 +99,9 @@ bool sim_next_token(struct text *text) {
         const char *stop = memchr(at + 1, '"', (size_t)(end - at - 1));
         at = stop ? stop + 1 : end;
     } else if (at < end)
-        for (at++; at < end && (is_word(text->token[0]) || text->token[0] == '.' || text->token[0] == '%') &&
-                   is_word(*at);)
+        for (at++; at < end &&
+                   (sim_is_word(text->token[0]) || text->token[0] == '.' || text->token[0] == '%') &&
+                   sim_is_word(*at);)
             at++;
     text->size = (size_t)(at - text->token);
     text->at = at;
@@ -111,14 +112,14 @@ bool sim_is_token(const struct text *text, const char *word) {
     return text->size == strlen(word) && !memcmp(text->token, word, text->size);
 }
 
-static unsigned long next_number(struct text *text) {
+unsigned long sim_next_number(struct text *text) {
     char digits[32] = "";
     if (sim_next_token(text))
         memcpy(digits, text->token, text->size < sizeof(digits) ? text->size : sizeof(digits) - 1);
     return strtoul(digits, NULL, 0);
 }
 
-static size_t type_size(const struct text *text) {
+size_t sim_type_size(const struct text *text) {
     static const struct {
         const char *name;
         size_t size;
@@ -140,12 +141,12 @@ static void read_parameters(struct text *text, struct entry *entry) {
     bool pointer = false;
     while (sim_next_token(text)) {
         if (sim_is_token(text, ".align")) {
-            size_t number = next_number(text);
+            size_t number = sim_next_number(text);
             align = pointer ? align : number;
         } else if (sim_is_token(text, ".ptr"))
             pointer = true;
         else if (sim_is_token(text, "["))
-            count = next_number(text);
+            count = sim_next_number(text);
         else if (sim_is_token(text, ",") || sim_is_token(text, ")")) {
             if (!item || count > 65536)
                 return;
@@ -156,20 +157,40 @@ static void read_parameters(struct text *text, struct entry *entry) {
             if (sim_is_token(text, ")"))
                 return;
             item = align = 0, count = 1, pointer = false;
-        } else if (type_size(text))
-            item = type_size(text);
+        } else if (sim_type_size(text))
+            item = sim_type_size(text);
     }
 }
 
-static void skip_body(struct text *text) {
-    for (int depth = 1; depth && sim_next_token(text);)
+// The rest of a function, after its brace: `function` is its name, or NULL.
+static void read_body(struct text *text, struct code *code, const char *function) {
+    bool begins = true; // a statement
+    for (int depth = 1; depth && sim_next_token(text);) {
+        bool constant = sim_is_token(text, ".const");
+        if (begins && function && (constant || sim_is_token(text, ".global")))
+            sim_read_variables(code, text, constant, function);
         depth += sim_is_token(text, "{") - sim_is_token(text, "}");
+        begins = text->size == 1 && strchr("{};:", *text->token);
+    }
+}
+
+// A device function, whose variables are the module's, too.
+static void read_function(struct text *text, struct code *code) {
+    const char *name = NULL;
+    int depth = 0;
+    while (sim_next_token(text) && !sim_is_token(text, ";") && !sim_is_token(text, "{")) {
+        depth += sim_is_token(text, "(") - sim_is_token(text, ")");
+        if (!name && !depth && sim_is_word(*text->token))
+            name = sim_keep_text(code, text->token, text->size);
+    }
+    if (text->size && sim_is_token(text, "{"))
+        read_body(text, code, name);
 }
 
 static void read_entry(struct text *text, struct code *code, int version, const char *start, size_t size) {
     if (!sim_next_token(text))
         return;
-    struct entry *entry = add_entry(code, keep(code, text->token, text->size));
+    struct entry *entry = add_entry(code, sim_keep_text(code, text->token, text->size));
     if (!entry)
         return;
     entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = version;
@@ -182,159 +203,15 @@ static void read_entry(struct text *text, struct code *code, int version, const 
     }
     for (; more && !sim_is_token(text, "{") && !sim_is_token(text, ";"); more = sim_next_token(text))
         if (sim_is_token(text, ".maxntid") || sim_is_token(text, ".reqntid")) {
-            unsigned long threads = next_number(text);
+            unsigned long threads = sim_next_number(text);
             for (; sim_next_token(text) && sim_is_token(text, ",");)
-                threads *= next_number(text);
+                threads *= sim_next_number(text);
             if (threads > 0 && threads <= (unsigned long)sim_attribute(1))
                 entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)threads;
             text->at = text->token; // what ended the numbers
         }
     if (more && sim_is_token(text, "{"))
-        skip_body(text);
-}
-
-// Initial values of a variable.
-struct initial {
-    struct code *code;
-    size_t item;   // bytes of each
-    size_t values; // that there are
-    char *bytes;   // or NULL: none is there
-    size_t room;   // values
-    struct host_address *addresses;
-    size_t address_count;
-};
-
-enum { MOST_BYTES = 1 << 28 }; // of a variable
-
-// Room for one more value, of `least` at least.
-static bool make_room(struct initial *initial, size_t least) {
-    size_t room = initial->values < initial->room ? initial->room : 2 * initial->values + 1;
-    room = room < least ? least : room;
-    if (room == initial->room)
-        return true;
-    char *larger = room <= MOST_BYTES / 16 ? new_block(initial->code, initial->item * room) : NULL;
-    if (larger && initial->bytes)
-        memcpy(larger, initial->bytes, initial->item * initial->values);
-    if (larger)
-        initial->bytes = larger, initial->room = room;
-    return larger;
-}
-
-static void add_address(struct initial *initial, struct host_address address) {
-    size_t count = initial->address_count;
-    if (!(count & (count - 1))) { // as many again
-        struct host_address *larger =
-            (void *)new_block(initial->code, (count ? 2 * count : 1) * sizeof(*larger));
-        if (!larger)
-            return;
-        if (count)
-            memcpy(larger, initial->addresses, count * sizeof(*larger));
-        initial->addresses = larger;
-    }
-    initial->addresses[initial->address_count++] = address;
-}
-
-static uint64_t as_number(const struct text *text) {
-    char digits[32] = "";
-    memcpy(digits, text->token, text->size < sizeof(digits) ? text->size : sizeof(digits) - 1);
-    bool bits = digits[0] == '0' && digits[1] && strchr("fFdD", digits[1]); // 0f3F800000
-    return strtoull(bits ? digits + 2 : digits, NULL, bits ? 16 : 0);
-}
-
-// One value: a number, or an address: NAME, generic(NAME), with +N or -N, or a byte of it: 0xff00(...). The
-// token is its first; the next is the one that follows.
-static void read_initial(struct text *text, struct initial *initial, size_t least) {
-    struct host_address address = {.size = (uint8_t)(initial->item < 8 ? initial->item : 8)};
-    uint64_t value = 0;
-    bool negative = false, is_float = false;
-    int open = 0;
-    do {
-        if (sim_is_token(text, "-") || sim_is_token(text, "+"))
-            negative = sim_is_token(text, "-");
-        else if (sim_is_token(text, "("))
-            open++;
-        else if (sim_is_token(text, ")"))
-            open--;
-        else if (sim_is_token(text, "generic"))
-            address.generic = 1;
-        else if (*text->token >= '0' && *text->token <= '9') {
-            is_float = text->size > 2 && strchr("fFdD", text->token[1]) && *text->token == '0';
-            value = as_number(text);
-            value = negative && !is_float ? -value : value;
-            struct text ahead = *text;
-            if (value && sim_next_token(&ahead) && sim_is_token(&ahead, "(")) {
-                address.shift = (uint8_t)(__builtin_ctzll(value) / 8);
-                address.size = 1;
-                value = 0;
-            }
-        } else if (is_word(*text->token))
-            address.symbol = keep(initial->code, text->token, text->size);
-    } while (sim_next_token(text) &&
-             (open > 0 || !(sim_is_token(text, ",") || sim_is_token(text, "}") || sim_is_token(text, ";"))));
-    if (!make_room(initial, least))
-        return;
-    address.offset = initial->item * initial->values++;
-    address.addend = (int64_t)value;
-    if (address.symbol)
-        add_address(initial, address);
-    else
-        memcpy(initial->bytes + address.offset, &value, initial->item < 8 ? initial->item : 8);
-}
-
-// After .global or .const: [.align N] [.v4] .type name[N][N] = {...}, name ... ;
-static void read_variables(struct text *text, struct code *code, bool constant) {
-    size_t item = 0, vector = 1, count = 1, align = 0, size;
-    bool open = false;
-    char *name = NULL;
-    struct initial initial = {.code = code};
-    for (bool more = sim_next_token(text); more;) {
-        bool end = sim_is_token(text, ";");
-        if (end || sim_is_token(text, ",")) {
-            count = open && initial.values ? (initial.values + vector - 1) / vector : count;
-            if (item && !__builtin_mul_overflow(item * vector, count, &size) && size <= MOST_BYTES)
-                add_variable(code, (struct variable){.name = name,
-                                                     .size = size,
-                                                     .align = align ? align : item * vector,
-                                                     .constant = constant,
-                                                     .initial = initial.bytes,
-                                                     .addresses = initial.addresses,
-                                                     .address_count = initial.address_count});
-            if (end)
-                return;
-            name = NULL, count = 1, open = false;
-            initial = (struct initial){.code = code};
-        } else if (sim_is_token(text, "=")) {
-            int depth = 0;
-            initial.item = item;
-            size_t least = open || __builtin_mul_overflow(count, vector, &size) ? 0 : size;
-            more = sim_next_token(text);
-            while (more && !sim_is_token(text, ";") && (depth || !sim_is_token(text, ","))) {
-                if (sim_is_token(text, "{") || sim_is_token(text, "}") || sim_is_token(text, ",")) {
-                    depth += sim_is_token(text, "{") - sim_is_token(text, "}");
-                    more = sim_next_token(text);
-                } else {
-                    read_initial(text, &initial, least);
-                    more = text->size;
-                }
-            }
-            continue;
-        } else if (sim_is_token(text, "[")) {
-            size_t number = next_number(text);
-            open = sim_is_token(text, "]");
-            if (!open && __builtin_mul_overflow(count, number, &count))
-                count = 0;
-        } else if (sim_is_token(text, ".align"))
-            align = next_number(text);
-        else if (sim_is_token(text, ".attribute"))
-            sim_next_token(text);
-        else if (sim_is_token(text, ".v2") || sim_is_token(text, ".v4"))
-            vector = text->token[2] == '2' ? 2 : 4;
-        else if (type_size(text))
-            item = type_size(text);
-        else if (is_word(*text->token))
-            name = keep(code, text->token, text->size);
-        more = sim_next_token(text);
-    }
+        read_body(text, code, entry->name);
 }
 
 static void read_ptx(struct code *code, const char *start, size_t size) {
@@ -343,15 +220,17 @@ static void read_ptx(struct code *code, const char *start, size_t size) {
     bool external = false;
     while (sim_next_token(&text)) {
         if (sim_is_token(&text, ".version")) {
-            version = 10 * (int)next_number(&text);
+            version = 10 * (int)sim_next_number(&text);
             version += sim_next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
-        } else if (sim_is_token(&text, ".entry"))
+        } else if (sim_is_token(&text, ".func"))
+            read_function(&text, code);
+        else if (sim_is_token(&text, ".entry"))
             read_entry(&text, code, version, start, size);
         else if (sim_is_token(&text, ".global") || sim_is_token(&text, ".const")) {
             if (!external)
-                read_variables(&text, code, sim_is_token(&text, ".const"));
+                sim_read_variables(code, &text, sim_is_token(&text, ".const"), NULL);
         } else if (sim_is_token(&text, "{"))
-            skip_body(&text);
+            read_body(&text, code, NULL);
         external = sim_is_token(&text, ".extern");
     }
 }
@@ -431,9 +310,10 @@ static void read_symbol(const struct cubin *cubin, const Elf64_Sym *symbol, cons
         bool inside =
             symbol->st_value <= section->sh_size && symbol->st_size <= section->sh_size - symbol->st_value;
         if (inside)
-            add_variable(cubin->code, (struct variable){.name = name,
-                                                        .size = symbol->st_size,
-                                                        .initial = bytes ? bytes + symbol->st_value : NULL});
+            sim_add_variable(cubin->code,
+                             (struct variable){.name = name,
+                                               .size = symbol->st_size,
+                                               .initial = bytes ? bytes + symbol->st_value : NULL});
     }
 }
 
@@ -468,13 +348,13 @@ static void read_object(struct code *code, const struct host_module *module) {
     for (uint32_t i = 0; i < module->variable_count; i++) {
         const struct host_variable *from = &module->variables[i];
         if (!from->external)
-            add_variable(code, (struct variable){.name = from->name,
-                                                 .size = from->size,
-                                                 .align = from->align,
-                                                 .constant = from->space == HOST_CONST,
-                                                 .initial = from->initial,
-                                                 .addresses = from->addresses,
-                                                 .address_count = from->address_count});
+            sim_add_variable(code, (struct variable){.name = from->name,
+                                                     .size = from->size,
+                                                     .align = from->align,
+                                                     .constant = from->space == HOST_CONST,
+                                                     .initial = from->initial,
+                                                     .addresses = from->addresses,
+                                                     .address_count = from->address_count});
     }
     for (uint32_t i = 0; i < module->kernel_count; i++) {
         const struct host_kernel *kernel = &module->kernels[i];
@@ -535,7 +415,7 @@ static CUresult read_fatbin(struct code *code, const struct fatbin_region *regio
             char *text;
             size_t size;
             CUresult status = sim_unpack(at, &text, &size);
-            const char *kept = status ? NULL : keep(code, text, size);
+            const char *kept = status ? NULL : sim_keep_text(code, text, size);
             if (status || !kept)
                 return status ? status : CUDA_ERROR_OUT_OF_MEMORY;
             free(text);
@@ -546,7 +426,7 @@ static CUresult read_fatbin(struct code *code, const struct fatbin_region *regio
             code->packed = true;
             continue;
         }
-        const char *bytes = keep(code, (const char *)at + at->header_size, at->payload_size);
+        const char *bytes = sim_keep_text(code, (const char *)at + at->header_size, at->payload_size);
         if (!bytes)
             return CUDA_ERROR_OUT_OF_MEMORY;
         (at->kind == FATBIN_PTX ? read_ptx : read_cubin)(code, bytes, at->payload_size);
@@ -580,7 +460,7 @@ static char *copy_cubin(struct code *code, const Elf64_Ehdr *head, size_t room, 
     uint64_t claimed = sections > segments ? sections : segments;
     if (room != SIZE_MAX) {
         *size = room;
-        return claimed <= room ? keep(code, (const char *)head, room) : NULL;
+        return claimed <= room ? sim_keep_text(code, (const char *)head, room) : NULL;
     }
     size_t got = 0, part;
     char *bytes = NULL;
@@ -594,7 +474,7 @@ static char *copy_cubin(struct code *code, const Elf64_Ehdr *head, size_t room, 
         got += part;
     } while (part == PIECE);
     *size = got;
-    char *kept = bytes ? keep(code, bytes, got) : NULL;
+    char *kept = bytes ? sim_keep_text(code, bytes, got) : NULL;
     free(bytes);
     return kept;
 }
@@ -629,7 +509,7 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
     size = strlen(start);
     if (!memmem(start, size, ".version", 8))
         return CUDA_ERROR_INVALID_IMAGE;
-    const char *text = keep(code, start, size);
+    const char *text = sim_keep_text(code, start, size);
     if (!text)
         return CUDA_ERROR_OUT_OF_MEMORY;
     read_ptx(code, text, size);

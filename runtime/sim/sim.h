@@ -182,6 +182,9 @@ struct text { // PTX that is read
 };
 bool sim_next_token(struct text *text); // false at the end
 bool sim_is_token(const struct text *text, const char *word);
+unsigned long sim_next_number(struct text *text);
+bool sim_is_word(char c);                      // whether a name may have it
+size_t sim_type_size(const struct text *text); // bytes of the type that the token is, 0 if it is none
 struct parameter {
     size_t offset, size;
 };
@@ -216,6 +219,13 @@ struct code {
     struct block *blocks; // what all that lies in
     void *object;         // the image is one of host code
 };
+void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
+char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
+void sim_add_variable(struct code *code, struct variable variable);
+// declared.c: after .global or .const, up to the semicolon: [.align N] [.v4] .type name[N][N] = {...}, name
+// ...
+// Those of a `function`, if it is not NULL.
+void sim_read_variables(struct code *code, struct text *text, bool constant, const char *function);
 // Takes what suits the device out of an image. `room` is how many bytes there are, SIZE_MAX where the program
 // hands over an address, as to the driver. The image is not looked at again.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);

@@ -169,6 +169,8 @@ class Body:
             if statement.kind == "}":
                 scope = scope.outer or scope
             elif statement.kind == "label":
+                if statement.head in scope.labels:
+                    self.code.fault(statement.start, f"label '{statement.head}' stands here twice")
                 scope.labels[statement.head] = Label(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
                 try:
@@ -199,6 +201,8 @@ class Body:
         types = [word[1:] for word in words if word[1:] in TYPES]
         if len(types) != 1:
             raise Unsupported(f"registers of type {' '.join(words)}")
+        if declarator.name in (scope.plain if declarator.count is None else scope.counted):
+            raise Unsupported(f"'{declarator.name}' is declared twice")
         type_ = TYPES[types[0]]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
@@ -214,12 +218,14 @@ class Body:
         if state not in ("local", "param"):  # a variable of the module, visible here only
             scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
             return
+        if declarator.name in scope.places:
+            raise Unsupported(f"'{declarator.name}' is declared twice")
         size, align = size_of(specifiers, declarator)
         name = self.new_name("m_", declarator.name)
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
-        address = f"(uint64_t){name}" if state == "param" else f"(uint64_t)({name} - t->local)"
+        address = f"(uint64_t){name}" if state == "param" else f"host_offset(t, {name})"
         scope.places[declarator.name] = Place(state, address, size)
 
     def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:

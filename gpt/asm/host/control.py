@@ -144,7 +144,7 @@ def _allocate(use: Use) -> str:
     size = use.value(use.operands[1], TYPES["u64"])
     type_ = use.words["T"]
     assert isinstance(type_, Type)
-    value = use.assign(use.operands[0], type_, f"({type_})(top - t->local)")
+    value = use.assign(use.operands[0], type_, f"({type_})host_offset(t, top)")
     return f"{{ uint64_t size_ = {size}; HOST_ALLOCATE({use.site}, size_, {align}); {value} }}"
 
 
@@ -152,7 +152,7 @@ def _save(use: Use) -> str:
     use.body.use_stack()
     type_ = use.words["T"]
     assert isinstance(type_, Type)
-    return use.assign(use.operands[0], type_, f"({type_})(top ? top - t->local : 0)")
+    return use.assign(use.operands[0], type_, f"({type_})(top ? host_offset(t, top) : 0)")
 
 
 def _restore(use: Use) -> str:

@@ -42,7 +42,7 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
         if own in ("local", "param", "shared") and 0 <= offset <= place.size - size and offset % size == 0:
             base = f"t->shared + {place.address}" if own == "shared" else place.address
             if own == "local":
-                base = base.removeprefix("(uint64_t)(").removesuffix(" - t->local)")
+                base = base.removeprefix("host_offset(t, ").removesuffix(")")
             return f"({base} + {offset})"
         if own != place.space and place.space not in ("global", "param"):
             raise Unsupported(f"an address of .{place.space} as one of .{space or 'generic'}")

@@ -18,8 +18,11 @@ from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
+from gpt.ptx.tokens import NAME
 
 _HEAD = '#include "atomics.h"\n\n'
+_ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
+_NARROW = re.compile(r"\.address_size\s+32\b")
 _BLOCK = (".maxntid", ".reqntid")
 
 
@@ -48,6 +51,7 @@ class Code:
         self._bodies: dict[str, Body] = {}
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
+        self._aliases: dict[str, str] = {}  # the functions that they stand for
 
     def write(self) -> str:
         """The C file. It is worth nothing if there are faults."""
@@ -57,6 +61,10 @@ class Code:
             self._bodies[item.name] = Body(self, item, self.head(item.name))
             functions.append(self._bodies[item.name].write())
         prototypes = [f"{self.signature(self.head(item.name))};\n" for item in self.module.functions]
+        prototypes += [
+            f'{self.signature(self.head(name))} __attribute__((alias("f_{of}")));\n'
+            for name, of in self._aliases.items()
+        ]
         return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
 
     def fault(self, offset: int, text: str) -> None:
@@ -116,7 +124,7 @@ class Code:
 
     def is_defined(self, name: str) -> bool:
         """Whether the module has a function's body."""
-        return self.module.find(name) is not None
+        return name in self._aliases or self.module.find(name) is not None
 
     def targets(self) -> str:
         """The table of what indirect calls may call: it is made if this is called."""
@@ -137,8 +145,18 @@ class Code:
                     for declarator in node.declarators:
                         self._try(item.start, partial(self.declare, node.specifiers, declarator))
             elif item.kind == "alias":
-                self.fault(item.start, ".alias is not supported")
+                self._try(item.start, partial(self._alias, item))
+            elif item.kind == "address_size" and _NARROW.match(self.module.skeleton, item.start):
+                self.fault(item.start, "addresses have 64 bits here")
+            elif item.body and self.module.find(item.name) != item:
+                self.fault(item.start, f"'{item.name}' is defined twice")
         self.shared = Shared(self)
+
+    def _alias(self, item: Item) -> None:
+        found = _ALIAS.match(self.module.skeleton, item.start)
+        if not found or not self.is_function(item.name) or not self.module.find(found[1]):
+            raise Unsupported(f"'{item.name}' is no alias of a function that is defined here")
+        self._aliases[item.name] = found[1]
 
     def _where(self, offset: int) -> Callable[[], str]:
         return lambda: self.module.where(offset)
@@ -159,6 +177,11 @@ class Code:
             return place
         name = f"{function}.{declarator.name}" if function else declarator.name
         known = self._variables.get(name)
+        words = {specifier.word for specifier in specifiers}
+        if ".local" in words:
+            raise Unsupported(f"variable '{name}' in local memory, outside of functions")
+        if known and not known[1].external and ".extern" not in words:
+            raise Unsupported(f"'{name}' is declared twice")
         if not known or known[1].external:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)

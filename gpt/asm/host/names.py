@@ -34,7 +34,7 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%globaltimer_lo": ("u32", "(uint32_t)host_time()"),
     "%globaltimer_hi": ("u32", "(uint32_t)(host_time() >> 32)"),
     "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
-    "%total_smem_size": ("u32", "t->shared_size"),
+    "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as it is allocated
     # Clusters are of one block.
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},

@@ -99,6 +99,23 @@ def test_calls_and_branches(thread):
     assert struct.unpack(f"<{len(WANTED)}i", found) == WANTED
 
 
+def test_what_is_stored_through_the_window_of_local_memory_is_seen_by_name(thread):
+    body = """.local .align 16 .b8 own[32]; mov.u64 %d1, own; st.local.u32 [%d1], 5; cvta.local.u64 %d2, %d1;
+    ld.u32 %r1, [%d2]; add.u64 %d1, %d1, 8; st.local.v2.u32 [%d1+8], {6, 7}; ld.local.u32 %r2, [own+20];
+    st.u32 [%d2+24], 8; ld.local.u32 %r3, [own+24]; alloca.u64 %d3, 64; st.local.u32 [%d3+60], 9;
+    cvta.local.u64 %d4, %d3; ld.u32 %r4, [%d4+60]; st.global.v4.u32 [%p], {%r1, %r2, %r3, %r4};"""
+    assert struct.unpack("<4I", thread.run(kernel(body), bytes(16))) == (5, 7, 8, 9)
+
+
+def test_an_alias_is_the_function(thread):
+    module = """.func (.reg .u32 z) twice(.reg .u32 x) { shl.b32 z, x, 1; ret; }
+    .visible .func (.reg .u32 z) other(.reg .u32 x); .alias other, twice; .global .u64 place = other;"""
+    body = """call (%r1), other, (4); ld.global.u64 %d1, [place];
+    like: .callprototype (.reg .u32 _) _ (.reg .u32 _);
+    call (%r2), %d1, (5), like; st.global.v2.u32 [%p], {%r1, %r2};"""
+    assert struct.unpack("<2I", thread.run(kernel(body, module), bytes(8))) == (8, 10)
+
+
 def test_addresses_of_elements(thread):
     body = """.local .align 4 .b32 cells[4]; mov.u64 %d1, cells; mov.u64 %d2, cells[0]; sub.u64 %d1, %d2, %d1;
     st.global.u64 [%p], %d1;"""
@@ -151,6 +168,28 @@ def test_what_is_not_supported_is_refused_with_its_line():
         ("m:10", "not supported: 'nothing.u32 %r1;'"),
         ("m:11", "'y' is not a declared register: 'add.u32 %r1, %r2, y;'"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{HEAD}.entry k() {{ A: ret; A: ret; }}", "m:4: label 'A' stands here twice"),
+        ("{HEAD}.entry k() {{ .reg .u32 a; .reg .u64 a; }}", "m:4: 'a' is declared twice"),
+        ("{HEAD}.entry k() {{ .local .u32 a; .local .u64 a; }}", "m:4: 'a' is declared twice"),
+        (
+            "{HEAD}.global .u32 a; .global .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}",
+            "m:4: 'a' is declared twice",
+        ),
+        ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
+        ("{HEAD}.entry k() {{ }}\n.entry k() {{ }}", "m:5: 'k' is defined twice"),
+        ("{HEAD}.func f(); .func g();\n.alias f, g; .entry k() {{ call f; }}", "m:5: 'f' is no alias of a function"),
+        (".version 8.0\n.target sm_90\n.address_size 32 .entry k() {{ }}", "m:3: addresses have 64 bits"),
+    ],
+)
+def test_modules_that_are_refused(text, wanted):
+    with pytest.raises(Faults) as found:
+        Host(Options()).make(text.format(HEAD=HEAD).encode(), "m", HostTarget())
+    assert ": ".join(found.value.found[0]).startswith(wanted)
 
 
 def test_clusters_of_several_blocks_are_refused():
