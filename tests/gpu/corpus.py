@@ -6,7 +6,8 @@ for bit where PTX defines the bits; programs likewise with exact arithmetic.
     corpus.py [FOLDER]            the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
     corpus.py --compile FOLDER    only makes it
 
-`--programs N` says how many programs there are, `--device FOLDER` which libcuda.so.1 stands in for the GPU's.
+The kernels run once more with every built-in probe in them, on the GPU alone. `--programs N` says how many programs
+there are, `--device FOLDER` which libcuda.so.1 stands in for the GPU's, `--no-woven` leaves the probes out.
 corpus.json in GPT_GPU_OUT has what each answered.
 """
 
@@ -33,7 +34,7 @@ from gpt.asm.backend import Options  # noqa: E402
 from gpt.asm.host.backend import Host, HostTarget  # noqa: E402
 from tests.asm.host import straight  # noqa: E402
 from tests.asm.host.jobs import Answer, Job, answers  # noqa: E402
-from tests.tally import sources  # noqa: E402
+from tests.tally import sources, woven  # noqa: E402
 from tests.tally.launches import LAUNCHES, Launch, images  # noqa: E402
 
 SIMULATED = ROOT / "gpt" / "_runtime" / "sim"
@@ -65,7 +66,8 @@ def make(ptx: bytes) -> bytes:
 def kernels(folder: Path) -> Iterator[tuple[Launch, str, bytes]]:
     """Launches with their kernel and its PTX, in the order of LAUNCHES."""
     for source in dict.fromkeys(launch.source for launch in LAUNCHES):
-        yield from images(source, (folder / f"{source}.ptx").read_bytes())
+        if (folder / f"{source}.ptx").exists():
+            yield from images(source, (folder / f"{source}.ptx").read_bytes())
 
 
 def compare(launch: Launch, theirs: Answer, ours: Answer) -> tuple[str, str]:
@@ -96,6 +98,24 @@ def run_kernels(folder: Path, device: Path | None, pool: ProcessPoolExecutor) ->
     for (launch, name, _), theirs in zip(found, real, strict=True):
         verdict, said = compare(launch, theirs, next(simulated) if launch.simulated else "not simulated")
         rows.append({"source": launch.source, "kernel": name, "verdict": verdict, "said": said, "gpu": digest(theirs)})
+    return rows
+
+
+def run_woven(folder: Path, device: Path | None) -> list[dict[str, Any]]:
+    """A row for each kernel with each probe, on the GPU: make test-full has them on the simulated device."""
+    found = [(launch, ptx, list(woven.cases(launch, name, ptx))) for launch, name, ptx in kernels(folder)]
+    found = [one for one in found if one[2]]
+    jobs = [job for one, ptx, all_ in found for job in woven.jobs(one, all_, ptx, [case.woven.data for case in all_])]
+    replies = iter(answers(jobs, device, 120))
+    rows = []
+    for _, _, cases in found:
+        plain = next(replies)
+        for case in cases:
+            said = woven.check(case, plain, answer := next(replies))
+            verdict = "WRONG" if said else "equal"
+            rows.append(
+                {"kernel": case.kernel, "probe": case.probe, "verdict": verdict, "said": said, "gpu": digest(answer)}
+            )
     return rows
 
 
@@ -137,6 +157,7 @@ def main() -> int:
     parser.add_argument("--compile", type=Path)
     parser.add_argument("--device", type=Path)
     parser.add_argument("--programs", type=int, default=PROGRAMS)
+    parser.add_argument("--no-woven", action="store_true")
     given = parser.parse_args()
     begin = time.monotonic()
     if given.compile:
@@ -151,15 +172,17 @@ def main() -> int:
         for row in rows:
             print(f"{row['source']:12} {row['kernel'][:28]:28} {row['verdict']:8} {row['said']}", flush=True)
         programs = run_programs(given.programs, given.device, pool)
-    for row in programs:
+        probed = [] if given.no_woven else run_woven(folder, given.device)
+    for row in [*programs, *probed]:
         if row["said"]:
-            print(f"program {row['program']}: {row['said']}")
-    (out / "corpus.json").write_text(json.dumps({"kernels": rows, "programs": programs}, indent=1))
-    for what, of in (("launches", rows), ("programs", programs)):
+            print(f"program {row['program']}: {row['said']}" if "program" in row else row["said"])
+    found = {"launches": rows, "programs": programs, "woven kernels": probed}
+    (out / "corpus.json").write_text(json.dumps(found, indent=1))
+    for what, of in found.items():
         verdicts = Counter(row["verdict"] for row in of)
         print(f"{len(of)} {what}: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items())}")
     print(f"corpus: {time.monotonic() - begin:.0f} s")
-    return int(any(row["verdict"] == "WRONG" for row in [*rows, *programs]))
+    return int(any(row["verdict"] == "WRONG" for row in [*rows, *programs, *probed]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from tests import cuda
 from tests.asm.host.jobs import answers
 from tests.gpu import corpus
 from tests.runtime import hooked
-from tests.tally import sources
+from tests.tally import sources, woven
 from tests.tally.launches import LAUNCHES, LEFT, images
 from tests.tiers import full
 
@@ -39,6 +39,25 @@ def test_results(source, tmp_path):
             assert not launch.judge(answer), f"{name}: {launch.judge(answer)}"
     rest = {entry.name for entry in scan_module(ptx, source).entries} - {name for _, name, _ in images(source, ptx)}
     assert all(any(part in name for part in LEFT) for name in rest), rest
+
+
+@pytest.mark.parametrize("source", [name if name == "saxpy" else full(name) for name in SOURCES])
+def test_probes(source, tmp_path):
+    """Every built-in probe in every kernel."""
+    found = [
+        (one, ptx, list(woven.cases(one, name, ptx))) for one, name, ptx in images(source, compiled(source, tmp_path))
+    ]
+    found = [one for one in found if one[2]]
+    jobs = [
+        job
+        for launch, ptx, cases in found
+        for job in woven.jobs(launch, cases, corpus.make(ptx), [corpus.make(case.woven.data) for case in cases])
+    ]
+    replies = iter(answers(jobs, SIMULATED))
+    for _, _, cases in found:
+        plain = next(replies)
+        for case in cases:
+            assert not (wrong := woven.check(case, plain, next(replies))), wrong
 
 
 def test_every_source_is_launched_or_it_says_why_not():
