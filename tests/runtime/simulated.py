@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests import cuda
 from tests.runtime import hooked
+
+FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
+DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
 
 # What clients of the simulated device begin with, beside hooked.PRELUDE: any function by its symbol.
 PRELUDE = r"""
@@ -54,6 +60,17 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
             ]
             cuda.c_compiler(*flags, quiet, *hooked.ROOT.glob("runtime/sim/*.c"), "-o", folder / "libcuda.so.1")
     return folder
+
+
+def ask(code: str, **env: str) -> tuple[list, str]:
+    """Runs Python with `cu`, the simulated driver, initialized, and `c`, ctypes; returns what it gave to `answer`, and
+    what was said."""
+    begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
+    script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
+    line = [sys.executable, "-", DRIVER, FUNCTIONS]
+    done = subprocess.run(line, input=script, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
 
 
 def run(program: Path, *args: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

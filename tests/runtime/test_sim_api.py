@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import subprocess
-import sys
-import textwrap
 from fnmatch import fnmatchcase
 
 from tests import cuda
 from tests.runtime import hooked
-
-FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
-DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
-
-
-def ask(code: str, **env: str) -> tuple[list, str]:
-    """Runs Python with `cu`, the simulated driver, initialized, and `c`, ctypes; returns what it gave to `answer`, and
-    what was said."""
-    begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
-    script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
-    line = [sys.executable, "-", DRIVER, FUNCTIONS]
-    done = subprocess.run(line, input=script, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+from tests.runtime.simulated import DRIVER, ask
 
 
 def constants(pattern: str) -> dict[str, int]:

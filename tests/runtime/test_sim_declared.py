@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from gpt.asm.host.module import Code
-from tests.runtime.test_sim_api import ask
+from tests.runtime.simulated import ask
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 DECLARED = """
