@@ -5,8 +5,9 @@ when its first word is the instruction's, and each further word is among the mod
 `ld.volatile.global.v4.u32`. Names and words may be globs.
 
 Three rules keep words from meaning too much. A load without state space is generic, and matches only where `generic`
-is asked for. `cp.async` is the copy of some bytes; of its family, what moves none or in bulk must be named. A word of
-a modifier with `::` may stop there: `shared` is in `shared::cta`.
+is asked for. `cp.async` is the copy of some bytes; of its family, what moves none or in bulk must be named, and so must
+`bar.warp.sync`, which is no barrier of a block. A word of a modifier with `::` may stop there: `shared` is in
+`shared::cta`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 RESERVED = {"kernel", *_ARGUMENTS}  # words that are not opcodes
 _SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
 _SPACES = ("global", "shared", "local", "const", "param")
-_OTHERS = {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"}  # no plain cp.async
+_OTHERS = {  # modifiers that make another instruction of an opcode: they must be named
+    "cp": {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"},
+    "bar": {"warp"},
+}
 LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
 
 
@@ -170,7 +174,8 @@ def matches(position: Position, head: str) -> bool:
         if "generic" not in wanted and opcode != "wmma":
             return False
         wanted = [word for word in wanted if word != "generic"]
-    if opcode == "cp" and any(m in _OTHERS and m not in wanted for m in modifiers):
+    others = _OTHERS.get(opcode, set())
+    if any(m in others and m not in wanted for m in modifiers):
         return False
     return all(
         any(fnmatchcase(modifier, word) or modifier.startswith(word + "::") for modifier in modifiers)

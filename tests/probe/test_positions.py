@@ -113,6 +113,9 @@ def test_positions_that_are_none(text):
         ("wmma.generic", "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32", False),
         ("*", "ret", True),
         ("bar*", "barrier.sync", True),
+        ("bar.sync", "bar.cta.sync", True),
+        ("bar.sync", "bar.warp.sync", False),
+        ("bar.warp", "bar.warp.sync", True),
         ("fma.rn.f*", "fma.rn.f32", True),
     ],
 )
