@@ -427,6 +427,38 @@ INLINE int64_t vshl(int64_t a, int64_t b, bool clamp) {
     return (int64_t)((uint64_t)a << host_shift(b, clamp));
 }
 INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b, clamp); }
+INLINE int64_t vavrg(int64_t a, int64_t b, bool clamp) { return (void)clamp, (a + b + (a + b >= 0)) >> 1; }
+#define VSET(name, operator)                                                                                 \
+    INLINE int64_t vset##name(int64_t a, int64_t b, bool clamp) { return (void)clamp, a operator b; }
+VSET(_eq, ==)
+VSET(_ne, !=)
+VSET(_lt, <)
+VSET(_le, <=)
+VSET(_gt, >)
+VSET(_ge, >=)
+#undef VSET
+
+INLINE int64_t video_part(uint64_t words, uint32_t number, unsigned bits, bool is_signed) {
+    uint64_t part = words >> bits * number << (64 - bits);
+    return is_signed ? (int64_t)part >> (64 - bits) : (int64_t)(part >> (64 - bits));
+}
+
+// `select_a` and `select_b` have the number of a part of b:a for each lane, as hex digits.
+INLINE uint32_t video_lanes(int64_t (*operate)(int64_t, int64_t, bool), unsigned lanes, uint32_t a,
+                            uint32_t b, uint32_t c, uint32_t select_a, uint32_t select_b, uint32_t mask,
+                            bool a_signed, bool b_signed, bool is_signed, bool saturates, bool sums) {
+    uint64_t words = (uint64_t)b << 32 | a;
+    unsigned bits = 32 / lanes;
+    uint32_t d = c;
+    for (unsigned i = 0; i < lanes; i++) {
+        int64_t value = operate(video_part(words, select_a >> 4 * i & 7, bits, a_signed),
+                                video_part(words, select_b >> 4 * i & 7, bits, b_signed), 0);
+        value = saturates ? (int64_t)saturate(value, bits, is_signed) : value;
+        if (mask >> i & 1)
+            d = sums ? d + (uint32_t)value : (uint32_t)bfi((uint64_t)value, d, bits * i, bits, 32);
+    }
+    return d;
+}
 #define VIDEO_add(a, b) ((a) + (b))
 #define VIDEO_min(a, b) MIN(a, b)
 #define VIDEO_max(a, b) MAX(a, b)

@@ -187,6 +187,24 @@ INLINE float f32_max_3(float a, float b, float c, unsigned flags) {
     return f32_max(f32_max(a, b, flags), c, flags);
 }
 
+// redux of f32: all lanes have the same operation.
+struct host_extreme_f32 {
+    float value;
+    bool greatest;
+    unsigned flags;
+};
+
+static __attribute__((unused)) void host_reduce_f32(void *const data[HOST_WARP], uint32_t mask) {
+    struct host_extreme_f32 *first = data[__builtin_ctz(mask)];
+    float all = first->value;
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        float own = ((struct host_extreme_f32 *)data[__builtin_ctz(rest)])->value;
+        all = first->greatest ? f32_max(all, own, first->flags) : f32_min(all, own, first->flags);
+    }
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        ((struct host_extreme_f32 *)data[__builtin_ctz(rest)])->value = all;
+}
+
 // testp, of an f32's or f64's bits. Zeros count as normal.
 enum host_class { IS_finite, IS_infinite, IS_number, IS_notanumber, IS_normal, IS_subnormal };
 

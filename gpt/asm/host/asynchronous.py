@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpt.asm.host.memory import PREFETCHES, SPACES, bracketed, pointer
+from gpt.asm.host.atomics import TYPES_OF, atomic
+from gpt.asm.host.memory import ACCESSED, PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store
 from gpt.asm.host.names import Unsupported, evaluate
-from gpt.asm.host.table import TYPES, Row
+from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
 
@@ -82,17 +83,41 @@ def _given(use: Use, operand: tree.Operand, count: int) -> str:
     return use.value(operand, _U64)
 
 
+def _transferred(use: Use, barrier: tree.Operand, count: str) -> str:
+    """So many bytes have come: an mbarrier of shared memory counts them."""
+    return f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(barrier), 8)}, -(int64_t){count});"
+
+
+def _remote(use: Use) -> str:
+    """st.async and red.async: to shared memory of a block of the cluster, which is this one."""
+    type_ = use.words["T"]
+    assert isinstance(type_, Type)
+    does = store(use) if use.instruction.opcode == "st" else atomic(use)
+    return f"{does} {_transferred(use, use.operands[2], str(type_.size * int(str(use.words.get('V', '')) or 1)))}"
+
+
 def _bulk(use: Use) -> str:
-    """cp.async.bulk of bytes in a row; an mbarrier counts those that came."""
+    """cp.async.bulk of bytes in a row, or cp.reduce.async.bulk; an mbarrier counts those that came."""
     to, of, size, *rest = use.operands
     places = [SPACES[str(use.words[word])] for word in ("D", "W")]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
         address = use.address_of(bracketed(operand))
         lines.append(f"unsigned char *{name} = host_range_{space}(t, {use.site}, {address}, n_);")
-    lines.append("memcpy(d_, s_, n_);")
+    operation = use.words.get("O")
+    if operation:
+        type_ = use.words["T"]
+        assert isinstance(type_, Type)
+        raw = type_.unsigned
+        lines.append(f"{raw} *to_ = ({raw} *)d_, *of_ = ({raw} *)s_;")
+        one = f"atomic{operation}_{type_.name}(t, to_ + i_, of_[i_]);"
+        lines.append(f"for (uint64_t i_ = 0; i_ < n_ / {raw.size}; i_++) {one}")
+    else:
+        lines.append("memcpy(d_, s_, n_);")
     if ".mbarrier::complete_tx::bytes" in use.instruction.modifiers:
-        lines.append(f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(rest[0]), 8)}, -(int64_t)n_);")
+        lines.append(_transferred(use, rest[0], "n_"))
+    if ".multicast::cluster" in use.instruction.modifiers:  # to the blocks that a mask names: there is one
+        return " ".join([f"if ({use.value(rest[1], TYPES['u16'])} & 1) {{", *lines, "}"])
     return " ".join(["{", *lines, "}"])
 
 
@@ -113,6 +138,7 @@ def _matrix(use: Use) -> str:
     )
 
 
+_REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
 _COPIED = "{.L2::cache_hint}{.P}"
 _SHARED = {"shared": "shared", "shared::cta": "shared"}
 ROWS = [
@@ -167,9 +193,58 @@ ROWS = [
         )
         for hint in ("", " h")
     ),
+    *(
+        Row(
+            "cp.async.bulk.D.W.mbarrier::complete_tx::bytes.multicast::cluster{.L2::cache_hint}",
+            f"= a b size bar mask{hint}",
+            _bulk,
+            D={"shared::cluster": "shared"},
+            W={"global": "global"},
+        )
+        for hint in ("", " h")
+    ),
+    *(
+        Row(
+            f"cp.reduce.async.bulk.D.W.{end}.O{{.noftz}}.T",
+            f"= a b size{more}",
+            _bulk,
+            D={target: target},
+            W={"shared::cta": "shared"},
+            O=name,
+            T=types,
+        )
+        for name, types in TYPES_OF.items()
+        if name not in ("exch", "cas")
+        for target, end, more in (
+            ("global", "bulk_group{.L2::cache_hint}", ""),
+            ("global", "bulk_group{.L2::cache_hint}", " h"),
+            ("shared::cluster", "mbarrier::complete_tx::bytes", " bar"),
+        )
+    ),
+    Row("st.async{.weak}{.W}.mbarrier::complete_tx::bytes{.V}.T", "= a b bar", _remote, **_REMOTE, T=ACCESSED),
+    Row("st.async{.mmio}.release.S.global.T", "= a b", store, **_REMOTE, T=ACCESSED),
+    *(
+        row
+        for name, types in TYPES_OF.items()
+        if name not in ("exch", "cas")
+        for row in (
+            Row(
+                "red.async{.relaxed}{.S}{.W}.mbarrier::complete_tx::bytes.O.T",
+                "= a b bar",
+                _remote,
+                **_REMOTE,
+                O=name,
+                T=types,
+            ),
+            Row("red.async{.mmio}.release.S.global.O.T", "= a b", atomic, **_REMOTE, O=name, T=types),
+        )
+    ),
     Row("cp.async.bulk.commit_group", "", ""),
     Row("cp.async.bulk.wait_group{.read}", "= a:u32", "(void){a};"),
-    Row("cp.async.bulk.prefetch.L2.global", "= a b", lambda _: ";"),
+    *(
+        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, lambda _: ";")
+        for hint, signature in (("", "= a b"), (".L2::cache_hint", "= a b h"))
+    ),
     *(
         Row(
             f"{opcode}.sync.aligned.m8n8.N{{.trans}}{{.W}}.b16",

@@ -15,7 +15,7 @@ from gpt.asm.host.use import Use, convert
 from gpt.ptx import tree
 
 _HALVES = "f16 bf16 f16x2 bf16x2"
-_TYPES = {  # of the operations
+TYPES_OF = {  # of the operations
     "and": "b32 b64",
     "or": "b32 b64",
     "xor": "b32 b64",
@@ -31,16 +31,17 @@ _SEMANTICS = "relaxed acquire release acq_rel"
 _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
 
 
-def _atomic(use: Use) -> str:
+def atomic(use: Use) -> str:
     """Functions of atomics.h are named by operation and type."""
-    type_, width = use.words["T"], int(str(use.words["V"]) or 1)
+    type_, width = use.words["T"], int(str(use.words.get("V", "")) or 1)
     assert isinstance(type_, Type)
     name = str(use.words["O"]).lstrip("_")
     operands = list(use.operands)
     result = operands.pop(0) if use.instruction.opcode == "atom" else None
     address, *given = operands
     raw = type_.unsigned
-    lines = [f"{raw} *m_ = ({raw} *){pointer(use, str(use.words['W']), bracketed(address), type_.size * width)};"]
+    where = pointer(use, str(use.words.get("W", "global")), bracketed(address), type_.size * width)
+    lines = [f"{raw} *m_ = ({raw} *){where};"]
     values = [use.vector(one, width) for one in given[: 1 + (name == "cas")]]
     results = use.vector(result, width) if result else [tree.Name("_")] * width
     if width == 1 and len(values[0]) != 1:
@@ -52,14 +53,14 @@ def _atomic(use: Use) -> str:
 
 
 def _rows() -> Iterator[Row]:
-    for name, types in _TYPES.items():
+    for name, types in TYPES_OF.items():
         for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
             for hint in ("", " h"):
                 for opcode, written in (("atom", "d "), ("red", "")):
                     yield Row(
                         f"{opcode}{order}{{.noftz}}{{.L2::cache_hint}}{{.V}}.T",
                         f"{written}= a b{' c' if name == 'cas' else ''}{hint}",
-                        _atomic,
+                        atomic,
                         M=_SEMANTICS,
                         S=SCOPES,
                         G=SCOPES,
@@ -76,6 +77,14 @@ ROWS = [
     Row("fence{.M}.S", "", _FENCED, M="sc acq_rel acquire release", S=SCOPES),
     # Proxies: memory is one
     Row("fence.proxy.P", "", _FENCED, P="alias async"),
+    Row("membar.proxy.P", "", _FENCED, P="alias async"),
     Row("fence.proxy.async.W", "", _FENCED, W="global shared::cta shared::cluster"),
+    *(
+        Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, M=order)
+        for proxy in ("", ".proxy.async::generic")
+        for space, order in (("shared::cluster", "acquire"), ("shared::cta", "release"))
+    ),
+    Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, S=SCOPES),
+    Row("fence.proxy.tensormap::generic.acquire.S", "= a size", _FENCED, S=SCOPES),
     Row("fence.mbarrier_init.release.cluster", "", _FENCED),
 ]

@@ -86,7 +86,7 @@ def _call(use: Use) -> str:
 
 def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
     assert isinstance(group, tree.Group)
-    return tuple(item for item in group.items if item != tree.Name("_"))
+    return group.items
 
 
 def _type(parameter: tree.Parameter) -> Type:

@@ -20,6 +20,7 @@ PLAIN = "b16 b32 b64"
 LOGICAL = f"{PLAIN} pred"
 EQUAL = {"eq": "==", "ne": "!="}
 COMPARE = EQUAL | {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+SET = "u32 s32 f32 f16 bf16"  # what set gives
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 # A function of two bits by its table, bit 2b+c for b and c: so lop3's is a choice between two by its first operand.
@@ -222,18 +223,16 @@ ROWS = [
         B=BOOLEAN,
         T=f"{INTEGERS} {PLAIN}",
     ),
-    Row("set.C.D.T", "d:D = a b", "-(int32_t)({a} {C} {b})", C=COMPARE, D="u32 s32", T=f"{INTEGERS} {PLAIN}"),
-    Row("set.C.f32.T", "d:f32 = a b", "{a} {C} {b}", C=COMPARE, T=f"{INTEGERS} {PLAIN}"),
+    Row("set.C.D.T", "d:D = a b", "{a} {C} {b} ? TRUE_{D.name} : 0", C=COMPARE, D=SET, T=f"{INTEGERS} {PLAIN}"),
     Row(
         "set.C.B.D.T",
         "d:D = a b c:pred",
-        "-(int32_t)(({a} {C} {b}) {B} {c})",
+        "({a} {C} {b}) {B} {c} ? TRUE_{D.name} : 0",
         C=COMPARE,
         B=BOOLEAN,
-        D="u32 s32",
+        D=SET,
         T=f"{INTEGERS} {PLAIN}",
     ),
-    Row("set.C.B.f32.T", "d:f32 = a b c:pred", "({a} {C} {b}) {B} {c}", C=COMPARE, B=BOOLEAN, T=f"{INTEGERS} {PLAIN}"),
     # Conversion of integers to integers
     Row("cvt.D.T", "d:D = a", "({D}){a}", D=BYTES, T=BYTES),
     Row("cvt.sat.D.T", "d:D = a", "saturate({a}, {D.bits}, {D.sign})", D=BYTES, T=BYTES),

@@ -71,9 +71,9 @@ def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Typ
     """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
     type_ = use.words["T"]
     assert isinstance(type_, Type)
-    width = int(str(use.words["V"]) or 1)
+    width = int(str(use.words.get("V", "")) or 1)
     items = tuple(use.vector(operand, width))
-    where = pointer(use, str(use.words["W"]), bracketed(address), type_.size * width)
+    where = pointer(use, str(use.words.get("W", "global")), bracketed(address), type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 
 
@@ -87,7 +87,8 @@ def _load(use: Use) -> str:
     return " ".join(["{", *lines, "}"])
 
 
-def _store(use: Use) -> str:
+def store(use: Use) -> str:
+    """Of an address and what is stored."""
     type_, items, where, order = _access(use, use.operands[1], use.operands[0])
     raw = type_.unsigned
     lines = [f"{raw} *m = ({raw} *){where};"]
@@ -136,7 +137,7 @@ ROWS = [
         for more in ("", " h:b64")
         for row in (
             Row(f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
-            Row(f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", _store, **_SETS),
+            Row(f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", store, **_SETS),
         )
     ),
     Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),

@@ -35,6 +35,7 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%globaltimer_hi": ("u32", "(uint32_t)(host_time() >> 32)"),
     "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
     "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as it is allocated
+    "%aggr_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),
     # Clusters are of one block.
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},
@@ -46,6 +47,11 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%reserved_smem_offset_begin": ("u32", "0u"),
     "%reserved_smem_offset_end": ("u32", "0u"),
     "%reserved_smem_offset_cap": ("u32", "0u"),
+    **{f"%reserved_smem_offset_{number}": ("u32", "0u") for number in range(2)},
+    # No counter counts, no graph launches itself.
+    **{f"%pm{number}": ("u32", "0u") for number in range(8)},
+    **{f"%pm{number}_64": ("u64", "0ull") for number in range(8)},
+    "%current_graph_exec": ("u64", "0ull"),
     # Where the grid's workspace is: by this cooperative groups synchronize a grid.
     **{f"%envreg{number}": ("b32", "0u") for number in range(32)},
     "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),

@@ -85,6 +85,13 @@ ROWS = [
     Row("match.all.sync.T", "d:b32 p:pred = a:T m:b32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
     Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="add min max", T="u32 s32"),
     Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="and or xor", T="b32"),
+    Row(
+        "redux.sync.O{.abs}{.NaN}.f32",
+        "d:f32 = a:f32 m:b32",
+        "struct host_extreme_f32 x_ = {{{a}, {O}, FLAG{abs} | FLAG{NaN}}}; "
+        "t->services->meet({thread}, {site}, {m}, host_reduce_f32, &x_); {d} = x_.value;",
+        O={"min": "0", "max": "1"},
+    ),
     Row("activemask.b32", "d:b32 =", "t->services->meet({thread}, {site}, 0, host_nothing, 0)"),
     Row("elect.sync", "d = m", _elect),
     Row("bar.warp.sync", "= m:b32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);"),

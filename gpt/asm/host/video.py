@@ -1,24 +1,32 @@
-"""Scalar video instructions, but for vmad and vset."""
+"""Video instructions: scalar ones, of parts of words, and those of two or four lanes."""
 
 from __future__ import annotations
 
+import re
+
+from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
 
 
-def _video(use: Use) -> str:
+def _types(use: Use) -> tuple[Type, Type, Type]:
+    """Those of the result and of the first two operands; what comparisons give has no sign."""
+    result, of_a, of_b = (use.words.get(name, TYPES["u32"]) for name in "DAB")
+    assert isinstance(result, Type) and isinstance(of_a, Type) and isinstance(of_b, Type)
+    return result, of_a, of_b
+
+
+def _scalar(use: Use) -> str:
     """Scalar video instructions: parts of words, a result that may be saturated, then one more operation.
 
     The third operand is merged into by what a part of the result names (`d.b1`), or combined by the second operation.
     """
     words, (to, a, b, *rest) = use.words, use.operands
-    result, of_a, of_b = (words[name] for name in "DAB")
-    assert isinstance(result, Type) and isinstance(of_a, Type) and isinstance(of_b, Type)
+    result, of_a, of_b = _types(use)
     first, second = _chosen(use, a, of_a), _chosen(use, b, of_b)
-    name = use.instruction.opcode
     third = f"(int64_t){use.value(rest[0], result)}" if rest else "0"
-    value = f"{name}({first}, {second}, {int(words.get('M') == '_clamp')})"
+    value = f"{use.instruction.opcode}{words.get('C', '')}({first}, {second}, {int(words.get('M') == '_clamp')})"
     if words.get("sat"):
         value = f"saturate({value}, 32, {result.sign})"
     if words.get("Q"):
@@ -43,24 +51,75 @@ def _chosen(use: Use, operand: tree.Operand, type_: Type) -> str:
     return f"(int64_t){use.value(operand, type_)}"
 
 
+def _mad(use: Use) -> str:
+    """The product of two parts and a third, of 128 bits, shifted: what is negated is negative, whatever its type."""
+    words, (to, *given) = use.words, use.operands
+    result, of_a, of_b = _types(use)
+    minus = [isinstance(one, tree.Prefixed) and one.prefixes == ("-",) for one in given]
+    a, b, c = (one.operand if isinstance(one, tree.Prefixed) else one for one in given)
+    signed = int(of_a.is_signed or of_b.is_signed or any(minus))
+    product = f"(int128_t){_chosen(use, a, of_a)} * {_chosen(use, b, of_b)}"
+    third = f"(int128_t){use.value(c, TYPES['s32' if signed else 'u32'])}"
+    sum_ = f"{'-' * (minus[0] != minus[1])}({product}) + {'-' * minus[2]}({third}) + {int(bool(words['po']))}"
+    value = f"({sum_}) >> {words['N'] or 0}"
+    return use.assign(to, result, f"saturate({value}, 32, {signed})" if words["sat"] else f"({value})")
+
+
+def _lanes(use: Use) -> str:
+    """Two or four lanes, each of a part of `b:a`; what they give is added to c, or put into it."""
+    words, (to, a, b, c) = use.words, use.operands
+    result, of_a, of_b = _types(use)
+    opcode = use.instruction.opcode
+    count = int(opcode[-1])
+    target, places = _selected(to, count, "3210"[-count:])
+    first, of_first = _selected(a, count, "3210"[-count:])
+    second, of_second = _selected(b, count, "7654"[-count:] if count == 4 else "32")
+    mask = sum(1 << int(place) for place in set(places))
+    word = TYPES["u32"]
+    return use.assign(
+        target,
+        word,
+        f"video_lanes({opcode[:-1]}{words.get('C', '')}, {count}, {use.value(first, word)}, {use.value(second, word)}, "
+        f"{use.value(c, word)}, 0x{of_first}, 0x{of_second}, {mask}, {of_a.sign}, {of_b.sign}, {result.sign}, "
+        f"{int(bool(words.get('sat')))}, {int(bool(words.get('add')))})",
+    )
+
+
+def _selected(operand: tree.Operand, count: int, default: str) -> tuple[tree.Operand, str]:
+    """A word and the numbers of the parts that are chosen of it, the highest lane's first: `.b3120`."""
+    if not isinstance(operand, tree.Name) or not operand.parts:
+        return operand, default
+    found = re.fullmatch(r"\.([bh])([0-7]+)", operand.parts[-1])
+    if not found or found[1] != ("h" if count == 2 else "b") or len(found[2]) > count:
+        raise Unsupported(f"'{operand}'")
+    return tree.Name(operand.name), found[2]
+
+
 _PARTS = {f"b{n}": (8, 8 * n) for n in range(4)} | {f"h{n}": (16, 16 * n) for n in range(2)}
 _WORDS = "u32 s32"
 _SECOND = "add min max"
+_COMPARE = "eq ne lt le gt ge"
+_TYPES = {"D": _WORDS, "A": _WORDS, "B": _WORDS}
+_FIVE = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
+_SIGNATURES = ("d = a b", "d = a b c")
 
 ROWS = [
     *(
-        Row(
-            f"{opcode}.D.A.B{{.sat}}{mode}{{.Q}}",
-            signature,
-            _video,
-            D=_WORDS,
-            A=_WORDS,
-            B=_WORDS,
-            M="clamp wrap",
-            Q=_SECOND,
-        )
-        for opcodes, mode in ((("vadd", "vsub", "vabsdiff", "vmin", "vmax"), ""), (("vshl", "vshr"), ".M"))
+        Row(f"{opcode}.D.A.B{{.sat}}{mode}{{.Q}}", signature, _scalar, M="clamp wrap", Q=_SECOND, **_TYPES)
+        for opcodes, mode in ((_FIVE, ""), (("vshl", "vshr"), ".M"))
         for opcode in opcodes
-        for signature in ("d = a b", "d = a b c")
+        for signature in _SIGNATURES
     ),
+    *(
+        Row("vset.A.B.C{.Q}", signature, _scalar, A=_WORDS, B=_WORDS, C=_COMPARE, Q=_SECOND)
+        for signature in _SIGNATURES
+    ),
+    Row("vmad.D.A.B{.po}{.sat}{.N}", "d = a b c", _mad, N={"shr7": "7", "shr15": "15"}, **_TYPES),
+    *(
+        Row(f"{opcode}{count}.D.A.B{form}", "d = a b c", _lanes, **_TYPES)
+        for opcode in (*_FIVE, "vavrg")
+        for count in (2, 4)
+        for form in ("{.sat}", "{.add}")
+    ),
+    *(Row(f"vset{count}.A.B.C{{.add}}", "d = a b c", _lanes, A=_WORDS, B=_WORDS, C=_COMPARE) for count in (2, 4)),
 ]

@@ -4,6 +4,8 @@ gpt/asm/host/integer.py says.
 
 from __future__ import annotations
 
+from itertools import product
+
 
 def bits(type_: str) -> int:
     return int(type_[1:])
@@ -129,6 +131,107 @@ COMPARE = {
     "ge": lambda a, b: a >= b,
 }
 WORDS = ("s16", "u16", "s32", "u32", "s64", "u64")
+
+
+def piece(word: int, part: str, type_: str) -> int:
+    """A word, or what `.b2`, `.h1` name of it, as a type with that sign."""
+    size = {"": 32, "b": 8, "h": 16}[part[:1]]
+    return cast(word >> size * int(part[1:] or 0), f"{type_[0]}{size}")
+
+
+VIDEO = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "absdiff": lambda x, y: abs(x - y),
+    "min": min,
+    "max": max,
+    "avrg": lambda x, y: (x + y + (x + y >= 0)) >> 1,
+    **{f"set.{name}": COMPARE[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+LANES = ((2, "10", "10", "32"), (2, "1", "03", "21"), (4, "3210", "3210", "7654"), (4, "31", "7054", "1236"))
+SECOND = {"add": lambda x, c: x + c, "min": min, "max": max}
+
+
+def scalar_video(does, d: str, a: str, b: str, saturates: bool, parts: str, then: str):
+    """What a scalar video instruction does; `parts` are those of the result and of two operands: `b1 h0 `."""
+
+    def made(x: int, y: int, c: int = 0) -> int:
+        to, of_x, of_y = parts.split(" ")
+        value = does(piece(x, of_x, a), piece(y, of_y, b))
+        size = {"": 32, "b": 8, "h": 16}[to[:1]]
+        value = saturated(value, f"{d[0]}{size}") if saturates else value
+        if then:
+            return SECOND[then](cast(value, d), cast(c, d))
+        shift = size * int(to[1:] or 0)
+        return c & ~((1 << size) - 1 << shift) | (value & (1 << size) - 1) << shift if to else value
+
+    return made
+
+
+def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int):
+    """vmad of a.b3 and b.h1: `minus` says which are negated."""
+
+    def made(x: int, y: int, c: int) -> int:
+        signed = "s32" in (a, b) or bool(minus)
+        product, third = piece(x, "b3", a) * piece(y, "h1", b), cast(c, "s32" if signed else "u32")
+        value = (product * (-1 if minus == "a" else 1) + third * (-1 if minus == "c" else 1) + more) >> shift
+        return saturated(value, "s32" if signed else "u32") if saturates else value
+
+    return made
+
+
+def lanes_video(does, types: str, count: int, saturates: bool, sums: bool, to: str, of_x: str, of_y: str):
+    """Of two or four lanes: parts are chosen of both operands, the lane that is highest is named first."""
+
+    def made(x: int, y: int, c: int) -> int:
+        d, a, b = types.split()
+        size, letter, total = 32 // count, "bh"[count == 2], c
+        for lane in range(count):
+            first, second = (
+                piece((y << 32 | x), letter + chosen[::-1][lane], type_) for chosen, type_ in ((of_x, a), (of_y, b))
+            )
+            value = does(first, second)
+            value = saturated(value, f"{d[0]}{size}") if saturates else value
+            if str(lane) in to:
+                rest = total & ~((1 << size) - 1 << size * lane)
+                total = total + value if sums else rest | (value & (1 << size) - 1) << size * lane
+        return total
+
+    return made
+
+
+def video():
+    """The video instructions, with most of what they may have."""
+    three = ("u32", "u32", "u32")
+    for name, does in VIDEO.items():
+        compares = name.startswith("set")
+        for d, a, b in product(("u32",) if compares else ("u32", "s32"), ("u32", "s32"), ("u32", "s32")):
+            types, tail = (f"{a}.{b}", name[3:]) if compares else (f"{d}.{a}.{b}", "")
+            for saturates in (False,) if compares else (False, True):
+                more = tail + ".sat" * saturates
+                head = f"v{'set' if compares else name}"
+                if name != "avrg":
+                    yield f"{head}.{types}{more}", d, three[:2], scalar_video(does, d, a, b, saturates, "  ", "")
+                    for to, x, y, then in (("b2", "b1", "h1", ""), ("h1", "", "b3", ""), ("", "h0", "b0", "min")):
+                        text = f"{head}.{types}{more}{'.' * bool(then)}{then} {{}}{'.' * bool(to)}{to}, "
+                        text += f"{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {{}}"
+                        yield text, d, three, scalar_video(does, d, a, b, saturates, f"{to} {x} {y}", then)
+                for count, to, x, y in LANES:
+                    letter = "bh"[count == 2]
+                    text = f"{head}{count}.{types}{more} {{}}.{letter}{to}, {{}}.{letter}{x}, {{}}.{letter}{y}, {{}}"
+                    yield text, d, three, lanes_video(does, f"{d} {a} {b}", count, saturates, False, to, x, y)
+                    if not saturates:
+                        text = f"{head}{count}.{types}{more}.add"
+                        default = (2, "10", "10", "32") if count == 2 else (4, "3210", "3210", "7654")
+                        yield text, d, three, lanes_video(does, f"{d} {a} {b}", default[0], False, True, *default[1:])
+    for a, b in product(("u32", "s32"), repeat=2):
+        d = "u32" if a == b == "u32" else "s32"
+        for minus, more, shift in (("", 0, 0), ("", 1, 7), ("", 0, 15), ("a", 0, 7), ("c", 0, 0)):
+            for saturates in (False, True):
+                more_words = ".po" * more + ".sat" * saturates + f".shr{shift}" * bool(shift)
+                text = f"vmad.{'s32' if minus else d}.{a}.{b}{more_words} {{}}, "
+                text += f"{'-' * (minus == 'a')}{{}}.b3, {{}}.h1, {'-' * (minus == 'c')}{{}}"
+                yield text, "u32", three, mad_video(a, b, minus, more, saturates, shift)
 
 
 def instructions():

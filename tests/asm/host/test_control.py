@@ -89,6 +89,29 @@ ATOMICS = """
 """
 
 
+REMOTE = """
+    .shared .align 8 .b64 bar; .shared .align 16 .b8 tile[64]; mov.u32 %r1, bar; mov.u32 %r2, tile;
+    mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 68; mov.u64 %d2, 3;
+    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r2], {7, 8}, [%r1];
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%r2+16], {1, 2, 3, 4}, [%r1];
+    red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64 [%r2], %d2, [%r1];
+    red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.max.s32 [%r2+4], 20, [%r1];
+    mbarrier.test_wait.shared.b64 %p1, [bar], %d1; fence.proxy.async.shared::cta;
+    st.global.v4.u32 [%p], {1, 2, 3, 4};
+    cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.xor.b32 [%r2], [%r2+16], 16, [%r1];
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2+32], [%p], 16, [%r1], 3;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2], [%p], 16, [%r1], 2;
+    mbarrier.test_wait.shared.b64 %p2, [bar], %d1; selp.u32 %r3, 1, 0, %p1; @%p2 add.u32 %r3, %r3, 2;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%p], [%r2+16], 16;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u64 [%p+16], [%r2], 16;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; ld.shared.v2.u32 {%r4, %r5}, [tile+32];
+    fence.acquire.sync_restrict::shared::cluster.cluster; st.global.v4.u32 [%p+32], {%r3, %r4, %r5, 0};
+    mov.f32 %f1, 0fc0000000; redux.sync.max.abs.f32 %f2, %f1, 0x20; redux.sync.min.NaN.f32 %f3, 0f7fc00001, 0x20;
+    set.lt.f16.s32 %h1, -1, 0; set.ge.and.bf16.u64 %h2, 5, %d2, %p2; st.global.v2.f32 [%p+48], {%f2, %f3};
+    st.global.v2.b16 [%p+56], {%h1, %h2}; mov.u32 %r6, %pm3; mov.u64 %d3, %current_graph_exec;
+"""
+
+
 @pytest.fixture(scope="module")
 def thread(tmp_path_factory):
     return Thread(tmp_path_factory.mktemp("thread"))
@@ -130,6 +153,13 @@ def test_atomics_and_asynchronous_copies(thread):
         *(77, 7, 0, 0),
         *(4 + 8, 101, 101, 0),
     )
+
+
+def test_copies_within_a_cluster_of_one_block(thread):
+    found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE, ""), bytes(60)))
+    tile = (10 ^ 1, 20 ^ 2, 3, 4)
+    wide = (tile[0] | tile[1] << 32, tile[2] | tile[3] << 32)
+    assert found == (2, 4, 6, 8, *wide, 3 - 1, 1, 2, 0, 0x40000000, 0x7FFFFFFF, 0x3C00, 0x3F80)
 
 
 @pytest.mark.parametrize(

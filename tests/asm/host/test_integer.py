@@ -11,8 +11,9 @@ from itertools import product
 
 import pytest
 
-from tests.asm.host.integers import bits, cast, instructions
+from tests.asm.host.integers import bits, cast, instructions, video
 from tests.asm.host.thread import Thread, kernel
+from tests.tiers import full
 
 REGISTER = {8: "%h", 16: "%h", 32: "%r", 64: "%d"}
 
@@ -37,8 +38,15 @@ def thread(tmp_path_factory):
 
 def test_integers(thread):
     """Each result of each instruction for each triple of operands."""
-    cases = [case for case in instructions() if case[3]]
-    operands = values(150)
+    check(thread, [case for case in instructions() if case[3]], values(150))
+
+
+@pytest.mark.parametrize("step", [23, full(3)])
+def test_video_instructions(thread, step):
+    check(thread, list(video())[::step], values(20))
+
+
+def check(thread, cases, operands):
     body = []
     for number, (text, to, of, _) in enumerate(cases):
         registers = []
