@@ -52,7 +52,7 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
@@ -80,6 +80,12 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
 	    $(filter runtime/sim/%.c,$^) -o $@
+
+$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcudart.so.13 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
+	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) -o $@
 
 # gpt-asm compiles with these.
 $(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)

@@ -189,6 +189,20 @@ def test_libraries_also_those_that_were_closed(tmp_path):
     assert demo.get("build_id", "none") in notes or "Build ID" not in notes
 
 
+def test_a_library_that_is_opened_by_its_descriptor_has_its_own_name(tmp_path):
+    build(tmp_path / "demo")
+    source = f"""
+    int main(void) {{
+        begin();
+        char name[32];
+        sprintf(name, "/proc/self/fd/%d", open("{tmp_path}/demo/libdemo.so", 0));
+        assert(dlopen(name, RTLD_NOW));
+    }}
+    """
+    paths = {r["path"] for r in hooked.traced(tmp_path, "#include <fcntl.h>" + source).of("library")}
+    assert f"{tmp_path}/demo/libdemo.so" in paths and not any(path.startswith("/proc") for path in paths)
+
+
 def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     folder = tmp_path / "demo"
     library = build(folder)

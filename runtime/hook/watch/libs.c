@@ -189,7 +189,8 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
     if (!found)
         goto done;
     const char *path = first->path, *replaces = NULL, *folder = getenv("GPT_HOOK_REPLACE");
-    if (hook_peek_text(found->name, name, sizeof(name)) && strchr(name, '/'))
+    bool named = hook_peek_text(found->name, name, sizeof(name)) && strchr(name, '/');
+    if (named && strncmp(name, "/proc/", 6)) // a descriptor's name is soon another file's
         path = *name == '/' ? name : realpath(name, whole);
     if (!path)
         path = first->path;

@@ -1,0 +1,78 @@
+// libcudart.so.13 over the public driver API: what nvcc's host code (`-cudart shared`) calls, for the
+// simulated device and any other libcuda.so.1. Handles, flags and most structures of the runtime API are the
+// driver's; so are its error codes. tests/runtime/test_cudart.py compares what is declared here with
+// CUDA's headers.
+
+#ifndef GPT_CUDART_H
+#define GPT_CUDART_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default"))) int
+
+enum {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidSymbol = 13,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorCallRequiresNewerDriver = 36,
+    cudaErrorMissingConfiguration = 52,
+    cudaErrorInvalidDeviceFunction = 98,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorNotSupported = 801,
+};
+
+enum {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+
+typedef struct {
+    unsigned x, y, z;
+} dim3;
+
+// A function of the driver by its symbol: `call(parameters)`; 36 where the driver has none of that name.
+#define DRIVER(name, parameters, ...)                                                                        \
+    ({                                                                                                       \
+        static int(*of_driver) parameters;                                                                   \
+        int(*function_of_driver) parameters = (int(*) parameters)cudart_driver(#name, (void **)&of_driver);  \
+        function_of_driver ? function_of_driver(__VA_ARGS__) : cudaErrorCallRequiresNewerDriver;             \
+    })
+
+// A function of the runtime API: begins with a context that is current, and remembers what goes wrong.
+#define DEFINE(name, parameters, ...)                                                                        \
+    API name parameters {                                                                                    \
+        int begun = cudart_begin();                                                                          \
+        return cudart_end(begun ? begun : (__VA_ARGS__));                                                    \
+    }
+
+// The default stream of who compiled with --default-stream per-thread.
+#define PER_THREAD(stream) ((stream) ? (stream) : (void *)2)
+
+// device.c
+void *cudart_driver(const char *name, void **found); // keeps it in *found
+int cudart_begin(void);
+int cudart_end(int status); // the status again
+int cudart_last_error(void);
+int cudart_device(void); // of this thread
+
+// images.c: what nvcc's code has registered, by the address that stands for it in the program.
+int cudart_kernel(const void *function, void **kernel); // or a handle that the program was given
+int cudart_give_kernel(void *kernel);                   // makes such a handle known
+int cudart_variable(const void *symbol, uint64_t *address, size_t *size);
+
+// memory.c
+int cudart_copy(void *to, const void *from, size_t size, int kind);
+int cudart_copy_async(void *to, const void *from, size_t size, int kind, void *stream);
+
+#endif

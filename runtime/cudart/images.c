@@ -1,0 +1,264 @@
+// The images, kernels and variables that nvcc's host code registers before main. An image is loaded when one
+// of its kernels or variables is first asked for, as a library of the driver, which has no context.
+
+#include <pthread.h>
+#include <search.h>
+#include <stdlib.h>
+
+#include "cudart.h"
+
+struct wrapper { // of nvcc: fatbinary_section.h
+    int magic, version;
+    const void *data;
+    void *more;
+};
+
+struct image {
+    struct image *next;
+    const struct wrapper *wrapper;
+    struct named *first; // what was registered with it
+    void *library;
+    int status;
+    bool loaded, gone;
+};
+
+struct named {
+    const void *symbol; // the key: an address in the program, or a kernel that it was given
+    struct image *image;
+    struct named *next; // of the image
+    const char *name;
+    void **managed; // where the program keeps the address of a variable of managed memory
+    size_t size;
+    void *kernel;
+    uint64_t address;
+    bool is_kernel;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct image *images;
+static void *symbols; // a tree of struct named (tsearch)
+
+static int compare(const void *a, const void *b) {
+    uintptr_t left = (uintptr_t)((const struct named *)a)->symbol,
+              right = (uintptr_t)((const struct named *)b)->symbol;
+    return (left > right) - (left < right);
+}
+
+static struct named *find(const void *symbol) {
+    struct named key = {.symbol = symbol}, **found = tfind(&key, &symbols, compare);
+    return found ? *found : NULL;
+}
+
+static void add(struct named named) {
+    struct named *kept = malloc(sizeof(*kept));
+    if (!kept)
+        abort();
+    *kept = named;
+    pthread_mutex_lock(&lock);
+    struct named *before = find(named.symbol);
+    if (before) { // of a library that was unloaded, without a word
+        tdelete(before, &symbols, compare);
+        before->symbol = NULL;
+    }
+    tsearch(kept, &symbols, compare);
+    if (named.image) {
+        kept->next = named.image->first;
+        named.image->first = kept;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+__attribute__((visibility("default"))) void **__cudaRegisterFatBinary(void *wrapper) {
+    struct image *image = calloc(1, sizeof(*image));
+    if (!image)
+        abort();
+    image->wrapper = wrapper;
+    pthread_mutex_lock(&lock);
+    image->next = images;
+    images = image;
+    pthread_mutex_unlock(&lock);
+    return (void **)image;
+}
+
+__attribute__((visibility("default"))) void __cudaRegisterFatBinaryEnd(void **image) { (void)image; }
+
+__attribute__((visibility("default"))) void
+__cudaRegisterFunction(void **image, const char *function, char *device_function, const char *name, int most,
+                       void *thread, void *block, void *block_size, void *grid_size, int *warp_size) {
+    (void)device_function, (void)most, (void)thread, (void)block, (void)block_size, (void)grid_size,
+        (void)warp_size;
+    add((struct named){.symbol = function, .image = (struct image *)image, .name = name, .is_kernel = true});
+}
+
+__attribute__((visibility("default"))) void __cudaRegisterVar(void **image, char *variable,
+                                                              char *device_address, const char *name,
+                                                              int external, size_t size, int constant,
+                                                              int global) {
+    (void)device_address, (void)external, (void)constant, (void)global;
+    add((struct named){.symbol = variable, .image = (struct image *)image, .name = name, .size = size});
+}
+
+__attribute__((visibility("default"))) void __cudaRegisterManagedVar(void **image, void **variable,
+                                                                     char *device_address, const char *name,
+                                                                     int external, size_t size, int constant,
+                                                                     int global) {
+    (void)device_address, (void)external, (void)constant, (void)global;
+    add((struct named){
+        .symbol = variable, .image = (struct image *)image, .name = name, .managed = variable, .size = size});
+}
+
+// Under the lock.
+static int load(struct image *image) {
+    if (image->loaded)
+        return image->status;
+    image->loaded = true;
+    image->status =
+        DRIVER(cuLibraryLoadData, (void **, const void *, void *, void *, unsigned, void *, void *, unsigned),
+               &image->library, image->wrapper, NULL, NULL, 0, NULL, NULL, 0);
+    for (struct named *named = image->first; named && !image->status; named = named->next)
+        if (named->managed) {
+            size_t size;
+            DRIVER(cuLibraryGetManaged, (void **, size_t *, void *, const char *), named->managed, &size,
+                   image->library, named->name);
+        }
+    return image->status;
+}
+
+// Before the first use of a variable in managed memory, which may be a read of the program's own.
+__attribute__((visibility("default"))) char __cudaInitModule(void **handle) {
+    int status = cudart_begin();
+    pthread_mutex_lock(&lock);
+    if (!status)
+        status = load((struct image *)handle);
+    pthread_mutex_unlock(&lock);
+    return !cudart_end(status);
+}
+
+__attribute__((visibility("default"))) void __cudaUnregisterFatBinary(void **handle) {
+    struct image *image = (struct image *)handle, **link = &images;
+    pthread_mutex_lock(&lock);
+    while (*link && *link != image)
+        link = &(*link)->next;
+    if (*link) {
+        *link = image->next;
+        for (struct named *named = image->first, *next; named; named = next) {
+            next = named->next;
+            if (named->symbol)
+                tdelete(named, &symbols, compare);
+            free(named);
+        }
+        if (image->library)
+            DRIVER(cuLibraryUnload, (void *), image->library);
+        free(image);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+int cudart_kernel(const void *function, void **kernel) {
+    int status = cudaErrorInvalidDeviceFunction;
+    pthread_mutex_lock(&lock);
+    struct named *named = find(function);
+    if (named && named->is_kernel) {
+        status = named->kernel ? cudaSuccess : load(named->image);
+        if (!status && !named->kernel &&
+            DRIVER(cuLibraryGetKernel, (void **, void *, const char *), &named->kernel, named->image->library,
+                   named->name))
+            status = cudaErrorInvalidDeviceFunction;
+        *kernel = named->kernel;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+int cudart_give_kernel(void *kernel) {
+    pthread_mutex_lock(&lock);
+    struct named *known = find(kernel);
+    pthread_mutex_unlock(&lock);
+    if (!known)
+        add((struct named){.symbol = kernel, .kernel = kernel, .is_kernel = true});
+    return cudaSuccess;
+}
+
+int cudart_variable(const void *symbol, uint64_t *address, size_t *size) {
+    int status = cudaErrorInvalidSymbol;
+    pthread_mutex_lock(&lock);
+    struct named *named = find(symbol);
+    if (named && !named->is_kernel && !(status = load(named->image))) {
+        uint64_t at = 0;
+        size_t bytes = 0;
+        status = named->managed ? DRIVER(cuLibraryGetManaged, (uint64_t *, size_t *, void *, const char *),
+                                         &at, &bytes, named->image->library, named->name)
+                                : DRIVER(cuLibraryGetGlobal, (uint64_t *, size_t *, void *, const char *),
+                                         &at, &bytes, named->image->library, named->name);
+        *address = at;
+        *size = named->size ? named->size : bytes;
+        if (status)
+            status = cudaErrorInvalidSymbol;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static int kernel_of(void **kernel, const void *function) {
+    int status = cudart_kernel(function, kernel);
+    return status ? status : cudart_give_kernel(*kernel);
+}
+
+DEFINE(__cudaGetKernel, (void **kernel, const void *function), kernel_of(kernel, function))
+DEFINE(cudaGetKernel, (void **kernel, const void *function), kernel_of(kernel, function))
+
+static int address_of(uint64_t *address, const void *symbol) {
+    size_t size;
+    return address ? cudart_variable(symbol, address, &size) : cudaErrorInvalidValue;
+}
+
+static int size_of(size_t *size, const void *symbol) {
+    uint64_t address;
+    return size ? cudart_variable(symbol, &address, size) : cudaErrorInvalidValue;
+}
+
+DEFINE(cudaGetSymbolAddress, (uint64_t *address, const void *symbol), address_of(address, symbol))
+DEFINE(cudaGetSymbolSize, (size_t *size, const void *symbol), size_of(size, symbol))
+
+// Libraries that the program loads itself
+
+DEFINE(cudaLibraryLoadData,
+       (void **library, const void *code, void *jit_options, void **jit_values, unsigned jit_count,
+        void *options, void **values, unsigned count),
+       DRIVER(cuLibraryLoadData,
+              (void **, const void *, void *, void **, unsigned, void *, void **, unsigned), library, code,
+              jit_options, jit_values, jit_count, options, values, count))
+DEFINE(cudaLibraryLoadFromFile,
+       (void **library, const char *path, void *jit_options, void **jit_values, unsigned jit_count,
+        void *options, void **values, unsigned count),
+       DRIVER(cuLibraryLoadFromFile,
+              (void **, const char *, void *, void **, unsigned, void *, void **, unsigned), library, path,
+              jit_options, jit_values, jit_count, options, values, count))
+DEFINE(cudaLibraryUnload, (void *library), DRIVER(cuLibraryUnload, (void *), library))
+DEFINE(cudaLibraryGetGlobal, (uint64_t *address, size_t *size, void *library, const char *name),
+       DRIVER(cuLibraryGetGlobal, (uint64_t *, size_t *, void *, const char *), address, size, library, name))
+DEFINE(cudaLibraryGetManaged, (uint64_t *address, size_t *size, void *library, const char *name),
+       DRIVER(cuLibraryGetManaged, (uint64_t *, size_t *, void *, const char *), address, size, library,
+              name))
+DEFINE(cudaLibraryGetKernelCount, (unsigned *count, void *library),
+       DRIVER(cuLibraryGetKernelCount, (unsigned *, void *), count, library))
+
+static int get_kernel(void **kernel, void *library, const char *name) {
+    int status = DRIVER(cuLibraryGetKernel, (void **, void *, const char *), kernel, library, name);
+    return status ? status : cudart_give_kernel(*kernel);
+}
+
+static int enumerate(void **kernels, unsigned count, void *library) {
+    unsigned there = 0;
+    int status = DRIVER(cuLibraryGetKernelCount, (unsigned *, void *), &there, library);
+    if (!status)
+        status = DRIVER(cuLibraryEnumerateKernels, (void **, unsigned, void *), kernels, count, library);
+    for (unsigned i = 0; !status && i < count && i < there; i++)
+        cudart_give_kernel(kernels[i]);
+    return status;
+}
+
+DEFINE(cudaLibraryGetKernel, (void **kernel, void *library, const char *name),
+       get_kernel(kernel, library, name))
+DEFINE(cudaLibraryEnumerateKernels, (void **kernels, unsigned count, void *library),
+       enumerate(kernels, count, library))

@@ -1,0 +1,23 @@
+// All functions, for the dynamic linker. One that is defined nowhere else is only a name here: it returns
+// cudaErrorNotSupported and says so, once.
+
+#include <stdio.h>
+
+#include "cudart.h"
+#include "say.h"
+
+static int refuse(const char *name, bool *said) {
+    if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
+        char line[256];
+        snprintf(line, sizeof(line), "libcudart.so.13: error: %s: not in this library: see gpt-sim(7)", name);
+        gpt_write_line(line);
+    }
+    return cudart_end(cudaErrorNotSupported);
+}
+
+#define X(name)                                                                                              \
+    __attribute__((weak)) API name(void) {                                                                   \
+        static bool said;                                                                                    \
+        return refuse(#name, &said);                                                                         \
+    }
+#include "names.h"

@@ -1,0 +1,134 @@
+"""libcudart.so.13 of the simulated device: programs that nvcc made, and what they were promised by CUDA's headers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import cuda
+from tests.runtime import hooked
+
+SOURCES = hooked.ROOT / "runtime" / "cudart"
+needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
+
+
+def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:
+    """A program that is linked with our library, as one is with NVIDIA's."""
+    (folder / "libcudart.so").symlink_to(hooked.runtime() / "sim" / "libcudart.so.13")
+    program = folder / "program"
+    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{folder}", source, "-o", program)
+    return program
+
+
+def of_nvidia() -> Path:
+    return cuda.tool("nvcc").parent.parent / "lib" / "libcudart.so.13"
+
+
+def headers(text: str) -> str:
+    """A C text after the preprocessor, with CUDA's headers."""
+    line = ["cc", "-E", "-P", f"-I{cuda.headers()}", "-xc", "-"]
+    return subprocess.run(line, input=text, capture_output=True, text=True, check=True).stdout
+
+
+@needs_cxx
+def test_a_program_of_nvcc(tmp_path):
+    program = compile_cuda(tmp_path, Path(__file__).with_name("cudart.cu"))
+    line = hooked.command("run", "--device", "sim", "-o", tmp_path / "t.mp", "--", program, "faults")
+    done = subprocess.run(line, env=os.environ | {"GPT_SIM_RUN": "all"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
+    launches = hooked.Trace(tmp_path / "t.mp").launches
+    assert launches["_Z4meetPi"] == 1 and launches["_Z9times_tenv"] == 2 and launches["_Z7reversePf"] == 3
+
+
+@needs_cxx
+@pytest.mark.full
+def test_the_default_stream_of_the_thread(tmp_path):
+    program = compile_cuda(tmp_path, Path(__file__).with_name("cudart.cu"), "-default-stream", "per-thread")
+    env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    done = subprocess.run([program], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
+
+
+def test_without_a_driver_each_call_says_so(tmp_path):
+    code = """
+import ctypes, sys
+runtime = ctypes.CDLL(sys.argv[1])
+runtime.cudaGetErrorName.restype = ctypes.c_char_p
+memory = ctypes.c_void_p()
+print(*(runtime.cudaGetErrorName(status).decode() for status in (
+    runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())), runtime.cudaMalloc(ctypes.byref(memory), 4),
+    runtime.cudaFree(None), runtime.cudaMallocArray(), runtime.cudaGetLastError(), runtime.cudaGetLastError())))
+"""
+    library = tmp_path / "libcudart.so.13"
+    library.symlink_to(hooked.runtime() / "sim" / library.name)
+    if Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists():
+        pytest.skip("there is a driver here")
+    env = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    done = subprocess.run([sys.executable, "-c", code, library], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["cudaErrorInsufficientDriver"] * 3 + ["cudaErrorNotSupported"] * 2 + ["cudaSuccess"]
+    assert done.stderr.count("cudaMallocArray: not in this library") == 1
+
+
+def exported(library: Path) -> dict[str, str]:
+    text = subprocess.run(["nm", "-D", "--with-symbol-versions", library], capture_output=True, text=True).stdout
+    return dict(re.findall(r" [TW] (\w*cuda\w+)@@(\S+)", text))
+
+
+def test_every_name_that_nvidias_library_has():
+    ours = exported(hooked.runtime() / "sim" / "libcudart.so.13")
+    assert len(ours) > 400 and ours == exported(of_nvidia())
+
+
+def test_names_of_errors():
+    both = [ctypes.CDLL(str(path)) for path in (of_nvidia(), hooked.runtime() / "sim" / "libcudart.so.13")]
+    for library in both:
+        library.cudaGetErrorName.restype = library.cudaGetErrorString.restype = ctypes.c_char_p
+    for error in range(1100):
+        names = [library.cudaGetErrorName(error) for library in both]
+        assert names[0] == names[1]
+        if error < 5:
+            assert len({library.cudaGetErrorString(error) for library in both}) == 1
+
+
+def parameters(text: str) -> dict[str, int]:
+    """How many parameters each function has, by its name."""
+    found = {}
+    for name, given in re.findall(r"\b((?:__)?cuda[A-Z]\w+)\s*\(((?:[^()]|\([^()]*\))*)\)\s*(?=[;{])", text):
+        flat = re.sub(r"\([^()]*\)", "", given).strip()
+        found.setdefault(name, 0 if flat in ("", "void") else flat.count(",") + 1)
+    return found
+
+
+def test_functions_have_the_parameters_that_the_header_declares():
+    include = "#include <cuda_runtime_api.h>\n"
+    declared = parameters(headers(include)) | parameters(
+        headers("#define CUDA_API_PER_THREAD_DEFAULT_STREAM\n" + include)
+    )
+    assert len(declared) > 250
+    for source in SOURCES.glob("*.c"):
+        line = ["cc", "-E", "-P", "-D_GNU_SOURCE", f"-I{SOURCES.parent}", source]
+        text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        if source.name != "refuse.c":
+            ours = {name: count for name, count in parameters(text).items() if name in declared}
+            assert ours and ours == {name: declared[name] for name in ours}, source
+
+
+def test_properties_lie_where_programs_read_them(tmp_path):
+    lines = re.findall(r"X\((\w+), (\w+), (\d+), (\d+)\)", (SOURCES / "properties.h").read_text())
+    members = "".join(f"{type_} {name}[{count}];" for type_, name, count, _ in lines)
+    checks = "".join(
+        f'_Static_assert(offsetof(struct ours, {name}) == offsetof(struct cudaDeviceProp, {name}), "{name}");\n'
+        for _, name, _, _ in lines
+    )
+    text = f"#include <stddef.h>\n#include <driver_types.h>\nstruct ours {{{members}}};\n{checks}"
+    text += '_Static_assert(sizeof(struct ours) == sizeof(struct cudaDeviceProp), "size");\n'
+    line = ["cc", "-fsyntax-only", f"-I{cuda.headers()}", "-xc", "-"]
+    assert len(lines) > 90
+    done = subprocess.run(line, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
