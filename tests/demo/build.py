@@ -11,6 +11,7 @@ from pathlib import Path
 from tests import cuda
 
 HERE = Path(__file__).parent
+RUNTIME = HERE.parents[1] / "gpt" / "_runtime" / "sim"  # the CUDA runtime that runs on either device
 TARGETS = (("sm_75", "cubin"), ("sm_90", "cubin"), ("compute_90", "ptx"))
 
 
@@ -22,7 +23,8 @@ def build(folder: Path, codec: cuda.Codec = "balance") -> Path:
         source = (HERE / name).read_text()
         elements = [(arch, type_, cuda.nvrtc_compile(source, arch)) for arch, type_ in TARGETS]
         regions.append(cuda.fatbin(elements, codec))
-    library = cuda.shared_library(folder / "libdemo.so", regions, sources=[HERE / "libdemo.c"], flags=["-ldl"])
+    flags = [f"-L{RUNTIME}", f"-Wl,-rpath,{RUNTIME}", "-l:libcudart.so.13"]
+    library = cuda.shared_library(folder / "libdemo.so", regions, sources=[HERE / "libdemo.c"], flags=flags)
     beside = "-Wl,--enable-new-dtags,-rpath,$ORIGIN"  # LD_LIBRARY_PATH goes before it
     cuda.c_compiler(HERE / "main.c", f"-L{folder}", "-ldemo", beside, "-o", folder / "main")
     return library

@@ -163,7 +163,7 @@ def main() -> int:
     if given.compile:
         compile_all(given.compile)
         return 0
-    out = Path(os.environ.get("GPT_GPU_OUT", "."))
+    out = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
     folder = given.folder
     if not folder:
         compile_all(folder := out / "corpus.ptx")
