@@ -56,8 +56,9 @@ class Assembly:
             yield from self._backlog.add([], lambda _: [record, diag], size)
             return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
+        kernels = record.get("only", self._kernels)
         try:
-            texts = [self._cut(text, record["module"]) for text in texts]
+            texts = [_cut(text, record["module"], kernels) for text in texts]
         except GptError as error:
             diag = self._stage.error(type(error)(error.fact, error.where or record["module"]))
             yield from self._backlog.add([], lambda _: [record, diag], size)
@@ -67,10 +68,6 @@ class Assembly:
             partial(self._assembler.assemble, text, record["module"], target) for text in texts for target in targets
         ]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
-
-    def _cut(self, text: bytes, name: str) -> bytes:
-        """The text without what the kernels that were asked for do not need."""
-        return blanked(scan_module(text, name), self._kernels) if self._kernels else text
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
         """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""
@@ -128,3 +125,8 @@ class Assembly:
             if (where, fact) not in told:
                 told.add((where, fact))
                 yield self._stage.warn(where, fact, ref=record["module"])
+
+
+def _cut(text: bytes, name: str, kernels: list[str]) -> bytes:
+    """The text without what the kernels that were asked for do not need; all of it if none was."""
+    return blanked(scan_module(text, name), kernels) if kernels else text

@@ -174,6 +174,7 @@ class Extraction:
                     source = source.sub(record["offset"], record.get("size", rest))
                 if record.get("sha256", digest := source.sha256()) != digest:
                     raise MalformedError("is not what was loaded: its sha256 differs", name)
+                self._listing.only = record.get("only")
                 yield from self._read(source, named=True)
         except GptError as error:
             yield self._stage.error(error, ref=name)

@@ -49,6 +49,7 @@ class Listing:
     payload: bool = False
     ptx: bool = False
     save: Path | None = None
+    only: list[str] | None = None  # of the module at hand, for its PTX
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
     modules: int = 0  # elements of the files before
     found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
@@ -196,6 +197,7 @@ class Listing:
             module=f"{source.name}#{item.placed.index}",
             arch=element.arch,
             kernels=[symbol["name"] for symbol in item.contents.kernels],
+            only=self.only,
             data=text,
         )
 

@@ -60,6 +60,8 @@ def test_objects_of_the_machine_at_hand(cache):
     kept = len(list(cache.rglob("*")))
     again = asm(segment(ptx(7, RICH)), arch="host,sm_80")
     assert again.kind("object") == done.kind("object") and len(list(cache.rglob("*"))) == kept
+    only = asm(segment(ptx(7, RICH, only=["shares"])), "--kernel", "calls", arch="host")
+    assert [record["kernels"] for record in only.kind("object")] == [["shares"]]
     bad = asm(
         segment(ptx(7, PLAIN.replace("ret;", "tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [%rd1, {%r1}];"))), arch="host"
     )
