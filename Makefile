@@ -54,10 +54,11 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
+$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' $(filter %.c,$^) -o $@
+	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
+	    $(filter-out %/ask.c %/alone.c,$(filter %.c,$^)) -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(HEADERS)
 	@echo "cc $@"
@@ -74,7 +75,7 @@ $(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/build_id.h runtim
 GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
 
 $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) $(GENERATOR) \
-    runtime/hook/watch/sha256.c runtime/hook/watch/images.h runtime/cuda_abi.h runtime/say.h runtime/unpack.h
+    runtime/hook/watch/sha256.c runtime/hook/watch/images.h $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \

@@ -16,13 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/apart.h"
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
@@ -64,37 +62,6 @@ static _Noreturn void leave(int error) {
         gpt_write_line(line);
     }
     _exit(error != 0);
-}
-
-// Processes
-
-// Whether a process has our folder in the environment that it was started with.
-static bool was_started_with(const char *pid, const char *entry, size_t size) {
-    static char text[1 << 20];
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%.20s/environ", pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    size_t got = 0;
-    for (ssize_t more; file >= 0 && got < sizeof(text); got += (size_t)more)
-        if ((more = read(file, text + got, sizeof(text) - got)) <= 0)
-            break;
-    bool unknown = file < 0 && (errno == EMFILE || errno == ENFILE);
-    if (file >= 0)
-        close(file);
-    return unknown || memmem(text, got, entry, size);
-}
-
-static bool anybody_left(void) {
-    char entry[PATH_MAX + 32];
-    size_t size = (size_t)snprintf(entry, sizeof(entry), "GPT_HOOK_FOLDER=%s", self->folder) + 1;
-    DIR *processes = opendir("/proc");
-    bool found = !processes;
-    for (struct dirent *process; processes && !found && (process = readdir(processes));)
-        found = process->d_name[0] >= '1' && process->d_name[0] <= '9' &&
-                was_started_with(process->d_name, entry, size);
-    if (processes)
-        closedir(processes);
-    return found;
 }
 
 // Traces
@@ -245,7 +212,9 @@ static _Noreturn void follow(pid_t root, int root_file) {
     bool ended = false, nothing = true;
     while (!stopped) {
         if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
-            absent = self->ends_with_root ? 2 : anybody_left() ? 0 : absent + 1;
+            absent = self->ends_with_root                                ? 2
+                     : gpt_anybody_with("GPT_HOOK_FOLDER", self->folder) ? 0
+                                                                         : absent + 1;
             searched = now();
         }
         bool last = absent == 2; // who is gone now wrote nothing later than this look at the folder
@@ -285,7 +254,7 @@ static void put_zeros(int signal, siginfo_t *info, void *context) {
         sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 }
 
-static _Noreturn void helper(pid_t root, int root_file) {
+static void helper(pid_t root, int root_file) {
     output.file = self->output;
     for (int signal = 1; signal < NSIG; signal++)
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
@@ -293,41 +262,11 @@ static _Noreturn void helper(pid_t root, int root_file) {
     signal(SIGPIPE, SIG_IGN); // to tidy up
     signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
-    // What is open belongs to the command: who reads its output must not wait for us.
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    dup2(null, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO);
-    unsigned low = (unsigned)(output.file < root_file ? output.file : root_file);
-    unsigned high = (unsigned)(output.file + root_file) - low;
-    if (low > 3)
-        close_range(3, low - 1, 0);
-    if (high > low + 1)
-        close_range(low + 1, high - 1, 0);
-    close_range(high + 1, ~0u, 0);
-    struct rlimit files; // one for each process that has not ended yet
-    if (!getrlimit(RLIMIT_NOFILE, &files)) {
-        files.rlim_cur = files.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &files);
-    }
-    if (chdir("/"))
-        leave(errno);
+    gpt_let_go(true, (int[]){output.file, root_file}, 2);
     follow(root, root_file);
 }
 
 bool follow_start(const struct follow *follow) {
     self = follow;
-    pid_t root = getpid();
-    int root_file = (int)syscall(SYS_pidfd_open, root, 0);
-    if (root_file < 0)
-        return false;
-    pid_t middle = fork();
-    if (!middle) {
-        setsid();
-        if (!fork())
-            helper(root, root_file);
-        _exit(0);
-    }
-    close(root_file);
-    int status;
-    return middle > 0 && waitpid(middle, &status, 0) == middle;
+    return gpt_start_apart(helper);
 }

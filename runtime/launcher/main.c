@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/broker.h"
 #include "launcher.h"
 
 static const char HELP[] =
@@ -170,6 +171,11 @@ static void set_report(bool wanted) {
     set("GPT_HOOK_REPORT", value);
 }
 
+// A stage, as a shell would run it where it is not beside this program.
+static const char *find_stage(const char *name, char path[PATH_MAX]) {
+    return find_neighbour(name, path) ? path : name;
+}
+
 static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
@@ -190,6 +196,11 @@ static int run(int argc, char **argv) {
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
     set("GPT_HOOK_MODULES", NULL);
+    set(GPT_BROKER, NULL);
+    if (request.simulated) {
+        static char extract[PATH_MAX], assemble[PATH_MAX];
+        gpt_start_broker(find_stage("gpt-extract", extract), find_stage("gpt-asm", assemble));
+    }
     if (request.modules)
         save_modules(request.modules);
     prepend("LD_PRELOAD", library, true);

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/apart.h"
 #include "../follow/follow.h"
 #include "hook/write/template.h"
 #include "launcher.h"
@@ -106,15 +107,6 @@ static void set_output(const char *template) {
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
-// Where a standard stream is closed, nothing else may get its number: it would be taken for that stream. What
-// holds it is closed by exec.
-static void hold_standard(void) {
-    int file = 0;
-    while (file >= 0 && file <= STDERR_FILENO)
-        file = open("/", O_PATH | O_CLOEXEC);
-    close(file);
-}
-
 // The traces go to a private folder, and a helper makes them one stream.
 static void begin_stream(const char *where, const char *path, char **argv) {
     struct follow follow = {.where = where, .output = -1, .argv = argv};
@@ -125,7 +117,7 @@ static void begin_stream(const char *where, const char *path, char **argv) {
         if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
             fail(BAD, "standard error", "%s", strerror(errno));
     }
-    hold_standard();
+    gpt_hold_standard();
     if (*where == '|') {
         follow.ends_with_root = true;
         follow.output = start_reader(where + 1);

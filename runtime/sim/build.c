@@ -1,5 +1,5 @@
 // Host code of kernels that an image holds as PTX: made on a kernel's first launch, by whichever thread comes
-// first; looked for in the cache (kept.c) before a pipeline of stages is run (stages.c).
+// first; looked for in the cache (kept.c) before stages are asked (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "build.h"
+#include "common/broker.h"
 #include "run.h"
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
@@ -31,6 +32,18 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
     hook_sha256(all, strlen(all), key);
 }
 
+static CUresult make(enum gpt_pipeline which, const char *image, size_t size, const char *kernel,
+                     struct bytes *made) {
+    struct gpt_outcome answer;
+    gpt_ask(which, image, size, which == GPT_HOST ? "ptx" : "fatbin", kernel, &answer);
+    *made = (struct bytes){answer.made.data, answer.made.size};
+    if (made->data)
+        return CUDA_SUCCESS;
+    sim_say("%s%.512s%s%s", kernel ? "kernel '" : "compressed PTX", kernel ? kernel : "",
+            kernel ? "': " : ": ", answer.fault);
+    return answer.status < GPT_MISSING ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+}
+
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
     size_t whole = element->header_size + element->payload_size;
     struct fatbin_region head = {FATBIN_MAGIC, 1, sizeof(head), whole};
@@ -43,7 +56,7 @@ CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *s
     struct bytes found = {0};
     CUresult status = CUDA_SUCCESS;
     if (!sim_get_kept(key, &found)) {
-        status = sim_run_stages(SIM_UNPACK, fatbin, sizeof(head) + whole, NULL, &found);
+        status = make(GPT_UNPACK, fatbin, sizeof(head) + whole, NULL, &found);
         if (!status)
             sim_keep(key, &found);
     }
@@ -63,7 +76,7 @@ static CUresult find(struct entry *entry, void **object) {
             return CUDA_SUCCESS;
         code = (struct bytes){0};
     }
-    CUresult status = sim_run_stages(SIM_MAKE, entry->text, entry->text_size, entry->name, &code);
+    CUresult status = make(GPT_HOST, entry->text, entry->text_size, entry->name, &code);
     if (status)
         return status;
     *object = sim_open_object(code.data, code.size);

@@ -15,13 +15,4 @@ struct bytes {
 bool sim_get_kept(const char key[65], struct bytes *found);
 void sim_keep(const char key[65], const struct bytes *made);
 
-// stages.c
-enum sim_stages {
-    SIM_MAKE,   // an object of a kernel of PTX
-    SIM_UNPACK, // the PTX in a fatbin
-};
-// Runs a pipeline over an input; says what went wrong.
-CUresult sim_run_stages(enum sim_stages which, const char *input, size_t size, const char *kernel,
-                        struct bytes *made);
-
 #endif

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gpt import stream
 from tests import cuda
@@ -90,6 +91,18 @@ def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
     flags += [f"-Wl,--version-script={source}/hook/versions.map", f"-I{source}"]
     subprocess.run([compiler, *flags, *source.glob("hook/**/*.[cS]"), *more, "-o", out], check=True)
     return out
+
+
+def build_launcher(folder: Path, *flags: str) -> Path:
+    """Builds gpt-hook from its sources with more flags, those of sanitizers, which must be there."""
+    source = ROOT / "runtime"
+    files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"']
+    built = subprocess.run(["gcc", *base, *flags, *files, "-o", folder / "gpt-hook"], capture_output=True, text=True)
+    if built.returncode:
+        assert "cannot find" in built.stderr, built.stderr
+        pytest.skip("no sanitizer")
+    return folder / "gpt-hook"
 
 
 def command(*args: str | Path, quiet: bool = True) -> list[str]:

@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from gpt import stream
 from gpt.trace.process import RUNS, iter_processes
 from gpt.trace.used import read_used
@@ -358,13 +356,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
 def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     folder = tmp_path / "runtime"
     folder.mkdir()
-    source = hooked.ROOT / "runtime"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"']
-    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    files = [*(source / "launcher").glob("*.c"), *(source / "follow").glob("*.c")]
-    built = subprocess.run(["gcc", *flags, *files, "-o", folder / "gpt-hook"], capture_output=True)
-    if built.returncode:
-        pytest.skip("no sanitizer")
+    hooked.build_launcher(folder, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     monkeypatch.setenv("GPT_RUNTIME", str(hooked.runtime()))
     many = 'void *f = kernel("foo"); for (int i = 0; i < 70000; i++) launch(f);'
     program = hooked.compile_c(tmp_path / "client", FORK.replace('launch(kernel("foo"));', many, 1))

@@ -111,7 +111,7 @@ def test_what_cannot_be_made_is_refused(play, tmp_path):
     assert cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[2]).read_bytes()) == 209
     """
     done = play(script, tmp_path / "code.ptx", tmp_path / "code.cubin")
-    fact = "kernel 'bad': <stdin>#0:7: not supported: 'frob.b32 %r1, 5;'"
+    fact = "kernel 'bad': line 7: not supported: 'frob.b32 %r1, 5;'"
     assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: {fact}\n")
 
 

@@ -1,0 +1,130 @@
+// Asking stages while a program runs: the simulated device for host code.
+//
+// An image goes through a pipeline as a `module` record, and what is made of it comes back as records.
+// gpt-hook starts a supervisor, which starts pipelines when they are first asked for and keeps them: each
+// answers one request after the other, as gpt-stream(5) says of a `sync`. Without gpt-hook a pipeline is run
+// for each request.
+//
+//   ask.c          what a program does: the request, whom it is sent to, what the answer says
+//   alone.c        a pipeline of the program's own, for one request
+//   pipeline.c     which pipelines there are, and how one begins
+//   records.c      the records of requests and answers
+//   pass.c         messages between a client and the supervisor, with descriptors
+//   apart.c        a helper process of gpt-hook's
+//   supervisor.c   that of the broker: its socket, its clients, whose turn it is
+//   worker.c       a pipeline that it keeps
+//
+// A client connects for each request, so that nothing is open between two of them that a program could close,
+// or a child inherit. It sends a question and a file with the records; the reply has a file with those of the
+// answer, if there is one.
+
+#ifndef GPT_BROKER_H
+#define GPT_BROKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "unpack.h"
+
+#define GPT_BROKER "GPT_HOOK_BROKER" // the variable with the abstract name of the socket
+
+enum { GPT_MISSING = 4, GPT_NO_STATUS = 255 }; // of a stage that lacks a tool; of a pipeline that was killed
+
+// records.c
+
+struct gpt_bytes {
+    char *data; // to be freed
+    size_t size, room;
+};
+
+bool gpt_add(struct gpt_bytes *bytes, const void *data, size_t size); // false without memory
+char *gpt_make_room(struct gpt_bytes *bytes, size_t size);            // for as many more; NULL without memory
+void gpt_empty(struct gpt_bytes *bytes);
+
+// The records that begin and end what a pipeline reads, the request for a kernel of an image (NULL: for what
+// is in it), and a mark that comes back. False if a record gets too large.
+bool gpt_add_header(struct gpt_bytes *bytes);
+bool gpt_add_end(struct gpt_bytes *bytes);
+bool gpt_add_module(struct gpt_bytes *bytes, const void *image, size_t size, const char *type,
+                    const char *kernel);
+bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number);
+
+// A record of an answer. Keys that it has not are of type ELSE.
+struct gpt_record {
+    struct value kind, id, data, level, where, text;
+};
+
+struct gpt_record gpt_read_record(struct cursor *cursor); // sets `bad` if none is there, or not all of it
+
+// pipeline.c
+
+enum gpt_pipeline {
+    GPT_HOST,   // an object for this machine, of a kernel of PTX
+    GPT_UNPACK, // the PTX in a fatbin
+    GPT_PIPELINES,
+};
+
+// What the shell runs, $1 being gpt-extract and $2 gpt-asm. When the last stage has ended it writes its
+// status to standard error, and ends the rest.
+extern const char *const gpt_lines[GPT_PIPELINES];
+
+// What a pipeline wrote to standard error: the status in its last line, GPT_NO_STATUS if there is none, and
+// the line before that.
+int gpt_read_errors(int file, char *line, size_t size);
+
+// The environment without what would load libraries into stages, or watch them; to be freed.
+char **gpt_make_environment(void);
+
+// A pipeline that is to begin.
+struct gpt_plan {
+    char **words, **environment; // of the shell
+    int input, output, errors;
+};
+
+int gpt_become(const struct gpt_plan *plan); // what a child does, in a session of its own; it does not return
+
+// ask.c
+
+struct gpt_outcome {
+    struct gpt_bytes made; // the payload of the last record of the kind that the pipeline makes
+    char fault[1024];      // what went wrong, if nothing was made
+    int status;            // of a pipeline that has ended
+};
+
+// Asks a pipeline; `type` is that of the image. An answer has something made, or a fault.
+void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
+             struct gpt_outcome *outcome);
+
+// alone.c
+
+// Runs a pipeline over an input. The answer gets its status, and what it said last if that is no 0.
+void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
+                   struct gpt_outcome *outcome);
+
+// pass.c
+
+int gpt_set_aside(int file); // gives it a number that the program's own files do not reach
+int gpt_make_file(const void *data, size_t size); // with it, from the start; -1 with errno set
+
+struct gpt_question {
+    uint32_t pipeline;
+};
+
+struct gpt_reply {
+    int32_t status; // 0: a file comes with it
+    char fault[1024];
+};
+
+bool gpt_send(int socket, const void *data, size_t size, int file); // file: -1 for none
+ssize_t gpt_receive(int socket, void *data, size_t size,
+                    int *file); // the bytes, as recv; file: -1 if none came
+
+// supervisor.c
+
+// Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. `extract` and
+// `assemble` are the stages.
+void gpt_start_broker(const char *extract, const char *assemble);
+
+#endif

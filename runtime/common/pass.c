@@ -1,0 +1,85 @@
+// What clients and the supervisor pass each other.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "broker.h"
+
+enum { HIGH = 700 }; // descriptors from here on hardly are the program's
+
+int gpt_set_aside(int file) {
+    int high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, HIGH);
+    if (high < 0)
+        return file;
+    close(file);
+    return high;
+}
+
+// Where files may not grow as large, a signal comes with the error, which the program must not see.
+static ssize_t write_quietly(int file, const void *data, size_t size) {
+    sigset_t caused, mask;
+    sigemptyset(&caused);
+    sigaddset(&caused, SIGXFSZ);
+    sigprocmask(SIG_BLOCK, &caused, &mask);
+    ssize_t written = write(file, data, size);
+    if (written < 0 && errno == EFBIG) {
+        sigtimedwait(&caused, NULL, &(struct timespec){0});
+        errno = EFBIG;
+    }
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    return written;
+}
+
+int gpt_make_file(const void *data, size_t size) {
+    int file = gpt_set_aside(memfd_create("gpt", MFD_CLOEXEC));
+    for (size_t done = 0; file >= 0 && done < size;) {
+        ssize_t more = write_quietly(file, (const char *)data + done, size - done);
+        if (more < 0 && errno == EINTR)
+            continue;
+        if (more <= 0) {
+            close(file);
+            return -1;
+        }
+        done += (size_t)more;
+    }
+    if (file >= 0)
+        lseek(file, 0, SEEK_SET);
+    return file;
+}
+
+bool gpt_send(int socket, const void *data, size_t size, int file) {
+    char room[CMSG_SPACE(sizeof(file))] __attribute__((aligned(8))) = {0};
+    struct iovec part = {(void *)data, size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (file >= 0) {
+        message.msg_control = room, message.msg_controllen = sizeof(room);
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        *head = (struct cmsghdr){CMSG_LEN(sizeof(file)), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(head), &file, sizeof(file));
+    }
+    ssize_t sent;
+    while ((sent = sendmsg(socket, &message, MSG_NOSIGNAL)) < 0 && errno == EINTR)
+        continue;
+    return sent == (ssize_t)size;
+}
+
+ssize_t gpt_receive(int socket, void *data, size_t size, int *file) {
+    char room[CMSG_SPACE(sizeof(*file))] __attribute__((aligned(8))) = {0};
+    struct iovec part = {data, size};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room)};
+    ssize_t got;
+    *file = -1;
+    while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+        continue;
+    struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
+    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(*file)))
+        memcpy(file, CMSG_DATA(head), sizeof(*file));
+    return got;
+}

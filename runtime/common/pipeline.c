@@ -1,0 +1,63 @@
+// Pipelines of stages, whoever runs them.
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "broker.h"
+
+#define LAST(stage) "{ " stage "; echo $? >&2; kill 0; }"
+
+const char *const gpt_lines[GPT_PIPELINES] = {
+    [GPT_HOST] = "\"$1\" --ptx | " LAST("\"$2\" --arch host"),
+    [GPT_UNPACK] = LAST("\"$1\" --ptx"),
+};
+
+int gpt_read_errors(int file, char *line, size_t room) {
+    char text[4096], *before = NULL, *last = NULL, *rest = text, *end;
+    struct stat found; // its offset is that of who writes
+    off_t whole = fstat(file, &found) ? 0 : found.st_size, most = sizeof(text) - 1;
+    ssize_t size = pread(file, text, sizeof(text) - 1, whole > most ? whole - most : 0);
+    text[size > 0 ? size : 0] = '\0';
+    for (char *next; (next = strtok_r(rest, "\n", &rest)); last = next)
+        before = last;
+    long status = last ? strtol(last, &end, 10) : GPT_NO_STATUS;
+    if (last && (end == last || *end))
+        before = last, status = GPT_NO_STATUS;
+    if (room)
+        snprintf(line, room, "%s", before ? before : "");
+    return (int)status;
+}
+
+char **gpt_make_environment(void) {
+    static const char *const without[] = {"LD_PRELOAD=", "LD_AUDIT=", "GPT_HOOK_"};
+    size_t count = 0, kept = 0;
+    while (environ && environ[count])
+        count++;
+    char **copy = calloc(count + 1, sizeof(*copy));
+    for (size_t i = 0; copy && i < count; i++) {
+        bool leave = false;
+        for (size_t k = 0; k < sizeof(without) / sizeof(*without); k++)
+            leave |= !strncmp(environ[i], without[k], strlen(without[k]));
+        if (!leave)
+            copy[kept++] = environ[i];
+    }
+    return copy;
+}
+
+int gpt_become(const struct gpt_plan *plan) {
+    sigset_t none;
+    for (int number = 1; number < 65; number++)
+        sigaction(number, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    if (dup2(plan->input, 0) < 0 || dup2(plan->output, 1) < 0 || dup2(plan->errors, 2) < 0)
+        _exit(127);
+    close_range(3, ~0u, 0);
+    execve("/bin/sh", plan->words, plan->environment);
+    _exit(127);
+}

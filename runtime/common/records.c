@@ -1,0 +1,84 @@
+// The records that are asked with, and read in answers.
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "../records.h"
+#include "broker.h"
+
+// Bytes
+
+char *gpt_make_room(struct gpt_bytes *bytes, size_t size) {
+    if (bytes->room - bytes->size < size) {
+        size_t room = bytes->size + size + bytes->room / 2;
+        char *larger = realloc(bytes->data, room);
+        if (!larger)
+            return NULL;
+        bytes->data = larger;
+        bytes->room = room;
+    }
+    return bytes->data + bytes->size;
+}
+
+bool gpt_add(struct gpt_bytes *bytes, const void *data, size_t size) {
+    char *at = gpt_make_room(bytes, size);
+    if (!at)
+        return false;
+    memcpy(at, data, size);
+    bytes->size += size;
+    return true;
+}
+
+void gpt_empty(struct gpt_bytes *bytes) {
+    free(bytes->data);
+    *bytes = (struct gpt_bytes){0};
+}
+
+// Writing
+
+enum { SMALL = 512 }; // bytes that are enough for a record without its texts and payload
+
+#define ADD(bytes, kind, more, ...)                                                                          \
+    do {                                                                                                     \
+        unsigned char *at = (unsigned char *)gpt_make_room(bytes, SMALL + (more));                           \
+        struct gpt_buffer buffer = {at, at + SMALL + (more), !at};                                           \
+        size_t size = at ? gpt_pack_##kind(&buffer, &(struct gpt_##kind){__VA_ARGS__}) : 0;                  \
+        (bytes)->size += size;                                                                               \
+        return size > 0;                                                                                     \
+    } while (0)
+
+bool gpt_add_header(struct gpt_bytes *bytes) {
+    ADD(bytes, header, 0, .version = GPT_STR(GPT_VERSION), .tool = GPT_STR("gpt-hook"),
+        .pid = (uint64_t)getpid());
+}
+
+bool gpt_add_end(struct gpt_bytes *bytes) { ADD(bytes, end, 0, .status = 0); }
+
+bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number) { ADD(bytes, sync, 0, .id = number); }
+
+bool gpt_add_module(struct gpt_bytes *bytes, const void *image, size_t image_size, const char *type,
+                    const char *kernel) {
+    struct gpt_str only = {kernel, kernel ? strlen(kernel) : 0};
+    ADD(bytes, module, image_size + only.size, .type = {type, strlen(type)}, .data = {image, image_size},
+        .only = {kernel ? &only : NULL, 1});
+}
+
+// Reading
+
+struct gpt_record gpt_read_record(struct cursor *cursor) {
+    struct value none = {ELSE, 0, NULL}, map = read_value(cursor);
+    struct gpt_record record = {none, none, none, none, none, none};
+    struct {
+        const char *name;
+        struct value *value;
+    } wanted[] = {{"kind", &record.kind},   {"id", &record.id},       {"data", &record.data},
+                  {"level", &record.level}, {"where", &record.where}, {"text", &record.text}};
+    cursor->bad |= map.type != MAP;
+    for (uint64_t i = 0; i < map.number && !cursor->bad; i++) {
+        struct value name = take_value(cursor), value = take_value(cursor);
+        for (size_t k = 0; k < sizeof(wanted) / sizeof(*wanted); k++)
+            if (is(name, wanted[k].name))
+                *wanted[k].value = value;
+    }
+    return record;
+}

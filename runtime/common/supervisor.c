@@ -1,0 +1,310 @@
+// The broker's helper process. It sleeps until somebody asks, gives each request to a pipeline that is free,
+// or a new one, and passes on the answer. A request whose pipeline is killed is given to another one, once.
+// It ends when nobody is left who could ask: the command has ended, and so have all processes that were
+// started with the name of its socket in their environment.
+//
+// What pipelines leave behind becomes its child, so that nothing outlives it.
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "apart.h"
+#include "worker.h"
+
+enum {
+    MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
+    MOST_CLIENTS = 1024, // others wait to be accepted
+    SEARCH = 100,        // ms between two looks at all processes at first, and
+    SEARCH_MOST = 1600,  // later
+    FAREWELL = 5000,     // ms until what was ended is gone
+};
+
+struct client { // one request
+    int socket, file;
+    enum gpt_pipeline which;
+    uint64_t turn;         // 0: it has not asked yet
+    struct worker *worker; // that answers; NULL: none does
+    bool again;            // a worker was killed over it
+};
+
+static const char *stages[2];
+static char name[64];
+static int server;
+static struct client clients[MOST_CLIENTS];
+static struct worker workers[GPT_PIPELINES][MOST_WORKERS];
+static size_t most_clients, most_workers, client_count;
+static uint64_t turns;
+
+#define EACH_WORKER(worker)                                                                                  \
+    for (struct worker *worker = *workers; worker < *workers + GPT_PIPELINES * MOST_WORKERS; worker++)       \
+        if (worker->begun)
+#define EACH_CLIENT(client)                                                                                  \
+    for (struct client *client = clients; client < clients + most_clients; client++)                         \
+        if (client->socket >= 0)
+
+// Clients
+
+static void drop(struct client *client) {
+    close(client->socket);
+    if (client->file >= 0)
+        close(client->file);
+    *client = (struct client){.socket = -1, .file = -1};
+    client_count--;
+}
+
+static void reply(struct client *client, int status, const char *fault, const struct gpt_bytes *found) {
+    struct gpt_reply reply = {.status = status};
+    snprintf(reply.fault, sizeof(reply.fault), "%s", fault);
+    int file = found ? gpt_make_file(found->data, found->size) : -1;
+    if (found && file < 0)
+        reply = (struct gpt_reply){GPT_MISSING, "the answer finds no room"};
+    gpt_send(client->socket, &reply, sizeof(reply), file);
+    if (file >= 0)
+        close(file);
+    drop(client);
+}
+
+static void accept_one(void) {
+    struct ucred peer;
+    socklen_t size = sizeof(peer);
+    int file = accept4(server, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (file < 0) {
+        poll(NULL, 0, errno == EAGAIN || errno == ECONNABORTED ? 0 : 50); // the system is short of files
+        return;
+    }
+    if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()) {
+        close(file);
+        return;
+    }
+    struct client *client = clients;
+    while (client->socket >= 0)
+        client++;
+    *client = (struct client){.socket = file, .file = -1};
+    client_count++;
+}
+
+// A client has sent its question, or is gone. What is made for one that is gone goes to the cache of gpt-asm.
+static void hear(struct client *client) {
+    struct gpt_question question;
+    if (!client->turn &&
+        gpt_receive(client->socket, &question, sizeof(question), &client->file) == sizeof(question) &&
+        client->file >= 0 && question.pipeline < GPT_PIPELINES) {
+        client->which = question.pipeline;
+        client->turn = ++turns;
+    } else
+        drop(client);
+}
+
+// Workers
+
+static struct client *find_client(const struct worker *worker) {
+    EACH_CLIENT(client)
+    if (client->worker == worker)
+        return client;
+    return NULL;
+}
+
+static void answer(struct worker *worker) {
+    struct client *client = find_client(worker);
+    if (client)
+        reply(client, 0, "", &worker->output);
+    worker_rest(worker);
+}
+
+// A worker has ended, or writes no stream, or does not answer.
+static void give_up(struct worker *worker, bool late) {
+    struct client *client = find_client(worker);
+    char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
+    int status = gpt_read_errors(worker->errors, fault, sizeof(fault));
+    if (client && !late && status > 127 && !client->again) {
+        client->again = true;
+        client->worker = NULL;
+    } else if (client)
+        reply(client, status ? status : GPT_MISSING,
+              late     ? "no answer in time from gpt-extract and gpt-asm"
+              : *fault ? fault
+                       : "gpt-extract or gpt-asm ended without an answer",
+              NULL);
+    worker_end(worker);
+}
+
+// A worker that is free, or a new one; NULL if all are busy. Sets errno otherwise, if none can be started.
+static struct worker *find_worker(enum gpt_pipeline which) {
+    struct worker *room = NULL;
+    for (struct worker *worker = workers[which]; worker < workers[which] + most_workers; worker++)
+        if (worker->begun && !worker->busy)
+            return worker;
+        else if (!worker->begun && !room)
+            room = worker;
+    errno = 0;
+    char *words[] = {"sh", "-c", (char *)gpt_lines[which], "gpt", (char *)stages[0], (char *)stages[1], NULL};
+    return room && worker_start(room, which, words) ? room : NULL;
+}
+
+// Gives requests to workers, in their order.
+static void serve(void) {
+    bool full[GPT_PIPELINES] = {false};
+    for (;;) {
+        struct client *next = NULL;
+        EACH_CLIENT(client)
+        if (client->turn && !client->worker && !full[client->which] && (!next || client->turn < next->turn))
+            next = client;
+        if (!next)
+            return;
+        struct worker *worker = find_worker(next->which);
+        if (!worker && !errno)
+            full[next->which] = true;
+        else if (!worker)
+            reply(next, GPT_MISSING, strerror(errno), NULL);
+        else if (worker_give(worker, next->file))
+            next->worker = worker;
+        else
+            reply(next, GPT_MISSING, "not a request", NULL);
+    }
+}
+
+static void reap(int children) {
+    struct signalfd_siginfo ignored;
+    siginfo_t info;
+    if (read(children, &ignored, sizeof(ignored)) < 0)
+        return;
+    while (info.si_pid = 0, !waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) && info.si_pid) {
+        kill(-info.si_pid, SIGTERM); // what is left of a pipeline whose shell has ended
+        EACH_WORKER(worker)
+        if (worker->pid == info.si_pid)
+            worker->pid = 0; // the number is free now
+        waitpid(info.si_pid, NULL, 0);
+    }
+}
+
+// The loop
+
+// Ends what takes too long or is not needed; returns the ms until the next look at that, -1 for never.
+static int look_at_clock(void) {
+    uint64_t now = gpt_now(), next = UINT64_MAX;
+    EACH_WORKER(worker) {
+        if (worker->until <= now)
+            give_up(worker, true);
+        else if (worker->until < next)
+            next = worker->until;
+    }
+    return next == UINT64_MAX ? -1 : (int)(next - now);
+}
+
+static void wait_and_do(int children, int root_file, int most) {
+    enum { SERVER, CHILDREN, ROOT, FIRST, SECOND = FIRST + 2 * GPT_PIPELINES * MOST_WORKERS };
+    static struct pollfd polls[SECOND + MOST_CLIENTS];
+    int until = look_at_clock();
+    for (size_t i = 0; i < SECOND + most_clients; i++)
+        polls[i] = (struct pollfd){-1, POLLIN, 0};
+    polls[SERVER].fd = client_count < most_clients ? server : -1;
+    polls[CHILDREN].fd = children;
+    polls[ROOT].fd = root_file;
+    EACH_WORKER(worker) {
+        struct pollfd *of = &polls[FIRST + 2 * (worker - *workers)];
+        of[0].fd = worker->out;
+        of[1] = (struct pollfd){worker->input.size ? worker->in : -1, POLLOUT, 0};
+    }
+    EACH_CLIENT(client)
+    polls[SECOND + (client - clients)] = (struct pollfd){client->socket, client->turn ? 0 : POLLIN, 0};
+    if (poll(polls, SECOND + most_clients, until < 0 || (most >= 0 && most < until) ? most : until) <= 0)
+        return;
+    EACH_CLIENT(client)
+    if (polls[SECOND + (client - clients)].revents)
+        hear(client);
+    EACH_WORKER(worker) {
+        struct pollfd *of = &polls[FIRST + 2 * (worker - *workers)];
+        if (of[1].fd >= 0 && of[1].revents)
+            worker_send(worker);
+        enum worker_state state = of[0].revents ? worker_receive(worker) : WORKER_WAITS;
+        if (state == WORKER_DONE)
+            answer(worker);
+        else if (state == WORKER_BROKEN)
+            give_up(worker, false);
+    }
+    if (polls[CHILDREN].revents)
+        reap(children);
+    if (polls[SERVER].revents)
+        accept_one();
+}
+
+static _Noreturn void leave(int children) {
+    close(server);
+    EACH_WORKER(worker)
+    worker_end(worker);
+    uint64_t end = gpt_now() + FAREWELL, now;
+    while (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 && (now = gpt_now()) < end) {
+        poll(&(struct pollfd){children, POLLIN, 0}, 1, (int)(end - now));
+        reap(children);
+    }
+    _exit(0);
+}
+
+static void supervise(pid_t root, int root_file) {
+    (void)root;
+    sigset_t of_children;
+    sigemptyset(&of_children);
+    sigaddset(&of_children, SIGCHLD);
+    for (int number = 1; number < NSIG; number++)
+        signal(number, number == SIGPIPE || number == SIGXFSZ ? SIG_IGN : SIG_DFL);
+    sigprocmask(SIG_SETMASK, &of_children, NULL);
+    gpt_let_go(false, (int[]){server, root_file}, 2);
+    prctl(PR_SET_NAME, "gpt-broker");
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    int children = signalfd(-1, &of_children, SFD_CLOEXEC | SFD_NONBLOCK);
+    struct rlimit files = {0, 0};
+    cpu_set_t processors;
+    getrlimit(RLIMIT_NOFILE, &files);
+    most_clients = files.rlim_cur > 3 * MOST_CLIENTS ? MOST_CLIENTS : files.rlim_cur / 3; // of two files each
+    most_workers = sched_getaffinity(0, sizeof(processors), &processors) ? 1 : (size_t)CPU_COUNT(&processors);
+    most_workers = most_workers < MOST_WORKERS ? most_workers : MOST_WORKERS;
+    for (size_t i = 0; i < most_clients; i++)
+        clients[i].socket = -1;
+    bool ended = false;
+    int absent = 0, wait = -1; // a look misses who is forked meanwhile
+    while (absent < 2) {
+        wait_and_do(children, ended ? -1 : root_file, client_count ? -1 : wait);
+        serve();
+        ended = ended || poll(&(struct pollfd){root_file, POLLIN, 0}, 1, 0) == 1;
+        if (!ended || client_count)
+            continue;
+        absent = gpt_anybody_with(GPT_BROKER, name) ? 0 : absent + 1;
+        wait = absent || wait < 0 ? SEARCH : wait < SEARCH_MOST ? 2 * wait : wait;
+    }
+    leave(children);
+}
+
+void gpt_start_broker(const char *extract, const char *assemble) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    uint64_t number;
+    int subreaper = 0;
+    // The helper would become a child of a command that is the init process, or acts as it.
+    if (getpid() == 1 || prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper ||
+        getrandom(&number, sizeof(number), 0) != sizeof(number))
+        return;
+    gpt_hold_standard();
+    stages[0] = extract, stages[1] = assemble;
+    int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx", getpid(), number);
+    memcpy(address.sun_path + 1, name, (size_t)length);
+    server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (server >= 0 &&
+        !bind(server, (void *)&address,
+              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) + (socklen_t)length) &&
+        !listen(server, SOMAXCONN) && gpt_start_apart(supervise))
+        setenv(GPT_BROKER, name, 1);
+    if (server >= 0)
+        close(server);
+}

@@ -1,0 +1,142 @@
+// A pipeline that the supervisor keeps: see worker.h.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "worker.h"
+
+// Seconds for an answer, which is a little longer than gpt-asm gives a compiler; and without a question.
+#ifndef GPT_PATIENCE
+#define GPT_PATIENCE 660
+#define GPT_LEISURE 60
+#endif
+
+enum { BLOCK = 64 << 10, MOST_INPUT = 65 << 20, MOST_OUTPUT = 1 << 28 }; // bytes
+
+uint64_t gpt_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+static void close_file(int *file) {
+    if (*file >= 0)
+        close(*file);
+    *file = -1;
+}
+
+bool worker_start(struct worker *worker, enum gpt_pipeline which, char **words) {
+    int in[2] = {-1, -1}, out[2] = {-1, -1};
+    *worker = (struct worker){.in = -1, .out = -1, .errors = gpt_make_file("", 0), .which = which};
+    char **environment = gpt_make_environment();
+    bool good = environment && worker->errors >= 0 && !pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) &&
+                gpt_add_header(&worker->input);
+    if (good)
+        worker->pid = fork();
+    if (good && !worker->pid)
+        gpt_become(&(struct gpt_plan){words, environment, in[0], out[1], worker->errors});
+    int error = errno;
+    worker->begun = good && worker->pid > 0;
+    worker->until = gpt_now() + GPT_LEISURE * 1000;
+    worker->in = in[1], worker->out = out[0];
+    close_file(&in[0]), close_file(&out[1]);
+    free(environment);
+    if (worker->begun) {
+        fcntl(worker->in, F_SETFL, O_NONBLOCK);
+        fcntl(worker->out, F_SETFL, O_NONBLOCK);
+    } else {
+        worker->pid = 0;
+        worker_end(worker);
+    }
+    errno = error;
+    return worker->begun;
+}
+
+// Whether these bytes are one request. More or less than that would mix answers.
+static bool is_request(const char *data, size_t size) {
+    struct cursor cursor = {(const unsigned char *)data, (const unsigned char *)data + size, false};
+    struct gpt_record record = gpt_read_record(&cursor);
+    return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module");
+}
+
+bool worker_give(struct worker *worker, int file) {
+    struct stat status;
+    if (fstat(file, &status) || !S_ISREG(status.st_mode) || status.st_size > MOST_INPUT)
+        return false;
+    size_t before = worker->input.size, size = (size_t)status.st_size;
+    char *to = gpt_make_room(&worker->input, size);
+    if (!to || pread(file, to, size, 0) != (ssize_t)size || !is_request(to, size))
+        return false;
+    worker->input.size += size;
+    if (!gpt_add_sync(&worker->input, ++worker->syncs)) {
+        worker->input.size = before;
+        return false;
+    }
+    if (!ftruncate(worker->errors, 0))
+        lseek(worker->errors, 0, SEEK_SET);
+    worker->busy = true;
+    worker->until = gpt_now() + GPT_PATIENCE * 1000;
+    return true;
+}
+
+void worker_send(struct worker *worker) {
+    ssize_t sent = write(worker->in, worker->input.data + worker->sent, worker->input.size - worker->sent);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR)
+        close_file(&worker->in); // it has ended, or will: what it says of that is to come
+    worker->sent += sent > 0 ? (size_t)sent : 0;
+    if (worker->in < 0 || worker->sent == worker->input.size)
+        gpt_empty(&worker->input), worker->sent = 0;
+}
+
+// Looks for the mark among the records that are there.
+static enum worker_state find_sync(struct worker *worker) {
+    const unsigned char *data = (const unsigned char *)worker->output.data;
+    struct cursor cursor = {data + worker->seen, data + worker->output.size, false};
+    while (cursor.at < cursor.end) {
+        size_t start = (size_t)(cursor.at - data);
+        if ((*cursor.at & 0xf0) != 0x80 && (*cursor.at & 0xfe) != 0xde)
+            return WORKER_BROKEN; // no map: this is not a stream
+        struct gpt_record record = gpt_read_record(&cursor);
+        if (cursor.bad)
+            return WORKER_WAITS; // for the rest of it
+        worker->seen = (size_t)(cursor.at - data);
+        if (is(record.kind, "sync") && record.id.type == UNSIGNED && record.id.number == worker->syncs) {
+            worker->output.size = start;
+            return WORKER_DONE;
+        }
+    }
+    return WORKER_WAITS;
+}
+
+enum worker_state worker_receive(struct worker *worker) {
+    char *to = gpt_make_room(&worker->output, BLOCK);
+    ssize_t got = to ? read(worker->out, to, BLOCK) : 0;
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return WORKER_WAITS;
+    if (got <= 0 || !worker->busy || worker->output.size > MOST_OUTPUT)
+        return WORKER_BROKEN; // what nobody asked for would mix with the next answer
+    worker->output.size += (size_t)got;
+    return find_sync(worker);
+}
+
+void worker_rest(struct worker *worker) {
+    gpt_empty(&worker->output);
+    worker->seen = 0;
+    worker->busy = false;
+    worker->until = gpt_now() + GPT_LEISURE * 1000;
+}
+
+void worker_end(struct worker *worker) {
+    if (worker->pid > 0) {
+        kill(-worker->pid, SIGTERM);
+        kill(-worker->pid, SIGCONT);
+    }
+    close_file(&worker->in), close_file(&worker->out), close_file(&worker->errors);
+    gpt_empty(&worker->input), gpt_empty(&worker->output);
+    *worker = (struct worker){.in = -1, .out = -1, .errors = -1};
+}

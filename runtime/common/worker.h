@@ -1,0 +1,36 @@
+// A pipeline that the supervisor keeps: it is asked, answers, and can be asked again.
+
+#ifndef GPT_WORKER_H
+#define GPT_WORKER_H
+
+#include "broker.h"
+
+struct worker {
+    pid_t pid;                      // of its shell, which leads a group; 0: it has ended
+    int in, out, errors;            // -1: there is none
+    bool begun, busy;               // there is one; it has a request
+    enum gpt_pipeline which;        // of the pipelines
+    struct gpt_bytes input, output; // what it is to read, what it has written
+    size_t sent, seen;              // bytes of these that have gone out, and that records were found in
+    uint64_t syncs;                 // that it was sent
+    uint64_t until;                 // CLOCK_MONOTONIC, ms: it is ended then
+};
+
+enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_BROKEN };
+
+bool worker_start(struct worker *worker, enum gpt_pipeline which, char **words); // false with errno set
+
+// Gives it a request: a file with one module record. False if it is not that.
+bool worker_give(struct worker *worker, int file);
+
+void worker_send(struct worker *worker); // more of the request, when it can be written to
+
+// Reads what it has written. DONE: `output` is the answer.
+enum worker_state worker_receive(struct worker *worker);
+
+void worker_rest(struct worker *worker); // after an answer
+void worker_end(struct worker *worker);
+
+uint64_t gpt_now(void); // CLOCK_MONOTONIC, ms
+
+#endif

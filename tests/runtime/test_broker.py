@@ -1,0 +1,290 @@
+"""Asking stages through gpt-hook's supervisor: it changes nothing of the program, and nothing of it stays behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.runtime import hooked, simulated
+from tests.tiers import full
+
+HEAD = ".version 7.0\n.target sm_70\n.address_size 64\n"
+KERNEL = ".visible .entry {}(.param .u64 to) {{ .reg .b64 %d; ld.param.u64 %d, [to]; st.global.u32 [%d], {}; ret; }}\n"
+SCRIPT = """
+import os, signal, sys, threading, time
+from ctypes import *
+from tests.runtime.driving import *
+
+def run(name, value):
+    ok(launch(function(load(sys.argv[1]), name), 1, 1, memory))
+    assert memory.read() == [value]
+
+def begin_all():
+    global memory
+    begin()
+    memory = Memory(1)
+"""
+# As the compiler, but each compilation waits until there is a file `go`.
+SLOW = """#!/bin/sh
+case "$*" in *--version*) ;; *) : >{0}/begun; while [ ! -e {0}/go ]; do sleep 0.02; done ;; esac
+exec {1} "$@"
+"""
+
+
+class Run:
+    """Programs under gpt-hook, with a cache of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ptx = folder / "code.ptx"
+        names = [*"abcdef", *(f"many{n}" for n in range(8))]
+        self.ptx.write_text(HEAD + "".join(KERNEL.format(name, n) for n, name in enumerate(names)) + "\0")
+        self.env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
+        self.env["LD_LIBRARY_PATH"] = str(hooked.runtime() / "sim")
+        slow = folder / "slow"
+        slow.write_text(SLOW.format(folder, os.environ.get("CC", "cc")))
+        slow.chmod(0o755)
+
+    def start(self, script: str, *args: object, hook: object = "", options: tuple[str, ...] = (), **env: str):
+        text = SCRIPT + dedent(script)
+        line = [sys.executable, "-c", text, str(self.ptx), *map(str, args)]
+        if hook is not None:
+            more = options or ("-o", str(self.folder / "t.mp"))
+            line = [*hooked.command("run", "-f", *more, "--device", "sim", "--"), *line]
+            line[0] = str(hook or line[0])
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(line, env=self.env | env, cwd=hooked.ROOT, text=True, **pipes)
+
+    def __call__(self, script: str, *args: object, **more) -> tuple[int, str, str]:
+        process = self.start(script, *args, **more)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def alive(self, name: str = "") -> list[int]:
+        """The processes that have to do with these programs, or those of them with a word in their command line."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                ours = str(self.folder / "cache").encode() in (folder / "environ").read_bytes()
+                dead = re.search(r"^State:\s*[ZX]", (folder / "status").read_text(), re.M)
+                words = (folder / "comm").read_bytes() + (folder / "cmdline").read_bytes()
+                if ours and not dead and name.encode() in words:
+                    found.append(int(folder.name))
+        return found
+
+    def kill(self, name: str) -> None:
+        """Kills the broker, or a stage of its, once the compiler runs."""
+        hooked.wait_until((self.folder / "begun").exists)
+        found = [pid for pid in self.alive(name) if b"sh\0-c" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(found) == 1
+        os.kill(found[0], signal.SIGKILL)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    hooked.wait_until(lambda: not made.alive())
+
+
+def test_one_pipeline_answers_and_the_program_notices_nothing(run):
+    """Its threads, and a child that closed all and outlives it; it waits for any child and ignores SIGCHLD."""
+    script = """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    if not os.fork():
+        os.closerange(3, 2000)
+        os.setsid()
+        sys.stdin.read()
+        begin_all()
+        run("f", 5)
+        open(sys.argv[2], "w").close()
+        os._exit(0)
+    begin_all()
+    run("a", 0)
+    before = os.listdir("/proc/self/fd"), dict(os.environ)
+    threads = [threading.Thread(target=run_one, args=(n,)) for n, name in enumerate("bcd")]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert sorted(values) == [1, 2, 3]
+    assert (os.listdir("/proc/self/fd"), dict(os.environ)) == before
+    assert "GPT_HOOK_BROKER" in os.environ
+    print(os.waitpid(-1, os.WNOHANG), flush=True)
+    """
+    one = """
+    values = []
+    def run_one(n):
+        ok(cu.cuCtxSetCurrent(context))
+        mine = Memory(1)
+        ok(launch(function(load(sys.argv[1]), "bcd"[n]), 1, 1, mine))
+        values.extend(mine.read())
+    """
+    script = dedent(one) + dedent(script).replace(
+        'run("a", 0)\n', 'run("a", 0)\ncontext = c_void_p()\nok(cu.cuCtxGetCurrent(byref(context)))\n'
+    )
+    done = run.folder / "done"
+    process = run.start(script, done)
+    assert process.stdout.readline() == "(0, 0)\n", process.stderr.read()
+    assert process.wait() == 0
+    most = min(8, len(os.sched_getaffinity(0)))
+    assert 1 <= len(run.alive("gpt-asm\0--arch")) <= most  # of the first kernel, and more while that was busy
+    (broker,) = run.alive("gpt-broker")
+    held = {os.readlink(file) for file in Path(f"/proc/{broker}/fd").iterdir()}
+    assert all(re.match(r"/dev/null$|socket:|anon_inode:|pipe:|/memfd:gpt", file) for file in held), held
+    pipes = {os.readlink(f"/proc/{os.getpid()}/fd/{pipe.fileno()}") for pipe in (process.stdin, process.stderr)}
+    assert not held & pipes and os.readlink(f"/proc/{broker}/cwd") == "/"
+    time.sleep(0.5)  # it has looked for whom is left by now
+    assert not done.exists()
+    process.stdin.close()
+    hooked.wait_until(done.exists)
+    assert process.stderr.read() == ""
+
+
+def test_the_second_kernel_waits_for_no_start(run):
+    script = """
+    begin_all()
+    for n, name in enumerate("abc"):
+        run(name, n)
+        print(flush=True)
+        sys.stdin.readline()
+    """
+    process = run.start(script)
+    found = set()
+    for _ in range(3):
+        process.stdout.readline()
+        found |= set(run.alive("gpt-"))
+        process.stdin.write("\n"), process.stdin.flush()
+    assert process.wait() == 0, process.stderr.read()
+    assert len([pid for pid in found if pid != process.pid]) == 5  # the broker, two stages and two shells
+
+
+@pytest.mark.parametrize("hook", ["", None], ids=["asked", "alone"])
+def test_faults_reach_the_user(run, hook):
+    run.ptx.write_text(HEAD + ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n\0")
+    script = """
+    begin_all()
+    print(launch(function(load(sys.argv[1]), "bad"), 1, 1))
+    """
+    fact = "libcuda.so.1: error: kernel 'bad': line 7: not supported: 'frob.b32 %r1, 5;'\n"
+    assert run(script, hook=hook) == (0, "218\n", fact)
+    status, out, err = run(script, hook=hook, CC="/nowhere/cc")
+    assert (status, out) == (0, "221\n") and err.count("\n") == 1
+    assert "kernel 'bad': gpt-asm: error: /nowhere/cc: no C compiler" in err
+
+
+def test_a_worker_that_is_killed_is_replaced(run):
+    process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
+    hooked.wait_until((run.folder / "begun").exists)
+    (compiler,), (broker,) = run.alive("/slow"), run.alive("gpt-broker")
+    run.kill("gpt-asm\0--arch")  # what it leaves behind stays with the broker
+    hooked.wait_until(lambda: f"PPid:\t{broker}\n" in Path(f"/proc/{compiler}/status").read_text())
+    (run.folder / "go").touch()
+    assert process.communicate(timeout=120) == ("", "")
+    assert process.returncode == 0
+
+
+def test_without_its_supervisor_it_fails(run):
+    script = """
+    begin_all()
+    module = load(sys.argv[1])
+    print([launch(function(module, name), 1, 1, memory) for name in "ab"])
+    """
+    process = run.start(script, CC=str(run.folder / "slow"))
+    run.kill("gpt-broker")
+    (run.folder / "go").touch()
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "[221, 221]\n")
+    for name, line in zip("ab", err.splitlines(), strict=True):
+        assert f"kernel '{name}': the supervisor of gpt-hook" in line
+
+
+def test_a_program_that_is_killed_leaves_nothing(run):
+    """Not the compiler either, which would never end."""
+    process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
+    hooked.wait_until((run.folder / "begun").exists)
+    assert len(run.alive()) > 5
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("sanitizers", [(), full(("-fsanitize=address,undefined", "-fno-sanitize-recover=all"))])
+def test_its_patience_ends_and_so_does_what_nobody_asks(run, tmp_path, sanitizers):
+    """All of it beside a live stream."""
+    hook = hooked.build_launcher(tmp_path, *sanitizers, "-DGPT_PATIENCE=1", "-DGPT_LEISURE=1")
+    script = """
+    begin_all()
+    print(launch(function(load(sys.argv[1]), "a"), 1, 1, memory), file=sys.stderr, flush=True)
+    open(sys.argv[2], "w").close()
+    while launch(function(load(sys.argv[1]), "b"), 1, 1, memory):
+        pass
+    print("done", file=sys.stderr, flush=True)
+    sys.stdin.read()
+    """
+    env = {"GPT_RUNTIME": str(hooked.runtime()), "ASAN_OPTIONS": "detect_leaks=0", "CC": str(run.folder / "slow")}
+    process = run.start(script, run.folder / "go", hook=hook, options=("-o", "-"), **env)
+    reader = threading.Thread(target=process.stdout.buffer.read)  # until the last process has closed it
+    reader.start()
+    assert "no answer in time" in process.stderr.readline()
+    assert process.stderr.readline() == "221\n"
+    while (line := process.stderr.readline()) != "done\n":
+        assert "no answer in time" in line
+    stages = run.alive("--arch")
+    assert stages
+    hooked.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in stages))  # as zombies neither
+    assert len(run.alive("gpt-broker")) == 1
+    process.stdin.close()
+    reader.join()
+    assert process.wait() == 0 and process.stderr.read() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_helps_itself(run):
+    """As well as it can: the tools may be out of its reach here."""
+    script = """
+    begin_all()
+    module = load(sys.argv[1])
+    os.setuid(65534)
+    print(launch(function(module, "a"), 1, 1, memory), flush=True)
+    sys.stdin.read()
+    """
+    process = run.start(script)
+    assert process.stdout.readline() in ("0\n", "221\n")
+    assert not run.alive("gpt-asm")  # the broker was not asked
+    _, err = process.communicate()
+    assert process.returncode == 0 and "supervisor" not in err
+
+
+@pytest.mark.parametrize("count", [12, full(200)])
+def test_many_processes_ask_at_once(run, tmp_path, count):
+    program = simulated.build(
+        tmp_path / "client",
+        """
+        int main(int argc, char **argv) {
+            char *text = NULL, name[16];
+            size_t room = 0;
+            void *module, *function;
+            uint64_t memory;
+            int value = -1, number = 6 + atoi(argv[2]) % 8;
+            assert(getdelim(&text, &room, 0, fopen(argv[1], "r")) > 0);
+            begin();
+            sprintf(name, "many%d", number - 6);
+            OK(cuModuleLoadData(&module, text));
+            OK(cuModuleGetFunction(&function, module, name));
+            OK(D(cuMemAlloc_v2)(&memory, (size_t)4));
+            OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, (void *[]){&memory}, 0));
+            OK(D(cuMemcpyDtoH_v2)(&value, memory, (size_t)4));
+            return value != number;
+        }
+        """,
+    )
+    loop = 'for n in $(seq "$2"); do "$0" "$1" $n & all="$all $!"; done; for n in $all; do wait $n || exit; done'
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", "bash", "-c", loop, program, run.ptx)
+    done = subprocess.run([*line, str(count)], env=run.env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
