@@ -161,10 +161,19 @@ bool sim_is_captured(const struct event *event) { return event->capture && find(
 
 // Beginning and end
 
-static CUresult begin(void *handle, struct graph *graph, struct node *const *nodes, size_t count, int mode) {
+// Whether these are nodes of a graph.
+static bool are_of(void *const *nodes, size_t count, const struct graph *graph) {
+    for (size_t i = 0; i < count; i++)
+        if (!nodes || !is_kind(nodes[i], NODE) || ((struct object *)nodes[i])->owner != &graph->object)
+            return false;
+    return true;
+}
+
+static CUresult begin(void *handle, struct graph *graph, void *const *nodes, size_t count, int mode) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
-    if (!stream || mode < 0 || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (graph && !is_kind(graph, GRAPH)))
+    if (!stream || mode < 0 || mode > CU_STREAM_CAPTURE_MODE_RELAXED ||
+        (graph && (!is_kind(graph, GRAPH) || !are_of(nodes, count, graph))))
         return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     if (stream == context->legacy)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -172,7 +181,9 @@ static CUresult begin(void *handle, struct graph *graph, struct node *const *nod
         return CUDA_ERROR_ILLEGAL_STATE;
     struct capture *made = calloc(1, sizeof(*made));
     if (!made || !(made->graph = graph ? graph : sim_new(GRAPH, NULL)) ||
-        !set_nodes(&stream->last, nodes, count)) {
+        !set_nodes(&stream->last, (struct node *const *)nodes, count)) {
+        if (made && made->graph && !graph)
+            sim_delete(made->graph);
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -196,7 +207,7 @@ API cuStreamBeginCapture(void *stream) {
 API cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *nodes, const CUgraphEdgeData *edges,
                                 size_t count, int mode) {
     (void)edges;
-    return graph ? begin(stream, graph, (struct node *const *)nodes, count, mode) : CUDA_ERROR_INVALID_VALUE;
+    return graph ? begin(stream, graph, nodes, count, mode) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Whether all that other streams captured is what the first one waits for.
@@ -295,9 +306,8 @@ API cuStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const
         return CUDA_ERROR_INVALID_HANDLE;
     if (!stream->capture)
         return CUDA_ERROR_ILLEGAL_STATE;
-    for (size_t i = 0; i < count; i++)
-        if (!is_kind(nodes[i], NODE) || ((struct object *)nodes[i])->owner != &stream->capture->graph->object)
-            return CUDA_ERROR_INVALID_VALUE;
+    if (!are_of(nodes, count, stream->capture->graph))
+        return CUDA_ERROR_INVALID_VALUE;
     struct node *const *given = (struct node *const *)nodes;
     bool done = flags & 1 ? set_nodes(&stream->last, given, count) : add_nodes(&stream->last, given, count);
     return done ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

@@ -314,8 +314,11 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
     while (is_there(is) && !stream->capture && stream->queue->count >= MOST)
         wait_for(stream->queue->first);
     CUresult status = is_there(is) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-    if (!status && stream->capture)
-        return sim_capture(stream, operation, NULL);
+    if (!status && stream->capture) {
+        if (operation->type != CU_GRAPH_NODE_TYPE_GRAPH)
+            return sim_capture(stream, operation, NULL);
+        status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; // a graph was launched, then the capture began
+    }
     if (!status)
         status = sim_implicit(stream);
     if (!status)

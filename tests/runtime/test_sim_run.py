@@ -460,3 +460,39 @@ def test_a_graph_that_goes_while_it_is_launched(play):
     assert memory.read() == [7]
     """
     play(kernels, script, GPT_SIM_DELAY="100000")
+
+
+def test_a_capture_that_begins_while_a_graph_waits_for_room(play):
+    """The launch fails, as the stream's other work would, and leaves no node without a graph."""
+    script = """
+    import threading, time
+    memory, stream, graph, exec_, captured = Memory(1), c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    context = c_void_p()
+    ok(cu.cuCtxGetCurrent(byref(context)))
+    ok(cu.cuStreamCreate(byref(stream), 1))
+    ok(cu.cuGraphCreate(byref(graph), 0))
+    ok(cu.cuGraphAddEmptyNode(byref(captured), graph, None, c_size_t(0)))
+    ok(cu.cuStreamBeginCaptureToGraph(stream, graph, byref(captured), None, c_size_t(1), 2))
+    ok(cu.cuStreamEndCapture(stream, byref(graph)))
+    assert cu.cuStreamBeginCaptureToGraph(stream, graph, byref(stream), None, c_size_t(1), 2) == 1
+    ok(cu.cuGraphInstantiateWithFlags(byref(exec_), graph, c_uint64(0)))
+    ok(cu.cuStreamWaitValue32_v2(stream, c_uint64(memory.value), 1, 1))  # until it is 1
+    for _ in range(1023):
+        ok(cu.cuGraphLaunch(exec_, stream))
+    answers = []
+    def launch_it():
+        ok(cu.cuCtxSetCurrent(context))
+        answers.append(cu.cuGraphLaunch(exec_, stream))
+    waiting = threading.Thread(target=launch_it)
+    waiting.start()
+    time.sleep(0.3)
+    ok(cu.cuStreamBeginCapture_v2(stream, 2))
+    c_uint32.from_address(memory.value).value = 1
+    waiting.join()
+    ok(cu.cuStreamEndCapture(stream, byref(captured)))
+    ok(cu.cuGraphInstantiateWithFlags(byref(exec_), captured, c_uint64(0)))
+    ok(cu.cuGraphLaunch(exec_, stream))
+    ok(cu.cuCtxSynchronize())
+    assert answers[0] in (0, 900), answers
+    """
+    play("VARIABLES()\nKERNEL(fill) { }\nMODULE(HAS(fill, 0))", script)
