@@ -155,7 +155,7 @@ __attribute__((visibility("default"))) void __cudaUnregisterFatBinary(void **han
 }
 
 int cudart_kernel(const void *function, void **kernel) {
-    int status = cudaErrorInvalidDeviceFunction;
+    int status = cudaErrorInvalidResourceHandle;
     pthread_mutex_lock(&lock);
     struct named *named = find(function);
     if (named && named->is_kernel) {
@@ -163,7 +163,7 @@ int cudart_kernel(const void *function, void **kernel) {
         if (!status && !named->kernel &&
             DRIVER(cuLibraryGetKernel, (void **, void *, const char *), &named->kernel, named->image->library,
                    named->name))
-            status = cudaErrorInvalidDeviceFunction;
+            status = cudaErrorInvalidResourceHandle;
         *kernel = named->kernel;
     }
     pthread_mutex_unlock(&lock);

@@ -32,39 +32,21 @@ API __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void **s
     return cudaSuccess;
 }
 
-// The driver calls it an invalid value if the shape is beyond the device's limits.
-static int of_shape(int status, dim3 grid, dim3 block) {
-    const unsigned given[] = {block.x, block.y, block.z, grid.x, grid.y, grid.z};
-    uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    bool within = true;
-    for (int i = 0; status == cudaErrorInvalidValue && i < 7;
-         i++) { // attributes 1 to 7: threads, block, grid
-        int most = 0;
-        DRIVER(cuDeviceGetAttribute, (int *, int, int), &most, i + 1, cudart_device());
-        within &= i ? given[i - 1] && given[i - 1] <= (unsigned)most : threads <= (unsigned)most;
-    }
-    return within ? status : cudaErrorInvalidConfiguration;
-}
-
+// The driver takes 32 bits of `shared`.
 static int launch(void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *stream,
                   bool cooperative) {
     if (!kernel) // __cudaGetKernel has said why there is none
-        return cudart_last_error() ? cudart_last_error() : cudaErrorInvalidDeviceFunction;
-    if (shared > UINT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    int status;
+        return cudart_last_error() ? cudart_last_error() : cudaErrorInvalidResourceHandle;
     if (cooperative)
-        status = DRIVER(
+        return DRIVER(
             cuLaunchCooperativeKernel,
             (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **),
             kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared, stream, args);
-    else
-        status = DRIVER(cuLaunchKernel,
-                        (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-                         void **, void **),
-                        kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared, stream,
-                        args, NULL);
-    return of_shape(status, grid, block);
+    return DRIVER(cuLaunchKernel,
+                  (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                   void **, void **),
+                  kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared, stream, args,
+                  NULL);
 }
 
 static int launch_function(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
@@ -97,15 +79,12 @@ static struct driver_config of_config(const struct config *config, void *stream)
 
 static int launch_config(const struct config *config, const void *function, void **args, bool per_thread) {
     void *kernel;
-    if (!config || config->shared > UINT32_MAX)
-        return cudaErrorInvalidValue;
-    int status = cudart_kernel(function, &kernel);
+    int status = config ? cudart_kernel(function, &kernel) : cudaErrorInvalidValue;
     if (status)
         return status;
     struct driver_config given = of_config(config, per_thread ? PER_THREAD(config->stream) : config->stream);
-    status = DRIVER(cuLaunchKernelEx, (const struct driver_config *, void *, void **, void **), &given,
-                    kernel, args, NULL);
-    return of_shape(status, config->grid, config->block);
+    return DRIVER(cuLaunchKernelEx, (const struct driver_config *, void *, void **, void **), &given, kernel,
+                  args, NULL);
 }
 
 #define LAUNCHES(suffix, of_stream, per_thread)                                                              \

@@ -257,27 +257,16 @@ static struct box rows(void *to, size_t to_pitch, const void *from, size_t from_
                         .kind = kind};
 }
 
-// The runtime says what is wrong with a pitch.
-static int copy_rows(struct box box, bool per_thread) {
-    bool narrow = box.extent.height && (box.from.pitch < box.extent.width || box.to.pitch < box.extent.width);
-    return narrow ? 12 : copy_box(&box, per_thread);
-}
-
-static int copy_rows_async(struct box box, void *stream) {
-    bool narrow = box.extent.height && (box.from.pitch < box.extent.width || box.to.pitch < box.extent.width);
-    return narrow ? 12 : copy_box_async(&box, stream);
-}
-
 #define ROWS                                                                                                 \
     (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind)
 #define ROWS_ASYNC                                                                                           \
     (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind,  \
      void *stream)
-#define THE_ROWS rows(to, to_pitch, from, from_pitch, width, height, kind)
-DEFINE(cudaMemcpy2D, ROWS, copy_rows(THE_ROWS, false))
-DEFINE(cudaMemcpy2D_ptds, ROWS, copy_rows(THE_ROWS, true))
-DEFINE(cudaMemcpy2DAsync, ROWS_ASYNC, copy_rows_async(THE_ROWS, stream))
-DEFINE(cudaMemcpy2DAsync_ptsz, ROWS_ASYNC, copy_rows_async(THE_ROWS, PER_THREAD(stream)))
+#define THE_ROWS ((struct box[]){rows(to, to_pitch, from, from_pitch, width, height, kind)})
+DEFINE(cudaMemcpy2D, ROWS, copy_box(THE_ROWS, false))
+DEFINE(cudaMemcpy2D_ptds, ROWS, copy_box(THE_ROWS, true))
+DEFINE(cudaMemcpy2DAsync, ROWS_ASYNC, copy_box_async(THE_ROWS, stream))
+DEFINE(cudaMemcpy2DAsync_ptsz, ROWS_ASYNC, copy_box_async(THE_ROWS, PER_THREAD(stream)))
 DEFINE(cudaMemcpy3D, (const struct box *box), copy_box(box, false))
 DEFINE(cudaMemcpy3D_ptds, (const struct box *box), copy_box(box, true))
 DEFINE(cudaMemcpy3DAsync, (const struct box *box, void *stream), copy_box_async(box, stream))

@@ -70,9 +70,9 @@ static void kernels(float *x, float *host) {
     OK(cudaMemcpy(host, x, 1024, cudaMemcpyDeviceToHost));
     IS(host[9], 7);
     reverse<<<1, 2048>>>(x);
-    IS(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    IS(cudaGetLastError(), cudaErrorInvalidValue);
     reverse<<<0, 1>>>(x);
-    IS(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    IS(cudaGetLastError(), cudaErrorInvalidValue);
     reverse<<<1, 32, 1 << 20>>>(x);
     IS(cudaGetLastError(), cudaErrorInvalidValue);
     OK(cudaFuncSetAttribute(reverse, cudaFuncAttributeMaxDynamicSharedMemorySize, 100000));
@@ -87,7 +87,7 @@ static void kernels(float *x, float *host) {
     IS(blocks, 2);
     OK(cudaOccupancyMaxPotentialBlockSize(&grid, &block, reverse, 0, 0));
     void *arguments[] = {&x};
-    IS(cudaLaunchKernel((void *)host, 1, 1, arguments, 0, 0), cudaErrorInvalidDeviceFunction);
+    IS(cudaLaunchKernel((void *)host, 1, 1, arguments, 0, 0), cudaErrorInvalidResourceHandle);
     cudaGetLastError();
     cudaLaunchConfig_t config = {};
     config.gridDim = 1, config.blockDim = 32, config.dynamicSmemBytes = 128;
@@ -135,7 +135,7 @@ static void memory(float *x, float *host) {
     OK(cudaMemset2D(rows, pitch, 1, 100, 10));
     OK(cudaMemcpy2D(host, 100, rows, pitch, 100, 10, cudaMemcpyDeviceToHost));
     IS(((int *)host)[24], 0x01010101);
-    IS(cudaMemcpy2D(host, 10, rows, pitch, 100, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidPitchValue);
+    IS(cudaMemcpy2D(host, 10, rows, pitch, 100, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
     cudaPointerAttributes where;
     OK(cudaPointerGetAttributes(&where, x));
     IS(where.type, cudaMemoryTypeDevice);

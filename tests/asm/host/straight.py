@@ -91,16 +91,18 @@ def _floats(form: Format) -> Iterator[Opcode]:
         types = [words[-1]] * len(case.operands)
         to = words[-2] if words[0] in ("cvt", "set") else "pred" if case.result == 1 else words[-1]
         wide = _place(to)[0]
+        # ptxas makes the smaller of a value and itself that value, whichever NaN it is.
+        nan = form if words[0] in ("min", "max") and case.result == form.size else case.nan
 
-        def result(*given: int, case=case, to=to, wide=wide) -> tuple[int]:
+        def result(*given: int, case=case, to=to, wide=wide, nan=nan) -> tuple[int]:
             found = case.does(*(value & (1 << bits) - 1 for value, bits in zip(given, case.operands, strict=True)))
-            if case.nan and case.nan.is_nan(found):
-                found = case.nan.nan
+            if nan and nan.is_nan(found):
+                found = nan.nan
             return (cast(cast(found, f"{to[0]}{case.result}"), f"u{wide}") if case.result < wide else found,)
 
         text = f"{case.text} {_slots(1 + len(types))}"
-        if case.nan:
-            text += f"; setp.nan.{case.nan.name} %nan, {{0}}, {{0}}; selp.b{wide} {{0}}, {case.nan.nan:#x}, {{0}}, %nan"
+        if nan:
+            text += f"; setp.nan.{nan.name} %nan, {{0}}, {{0}}; selp.b{wide} {{0}}, {nan.nan:#x}, {{0}}, %nan"
         yield Opcode(text, (_place(to),), tuple(map(_place, types)), result)
 
 
@@ -255,7 +257,9 @@ class Program:
             allowed = [i for i in allowed if at >= len(opcode.results) or i not in places]  # results differ
             places.append(allowed[choices[at % len(choices)] * (1 + at // len(choices)) % len(allowed)])
         preds = [i for i, (size, _, _) in enumerate(REGISTERS) if size == 1]
-        guard = -1 if opcode.meets or guard % 8 >= 2 * len(preds) or guard % 3 else guard % 8
+        # A guarded `set` or `testp` changes its result even where its guard does not hold, in code of ptxas 13.0.
+        never = opcode.meets or opcode.form.startswith(("set.", "testp."))
+        guard = -1 if never or guard % 8 >= 2 * len(preds) or guard % 3 else guard % 8
         size = int(found[1]) // 8 if (found := re.search(r"[busv](\d+) ", opcode.form)) else 8
         aligned = 8 if ".v2." in opcode.form else size
         constant = constant % (ROOM // aligned) * aligned
