@@ -224,6 +224,9 @@ static int driver_box(struct driver_box *made, const struct box *box) {
         return cudaErrorNotSupported;
     if ((unsigned)box->kind > cudaMemcpyDefault)
         return cudaErrorInvalidMemcpyDirection;
+    size_t width = box->extent.width;
+    if (box->extent.height > 1 && (box->from.pitch < width || box->to.pitch < width))
+        return cudaErrorInvalidPitchValue;
     *made = (struct driver_box){end_of(&box->from, box->from_at, types[box->kind][0]),
                                 end_of(&box->to, box->to_at, types[box->kind][1]), box->extent.width,
                                 box->extent.height, box->extent.depth};

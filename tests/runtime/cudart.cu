@@ -135,7 +135,7 @@ static void memory(float *x, float *host) {
     OK(cudaMemset2D(rows, pitch, 1, 100, 10));
     OK(cudaMemcpy2D(host, 100, rows, pitch, 100, 10, cudaMemcpyDeviceToHost));
     IS(((int *)host)[24], 0x01010101);
-    IS(cudaMemcpy2D(host, 10, rows, pitch, 100, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    IS(cudaMemcpy2D(host, 10, rows, pitch, 100, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidPitchValue);
     cudaPointerAttributes where;
     OK(cudaPointerGetAttributes(&where, x));
     IS(where.type, cudaMemoryTypeDevice);
