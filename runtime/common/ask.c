@@ -18,7 +18,7 @@
 
 // The supervisor
 
-// Connects to the supervisor. -1 if it is gone, -2 if it is another user's.
+// Connects to the supervisor. -1 if it is gone, -2 if it is another user's, or out of reach.
 static int reach(const char *name) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
@@ -32,6 +32,9 @@ static int reach(const char *name) {
                              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) &&
            errno == EINTR)
         continue;
+    const char *network = strrchr(name, '.');
+    if (status && (!network || strtoul(network + 1, NULL, 10) != gpt_find_network()))
+        status = -2;
     if (!status && (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()))
         status = -2;
 out:

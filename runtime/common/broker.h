@@ -28,7 +28,8 @@
 
 #include "unpack.h"
 
-#define GPT_BROKER "GPT_HOOK_BROKER" // the variable with the abstract name of the socket
+#define GPT_BROKER                                                                                           \
+    "GPT_HOOK_BROKER" // the variable with the abstract name of the socket, which ends in its network
 
 enum { GPT_MISSING = 4, GPT_NO_STATUS = 255 }; // of a stage that lacks a tool; of a pipeline that was killed
 
@@ -107,6 +108,8 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
 
 int gpt_set_aside(int file); // gives it a number that the program's own files do not reach
 int gpt_make_file(const void *data, size_t size); // with it, from the start; -1 with errno set
+
+unsigned long gpt_find_network(void); // the number of this process's network namespace, 0 if it is not known
 
 struct gpt_question {
     uint32_t pipeline;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -82,4 +83,9 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int *file) {
     if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(*file)))
         memcpy(file, CMSG_DATA(head), sizeof(*file));
     return got;
+}
+
+unsigned long gpt_find_network(void) {
+    struct stat status;
+    return stat("/proc/self/ns/net", &status) ? 0 : status.st_ino;
 }

@@ -27,9 +27,10 @@
 enum {
     MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
     MOST_CLIENTS = 1024, // others wait to be accepted
-    SEARCH = 100,        // ms between two looks at all processes at first, and
-    SEARCH_MOST = 1600,  // later
-    FAREWELL = 5000,     // ms until what was ended is gone
+    LEAST_FILES = 256,
+    SEARCH = 100,       // ms between two looks at all processes at first, and
+    SEARCH_MOST = 1600, // later
+    FAREWELL = 5000,    // ms until what was ended is gone
 };
 
 struct client { // one request
@@ -41,7 +42,7 @@ struct client { // one request
 };
 
 static const char *stages[2];
-static char name[64];
+static char name[96];
 static int server;
 static struct client clients[MOST_CLIENTS];
 static struct worker workers[GPT_PIPELINES][MOST_WORKERS];
@@ -204,6 +205,18 @@ static int look_at_clock(void) {
     return next == UINT64_MAX ? -1 : (int)(next - now);
 }
 
+static _Noreturn void leave(int children) {
+    close(server);
+    EACH_WORKER(worker)
+    worker_end(worker);
+    uint64_t end = gpt_now() + FAREWELL, now;
+    while (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 && (now = gpt_now()) < end) {
+        poll(&(struct pollfd){children, POLLIN, 0}, 1, (int)(end - now));
+        reap(children);
+    }
+    _exit(0);
+}
+
 static void wait_and_do(int children, int root_file, int most) {
     enum { SERVER, CHILDREN, ROOT, FIRST, SECOND = FIRST + 2 * GPT_PIPELINES * MOST_WORKERS };
     static struct pollfd polls[SECOND + MOST_CLIENTS];
@@ -220,7 +233,10 @@ static void wait_and_do(int children, int root_file, int most) {
     }
     EACH_CLIENT(client)
     polls[SECOND + (client - clients)] = (struct pollfd){client->socket, client->turn ? 0 : POLLIN, 0};
-    if (poll(polls, SECOND + most_clients, until < 0 || (most >= 0 && most < until) ? most : until) <= 0)
+    int count = poll(polls, SECOND + most_clients, until < 0 || (most >= 0 && most < until) ? most : until);
+    if (count < 0 && errno != EINTR)
+        leave(children);
+    if (count <= 0)
         return;
     EACH_CLIENT(client)
     if (polls[SECOND + (client - clients)].revents)
@@ -239,18 +255,6 @@ static void wait_and_do(int children, int root_file, int most) {
         reap(children);
     if (polls[SERVER].revents)
         accept_one();
-}
-
-static _Noreturn void leave(int children) {
-    close(server);
-    EACH_WORKER(worker)
-    worker_end(worker);
-    uint64_t end = gpt_now() + FAREWELL, now;
-    while (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 && (now = gpt_now()) < end) {
-        poll(&(struct pollfd){children, POLLIN, 0}, 1, (int)(end - now));
-        reap(children);
-    }
-    _exit(0);
 }
 
 static void supervise(pid_t root, int root_file) {
@@ -289,15 +293,18 @@ static void supervise(pid_t root, int root_file) {
 
 void gpt_start_broker(const char *extract, const char *assemble) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct rlimit files;
     uint64_t number;
     int subreaper = 0;
-    // The helper would become a child of a command that is the init process, or acts as it.
-    if (getpid() == 1 || prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper ||
+    // The helper would become a child of a command that is the init process, or acts as it; poll takes no
+    // more than the limit of files.
+    if (getpid() == 1 || getrlimit(RLIMIT_NOFILE, &files) || files.rlim_max < LEAST_FILES ||
+        prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper ||
         getrandom(&number, sizeof(number), 0) != sizeof(number))
         return;
     gpt_hold_standard();
     stages[0] = extract, stages[1] = assemble;
-    int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx", getpid(), number);
+    int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx.%lu", getpid(), number, gpt_find_network());
     memcpy(address.sun_path + 1, name, (size_t)length);
     server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (server >= 0 &&
