@@ -220,7 +220,7 @@ static void read_ptx(struct code *code, const char *start, size_t size) {
     bool external = false;
     while (sim_next_token(&text)) {
         if (sim_is_token(&text, ".version")) {
-            version = 10 * (int)sim_next_number(&text);
+            version = 10 * (int)(sim_next_number(&text) % 1000);
             version += sim_next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
         } else if (sim_is_token(&text, ".func"))
             read_function(&text, code);

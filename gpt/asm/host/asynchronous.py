@@ -37,7 +37,7 @@ def _change(code: str, use: Use) -> str:
 def _arrive(use: Use) -> str:
     """Gives the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
     operands = list(use.operands)
-    result = tree.Name("_") if isinstance(operands[0], tree.Address) else operands.pop(0)
+    result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
     name = use.instruction.modifiers[0]
     drop = int(use.instruction.opcode + name == "mbarrier.arrive_drop")
     number = use.value(operands[1], _U32) if len(operands) > 1 else "1u"

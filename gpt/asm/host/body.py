@@ -56,7 +56,7 @@ class Body:
         self.item = item
         self.head = head
         self.is_kernel = head.kind == ".entry"
-        self._scope = Scope()
+        self._scope = self._whole = Scope()
         self._used: dict[str, int] = {}  # how many things have a name in C
         self._registers: dict[str, str] = {}  # those that are used, with their types, by name
         self._arrays: list[str] = []
@@ -89,6 +89,7 @@ class Body:
             except MalformedError as error:
                 self.code.fault(statement.start, error.fact)
         self._end_block()
+        self._scope = self._whole
         return self._assemble()
 
     def _assemble(self) -> str:
@@ -257,7 +258,8 @@ class Body:
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
                 register = self.find_register(parameter.declarator.name)
-                assert register
+                if not register:
+                    raise Unsupported(f"parameter '{parameter}'")
                 found.append((f"p{first + number}", register))
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from gpt.asm.host.names import Unsupported
+from gpt.asm.host.names import Unsupported, c_function
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
@@ -48,7 +48,7 @@ def _call(use: Use) -> str:
     """A call: results and arguments go by the addresses of their bytes, those in registers by way of locals."""
     operands = list(use.operands)
     results = _items(operands.pop(0)) if isinstance(operands[0], tree.Group) else ()
-    callee = operands.pop(0)
+    callee = operands.pop(0) if operands else tree.Name("_")
     given = _items(operands.pop(0)) if operands and isinstance(operands[0], tree.Group) else ()
     if not isinstance(callee, tree.Name):
         raise Unsupported(f"a call of '{callee}'")
@@ -57,7 +57,7 @@ def _call(use: Use) -> str:
         head: tree.FunctionNode | tree.Prototype = code.head(callee.name)
         if not code.is_defined(callee.name):
             return _serve(use, callee.name, head, results, given)
-        called = f"f_{callee.name}"
+        called = c_function(callee.name)
     else:
         head = _prototype(use, operands[0] if operands else callee)
         count = len(head.returns or ()) + len(head.params or ())

@@ -64,6 +64,8 @@ _ARITHMETIC = [
         )
         for name, types in (("fma", ALL), ("mad", "f32 f64"))
     ),
+    # Of targets before sm_20: JIT compilers make the fused one of it (the PTX manual, mad)
+    Row("mad{.sat}.f32", "d:f32 = a:f32 b:f32 c:f32", "f32_fma({a}, {b}, {c}, ROUND_rn, FLAG_ftz | FLAG{sat})"),
     Row(
         "fma.R{.ftz}.f32x2",
         "d:b64 = a:b64 b:b64 c:b64",

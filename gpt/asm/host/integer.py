@@ -61,6 +61,12 @@ def _move(use: Use) -> str:
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     to, of = use.operands
+    if use.words["V"]:
+        width = int(str(use.words["V"]))
+        values = [use.value(one, type_) for one in use.vector(of, width)]
+        lines = [use.assign(one, type_, f"e_[{n}]") for n, one in enumerate(use.vector(to, width))]
+        return " ".join([f"{{ {type_} e_[] = {{{', '.join(values)}}};", *lines, "}"])
+    to, of = (tree.Vector(tuple(found)) if len(found := use.vector(one)) > 1 else one for one in (to, of))
     if isinstance(of, tree.Vector):
         part = _part(type_, len(of.items))
         parts = [f"(({type_.unsigned}){use.value(one, part)} << {part.bits * n})" for n, one in enumerate(of.items)]
@@ -106,7 +112,13 @@ _NARROW = "({D.unsigned})saturate({%s}, {D.bits}, {D.sign})"
 _PACK = f"(uint32_t){_NARROW % 'a'} << {{D.bits}} | {_NARROW % 'b'}"
 
 ROWS = [
-    Row("mov.T", "d = a", _move, T=f"{INTEGERS} {PLAIN} b128 f16 f16x2 bf16 bf16x2 f32 f64 pred"),
+    Row(
+        "mov{.V}.T",
+        "d = a",
+        _move,
+        V={"v2": "2", "v4": "4"},
+        T=f"{INTEGERS} {PLAIN} b128 f16 f16x2 bf16 bf16x2 f32 f64 pred",
+    ),
     # Arithmetic
     Row("add.T", "d = a b", "{a} + {b}", T=INTEGERS),
     Row("add.sat.s32", "d:s32 = a:s32 b:s32", "saturate_s32((int64_t){a} + {b})"),

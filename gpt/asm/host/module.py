@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 
 from gpt.asm.host.body import Body
-from gpt.asm.host.names import Place, Unsupported
+from gpt.asm.host.names import Place, Unsupported, c_function
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.variables import Variable, declared
@@ -19,6 +19,7 @@ from gpt.ptx.prune import needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 from gpt.ptx.tokens import NAME
+from gpt.ptx.types import integer
 
 _HEAD = '#include "atomics.h"\n\n'
 _ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
@@ -56,16 +57,21 @@ class Code:
     def write(self) -> str:
         """The C file. It is worth nothing if there are faults."""
         self._declare()
-        functions = []
+        functions: list[str] = []
         for item in self.module.functions:
-            self._bodies[item.name] = Body(self, item, self.head(item.name))
-            functions.append(self._bodies[item.name].write())
+            self._try(item.start, partial(self._function, item, functions))
+        if self.faults:
+            return ""
         prototypes = [f"{self.signature(self.head(item.name))};\n" for item in self.module.functions]
         prototypes += [
-            f'{self.signature(self.head(name))} __attribute__((alias("f_{of}")));\n'
+            f'{self.signature(self.head(name))} __attribute__((alias("{c_function(of)}")));\n'
             for name, of in self._aliases.items()
         ]
         return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
+
+    def _function(self, item: Item, functions: list[str]) -> None:
+        self._bodies[item.name] = Body(self, item, self.head(item.name))
+        functions.append(self._bodies[item.name].write())
 
     def fault(self, offset: int, text: str) -> None:
         """Something that no C is made of."""
@@ -102,9 +108,9 @@ class Code:
     def signature(self, head: tree.FunctionNode) -> str:
         """The head of a function in C: results and parameters are pointers to their bytes."""
         if head.kind == ".entry":
-            return f"static void f_{head.name}(struct host_thread *t, const unsigned char *parameters)"
+            return f"static void {c_function(head.name)}(struct host_thread *t, const unsigned char *parameters)"
         count = len(head.returns or ()) + len(head.params or ())
-        return f"static void f_{head.name}({', '.join(['struct host_thread *t', *_pointers(count)])})"
+        return f"static void {c_function(head.name)}({', '.join(['struct host_thread *t', *_pointers(count)])})"
 
     def find_place(self, name: str, function: str) -> Place | None:
         """A variable of the module, or a function."""
@@ -173,7 +179,8 @@ class Code:
         """A variable in global or constant memory, of the module or of one of its functions. Raises Unsupported."""
         if function and any(specifier.word == ".shared" for specifier in specifiers):
             place = self.shared.find(declarator.name, function)
-            assert place
+            if not place:
+                raise Unsupported(f"variable '{declarator.name}' in shared memory")
             return place
         name = f"{function}.{declarator.name}" if function else declarator.name
         known = self._variables.get(name)
@@ -196,10 +203,11 @@ class Code:
             return []
         pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
         names = [name for name in dict.fromkeys([*self.taken, *pointed]) if name in self._functions]
-        rows = [f"{{{function_address(n):#x}ull, (void *)f_{n}}},\n    " for n in names if self.is_defined(n)]
+        rows = [f"{{{function_address(n):#x}ull, (void *){c_function(n)}}},\n    " for n in names if self.is_defined(n)]
         return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
 
     def _tables(self) -> Iterable[str]:
+        rows: list[str] = []
         yield "\nstatic const char *const sites[] = {\n"
         yield from (f"    {quoted(site)},\n" for site in self._sites)
         yield "    0};\n"
@@ -219,7 +227,9 @@ class Code:
             found = "".join(f"{{{param.offset}, {param.size}}}, " for param in self.parameters(item))
             yield f"static const struct host_parameter p{number}[] = {{{found}{{0, 0}}}};\n"
         yield "static const struct host_kernel kernels[] = {\n"
-        yield from (self._kernel(number, item) for number, item in enumerate(self.module.entries))
+        for number, item in enumerate(self.module.entries):
+            self._try(item.start, partial(self._kernel, number, item, rows))
+        yield from rows
         yield "    {0}};\n"
         counts = f"{len(self.module.entries)}, {len(variables)}, {len(self._sites)}"
         yield '__attribute__((visibility("default"))) const struct host_module host_module = {\n'
@@ -238,21 +248,23 @@ class Code:
                 )
             yield "};\n"
 
-    def _kernel(self, number: int, item: Item) -> str:
+    def _kernel(self, number: int, item: Item, rows: list[str]) -> None:
         head = self.head(item.name)
         needs = self.needs(item.name)
         found = self.parameters(item)
         size = max((param.offset + param.size for param in found), default=0)
         shared, align = self.shared.needs(item.name)
         block = {
-            one.word: [int(value) for value in one.values] for one in head.attributes if isinstance(one, tree.Attribute)
+            one.word: [_number(one, value) for value in one.values]
+            for one in head.attributes
+            if isinstance(one, tree.Attribute)
         }
         if math.prod(block.get(".reqnctapercluster", [])) > 1:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
-        return (
-            f"    {{{quoted(item.name)}, f_{item.name}, p{number}, {len(found)}, {size}, {shared}, {align}, "
+        rows.append(
+            f"    {{{quoted(item.name)}, {c_function(item.name)}, p{number}, {len(found)}, {size}, {shared}, {align}, "
             f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16}},\n"
         )
 
@@ -265,6 +277,13 @@ class Code:
         reached = self.reached(kernel)
         stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
         return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
+
+
+def _number(attribute: tree.Attribute, text: str) -> int:
+    value = integer(text)
+    if value is None:
+        raise Unsupported(f"'{attribute}' with '{text}'")
+    return value
 
 
 def _pointers(count: int) -> list[str]:

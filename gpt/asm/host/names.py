@@ -102,6 +102,11 @@ class Unsupported(Exception):
     """An instruction or declaration that no C is made of, and why."""
 
 
+def c_function(name: str) -> str:
+    """The name of a function in C."""
+    return f"f_{name.replace('%', '$P')}"
+
+
 def literal(value: int, type_: Type) -> str:
     """An integer, or the bits of a float, as a C constant of a type."""
     value &= (1 << type_.bits) - 1
@@ -170,6 +175,8 @@ def evaluate(node: tree.Operand | None) -> int:
 
 
 def _binary(operands: list[tree.Operand], operators: list[str]) -> int:
+    if len(operands) != len(operators) + 1:
+        raise Unsupported("a constant without an operand")
     if not operators:
         return evaluate(operands[0])
     if "?" in operators:

@@ -37,7 +37,7 @@ class Shared:
                 self._declare(code, "", item.start, item.end)
         for function in module.functions:
             for statement in code.statements(function):
-                if statement.kind == "directive" and statement.head in (".shared", ".extern"):
+                if statement.kind == "directive" and statement.head in (".shared", ".extern", ".align"):
                     self._declare(code, function.name, statement.start, statement.end)
         reached = {item.name: code.reached(item.name) for item in module.entries} if self._variables else {}
         users = {

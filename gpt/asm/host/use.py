@@ -77,8 +77,12 @@ class Use:
     def vector(self, operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
         """The operands of a vector, which has so many, if that is said; one that stands alone is one of one."""
         items = operand.items if isinstance(operand, tree.Vector) else (operand,)
-        if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name)) and found.width > 1:
-            items = tuple(tree.Name(operand.name, (f".{part}",)) for part in "xyzw"[: found.width])
+        if isinstance(operand, tree.Name) and not operand.parts:
+            special = f"{operand.name}.x" in SPECIAL  # a vector of four
+            found = None if special else self.body.find_register(operand.name)
+            width = 4 if special else found.width if found else 1
+            if width > 1:
+                items = tuple(tree.Name(operand.name, (f".{part}",)) for part in "xyzw"[:width])
         if count and len(items) != count:
             raise Unsupported(f"a vector of {len(items)}, not {count}")
         return items

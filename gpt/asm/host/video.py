@@ -33,10 +33,11 @@ def _scalar(use: Use) -> str:
         value = f"VIDEO{words['Q']}((int64_t)({result}){value}, {third})"
     part = to.parts[-1][1:] if isinstance(to, tree.Name) and to.parts else ""
     if part:
-        assert isinstance(to, tree.Name)
-        number, size = int(part[1:]), {"b": 8, "h": 16}[part[0]]
+        if not isinstance(to, tree.Name) or part not in _PARTS:
+            raise Unsupported(f"'{to}' as a result")
+        size, shift = _PARTS[part]
         narrow = f"saturate({value}, {size}, {result.sign})" if words.get("sat") else value
-        value = f"bfi((uint32_t)({narrow}), (uint32_t)({third}), {number * size}, {size}, 32)"
+        value = f"bfi((uint32_t)({narrow}), (uint32_t)({third}), {shift}, {size}, 32)"
         to = tree.Name(to.name)
     return use.assign(to, result, value)
 

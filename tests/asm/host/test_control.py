@@ -139,6 +139,16 @@ def test_an_alias_is_the_function(thread):
     assert struct.unpack("<2I", thread.run(kernel(body, module), bytes(8))) == (8, 10)
 
 
+def test_names_and_vectors(thread):
+    """What a function returns is not what its last inner scope calls so; parts of vectors, and vectors as a whole."""
+    module = """.func (.reg .u32 z) %own$(.reg .u32 x) { mov.u32 z, x; { .reg .u32 z; mov.u32 z, 77; } }"""
+    body = """.reg .v2 .b32 %v; .reg .v4 .u32 %w; call (%r1), %own$, (4); mov.v2.b32 %v, {%r1, 6};
+    st.global.b32 [%p], %v.x; st.global.v2.b32 [%p+8], %v; mov.v4.u32 %w, %tid; st.global.v2.u32 [%p+16], {%w.y, %w.w};
+    mov.b64 %d1, %v; st.global.u64 [%p+24], %d1; mad.f32 %f1, 2.0, 3.0, 1.0; st.global.f32 [%p+4], %f1;"""
+    found = struct.unpack("<If6I", thread.run(kernel(body, module), bytes(32)))
+    assert found == (4, 7.0, 4, 6, 2, 0, 4, 6)
+
+
 def test_addresses_of_elements(thread):
     body = """.local .align 4 .b32 cells[4]; mov.u64 %d1, cells; mov.u64 %d2, cells[0]; sub.u64 %d1, %d2, %d1;
     st.global.u64 [%p], %d1;"""
@@ -211,6 +221,10 @@ def test_what_is_not_supported_is_refused_with_its_line():
             "m:4: 'a' is declared twice",
         ),
         ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
+        ("{HEAD}.entry k() .maxntid x {{ }}", "m:4: '.maxntid x' with 'x'"),
+        ("{HEAD}.func f(.reg .wide a) {{ }} .entry k() {{ call f; }}", "m:4: registers of type"),
+        ("{HEAD}.entry k() {{ call (a); }}", "m:4: no function and no prototype '_': 'call (a);'"),
+        ("{HEAD}.entry k() {{ .reg .u32 a; mov.u32 a, 1?2; }}", "m:4: a constant without an operand"),
         ("{HEAD}.entry k() {{ }}\n.entry k() {{ }}", "m:5: 'k' is defined twice"),
         ("{HEAD}.func f(); .func g();\n.alias f, g; .entry k() {{ call f; }}", "m:5: 'f' is no alias of a function"),
         (".version 8.0\n.target sm_90\n.address_size 32 .entry k() {{ }}", "m:3: addresses have 64 bits"),
