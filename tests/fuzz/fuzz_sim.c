@@ -1,5 +1,6 @@
 // The simulated device, on images in files: which element suits, what it holds.
 
+#include "../../runtime/sim/declared.c"
 #include "../../runtime/sim/image.c"
 #include "harness.h"
 
