@@ -18,8 +18,8 @@ USED = "_Z3onePf\n"  # of the first region
 # The three regions by number: ONE for sm_75, sm_80, sm_90 and PTX, MANY for sm_75, sm_90 and PTX, VARIABLES for
 # sm_75 and sm_90. On sm_90 the used kernel and the variables stay.
 KEPT = ("{}.3.sm_90.cubin", "{}.7.sm_90.cubin")
-LAYOUTS = ["zstd", "relr"]
-MORE_LAYOUTS = ["none", "unwrapped", "lz4", "balance", "aligned", "pie", "fixed", "symbols", "arm"]
+LAYOUTS = ["zstd"]
+MORE_LAYOUTS = ["relr", "none", "unwrapped", "lz4", "balance", "aligned", "pie", "fixed", "symbols", "arm"]
 FALL_BACK = {
     "inside": "points into the middle of a region",
     "referenced": "may refer to a region that has no wrapper",
@@ -84,7 +84,7 @@ def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
         assert Path(record["output"]).read_bytes() == made["compact"][0].read_bytes()
 
 
-@pytest.mark.parametrize("name", ["inside", "referenced", full("small")])
+@pytest.mark.parametrize("name", ["inside", full("referenced"), full("small")])
 def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
     library = sample(name)
     made = slim(library, tmp_path)
@@ -97,7 +97,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
     assert patched.read_bytes() == made["hole"][0].read_bytes()
 
 
-@pytest.mark.parametrize("used", ["caller", "nothing"])
+@pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
     """nvlink has put all of it into the linked cubin, which serves the device: only that can be needed."""

@@ -57,8 +57,9 @@ def test_scan_finds_regions_and_cubins_that_are_packed(sample):
     assert all([k["name"] for k in e["kernels"]] == ["bulky"] for e in found)
 
 
-@pytest.mark.parametrize("used", [USED, full("nothing\n")])
-@pytest.mark.parametrize("mode", [full("fill"), full("hole"), "compact"])
+@pytest.mark.parametrize("used", [USED, "nothing\n"])
+@pytest.mark.parametrize("mode", ["fill", "hole", "compact"])
+@pytest.mark.full
 def test_the_host_sees_what_it_saw(sample, mode, used, tmp_path):
     library, patched, record = slim(sample, tmp_path, mode, used=used)
     before, after = seen(library), seen(patched)

@@ -160,6 +160,7 @@ def test_abi_is_that_of_the_headers(tmp_path, wheels):
     cuda.c_compiler("-std=gnu11", f"-I{wheels}/include", "-c", tmp_path / "abi.c", "-o", tmp_path / "abi.o")
 
 
+@pytest.mark.full
 def test_program_with_the_headers(tmp_path, wheels):
     source = r"""
     #include <nvtx3/nvToolsExt.h>

@@ -41,7 +41,7 @@ def test_results(source, tmp_path):
     assert all(any(part in name for part in LEFT) for name in rest), rest
 
 
-@pytest.mark.parametrize("source", [name if name == "saxpy" else full(name) for name in SOURCES])
+@pytest.mark.parametrize("source", [full(name) for name in SOURCES])
 def test_probes(source, tmp_path):
     """Every built-in probe in every kernel."""
     found = [
