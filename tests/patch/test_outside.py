@@ -9,7 +9,6 @@ from elftools.elf.elffile import ELFFile
 from tests.formats import oracle
 from tests.formats.samples import OUTSIDE
 from tests.stages.tools import extract, patch, run
-from tests.tiers import full
 
 USED = "bulky\n"
 CALL = """
