@@ -21,6 +21,7 @@ from gpt.ptx.scan import Item, Module, Statement, scan_module
 from gpt.ptx.tokens import NAME
 from gpt.ptx.types import integer
 
+MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
 _NARROW = re.compile(r"\.address_size\s+32\b")
@@ -254,6 +255,8 @@ class Code:
         found = self.parameters(item)
         size = max((param.offset + param.size for param in found), default=0)
         shared, align = self.shared.needs(item.name)
+        if shared > MAX_SHARED:
+            raise Unsupported(f"{shared} bytes of static shared memory, of {MAX_SHARED} at most: kernel '{item.name}'")
         block = {
             one.word: [_number(one, value) for value in one.values]
             for one in head.attributes
