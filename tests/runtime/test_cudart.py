@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,18 @@ def exported(library: Path) -> dict[str, str]:
 def test_every_name_that_nvidias_library_has():
     ours = exported(hooked.runtime() / "sim" / "libcudart.so.13")
     assert len(ours) > 400 and ours == exported(of_nvidia())
+
+
+def test_the_man_page_lists_what_is_refused():
+    page = (hooked.ROOT / "man" / "man7" / "gpt-sim.7").read_text()
+    patterns = re.search(r"THE CUDA RUNTIME(.*?)\.El", page, re.DOTALL)[1]
+    patterns = [word for line in re.findall(r"^\.Li (_*cuda.*\*.*|.*cuda.*)$", patterns, re.M) for word in line.split()]
+    library = hooked.runtime() / "sim" / "libcudart.so.13"
+    text = subprocess.run(["nm", "-D", library], capture_output=True, text=True).stdout
+    kinds = {name: kind for kind, name in re.findall(r" ([TW]) (\w*cuda\w+)", text)}
+    listed = {name: [one for one in patterns if fnmatchcase(name, one)] for name in kinds}
+    assert [name for name, kind in kinds.items() if bool(listed[name]) != (kind == "W")] == []
+    assert set(patterns) == set().union(*listed.values())
 
 
 def test_names_of_errors():
