@@ -14,7 +14,9 @@ import pytest
 from tests.packages import CACHE
 from tests.runtime import hooked
 
-PACKAGES = ("cuda-bindings==13.5.0", "cuda-core==1.2.2", "tinygrad==0.14.0", "numba==0.68.1", "numba-cuda==0.30.4")
+TINYGRAD = ("tinygrad==0.14.0",)
+BINDINGS = ("cuda-bindings==13.5.0", "cuda-core==1.2.2")
+NUMBA = (*BINDINGS, "numba==0.68.1", "numba-cuda==0.30.4")
 PROLOGUE = """
 import numpy as np
 
@@ -23,16 +25,15 @@ def same(found, expected):
 """
 
 
-@pytest.fixture(scope="module")
-def clients() -> Path:
+def install(packages: tuple[str, ...]) -> Path:
     """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is that of the tests."""
-    folder = CACHE / "-".join(package.replace("==", "-") for package in PACKAGES)
+    folder = CACHE / "-".join(package.replace("==", "-") for package in packages)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / ".done").exists():
             pip = [sys.executable, "-m", "pip", "install", "--retries=1", "--timeout=15", "-qq", "--target", folder]
-            done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+            done = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False)
             if done.returncode:
                 pytest.skip(f"no packages: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
             (folder / ".done").touch()
@@ -40,11 +41,12 @@ def clients() -> Path:
 
 
 @pytest.fixture
-def play(clients, tmp_path):
-    """Runs a script with the packages: it must end with 0."""
+def play(tmp_path):
+    """Runs a script with packages: it must end with 0."""
 
-    def run(script: str, **env: str) -> None:
-        driver = {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "PYTHONPATH": str(clients), "GPT_SIM_RUN": "all"}
+    def run(packages: tuple[str, ...], script: str, **env: str) -> None:
+        folder = install(packages)
+        driver = {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "PYTHONPATH": str(folder), "GPT_SIM_RUN": "all"}
         env = os.environ | driver | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)} | env
         file = tmp_path / "script.py"  # numba reads the source of functions
         file.write_text(PROLOGUE + dedent(script))
@@ -57,7 +59,7 @@ def play(clients, tmp_path):
 
 @pytest.mark.full
 def test_cuda_core(play):
-    play("""
+    script = """
     from cuda.bindings import driver
     from cuda.core import Device, EventOptions, LaunchConfig, Program, ProgramOptions, launch
     device = Device(0)
@@ -85,12 +87,23 @@ def test_cuda_core(play):
     stream.sync()
     same(values, np.full(32, 8))
     buffer.close(stream)
-    """)
+    """
+    play(BINDINGS, script)
+
+
+def test_a_product_of_tinygrad(play):
+    script = """
+    from tinygrad import Tensor
+    a, b = (np.arange(start, start + 64, dtype=np.float32).reshape(8, 8) for start in (0, 5))
+    same((Tensor(a) @ Tensor(b)).numpy(), a @ b)
+    """
+    play(TINYGRAD, script, DEV="CUDA:PTX")
 
 
 @pytest.mark.full
 def test_tinygrad(play):
     play(
+        TINYGRAD,
         """
     from tinygrad import Tensor, TinyJit, nn
     random = np.random.default_rng(1)
@@ -142,7 +155,7 @@ def test_tinygrad(play):
 
 @pytest.mark.full
 def test_numba_cuda(play):
-    play("""
+    script = """
     from numba import cuda, float32
     free, total = cuda.current_context().get_memory_info()
     assert 0 < free <= total and cuda.get_current_device().compute_capability == (9, 0)
@@ -175,4 +188,5 @@ def test_numba_cuda(play):
     managed = cuda.managed_array(8, np.float32)
     managed[:] = 3
     same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
-    """)
+    """
+    play(NUMBA, script)
