@@ -115,7 +115,7 @@ ROWS = [
         "",
         "t->services->barrier({thread}, {site}, HOST_BARRIER_SYNC, HOST_BARRIERS - 1, 0, 0);",
     ),
-    Row("getctarank{.shared::cluster}.T", "d:u32 = a", "(void){a}, 0", T="u32 u64"),
+    Row("getctarank{.shared::cluster}.T", "d:u32 = a", "0", T="u32 u64"),
     Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", T="u32 u64"),
     # Time
     Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});"),

@@ -51,6 +51,7 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
+            self._check(written[0], type_)
             return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
@@ -67,9 +68,19 @@ class Use:
             after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
+    def _check(self, operand: tree.Operand, type_: Type) -> None:
+        """A register has the size of the type, but that of a conversion may be larger. Raises Unsupported."""
+        if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name, operand.parts)):
+            bits = found.type.bits
+            if "pred" in (found.type.name, type_.name) or found.width > 1 or self.instruction.opcode == "isspacep":
+                return  # said elsewhere; isspacep takes addresses of 32 bits, too
+            if bits < type_.bits or (bits > type_.bits and self.instruction.opcode != "cvt"):
+                raise Unsupported(f"'{operand}' has {bits} bits, not {type_.bits}")
+
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)
         if slot.count is None:
+            self._check(operand, type_)
             return self.value(operand, type_)
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"

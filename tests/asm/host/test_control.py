@@ -222,6 +222,8 @@ def test_what_is_not_supported_is_refused_with_its_line():
         ),
         ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
         ("{HEAD}.shared .b8 s[49153]; .entry k() {{ st.shared.u8 [s], 1; }}", "m:4: 49153 bytes of static shared"),
+        ("{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 b, b, a; }}", "m:4: 'a' has 64 bits, not 32"),
+        ("{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 a, b, b; }}", "m:4: 'a' has 64 bits, not 32"),
         ("{HEAD}.entry k() .maxntid x {{ }}", "m:4: '.maxntid x' with 'x'"),
         ("{HEAD}.func f(.reg .wide a) {{ }} .entry k() {{ call f; }}", "m:4: registers of type"),
         ("{HEAD}.entry k() {{ call (a); }}", "m:4: no function and no prototype '_': 'call (a);'"),
