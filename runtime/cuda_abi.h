@@ -181,6 +181,10 @@ enum {
 
 enum {
     CU_STREAM_NON_BLOCKING = 1,
+    CU_MEM_ATTACH_GLOBAL = 1,
+    CU_MEM_ATTACH_HOST = 2,
+    CU_MEMHOSTALLOC_ALL = 7,     // portable, of the device's addresses, write-combined
+    CU_MEMHOSTREGISTER_ALL = 15, // and for I/O, read-only
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
@@ -455,6 +459,7 @@ typedef struct {
 
 // What stands for a fatbin where it is handed over: a wrapper. It leads to a region.
 #define FATBIN_WRAPPER_MAGIC 0x466243b1u
+#define FATBIN_WRAPPER_LINKED 2 // its version, where `more` lists the fatbins that nvlink made `data` of
 #define FATBIN_MAGIC 0xba55ed50u
 
 struct fatbin_wrapper {

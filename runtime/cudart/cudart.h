@@ -68,7 +68,9 @@ int cudart_device(void); // of this thread
 // images.c: what nvcc's code has registered, by the address that stands for it in the program.
 int cudart_kernel(const void *function, void **kernel); // or a handle that the program was given
 int cudart_give_kernel(void *kernel);                   // makes such a handle known
+const void *cudart_symbol(void *kernel);                // what a kernel was registered by, else itself
 int cudart_variable(const void *symbol, uint64_t *address, size_t *size);
+void cudart_find_managed(void); // again, in the context that is current
 
 // memory.c
 int cudart_copy(void *to, const void *from, size_t size, int kind);

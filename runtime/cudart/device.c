@@ -59,6 +59,8 @@ int cudart_begin(void) {
     if (!status)
         thread.ready = now;
     pthread_mutex_unlock(&lock);
+    if (!status && now > 1) // after a reset they lie elsewhere
+        cudart_find_managed();
     return status;
 }
 

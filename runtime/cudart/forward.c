@@ -187,6 +187,14 @@ static int add_memset(void **node, void *graph, void *const *after, size_t count
                         node, graph, after, count, parameters, context);
 }
 
+static int set_exec_memset(void *exec, void *node, const void *parameters) {
+    void *context = NULL;
+    int status = DRIVER(cuCtxGetCurrent, (void **), &context);
+    return status ? status
+                  : DRIVER(cuGraphExecMemsetNodeSetParams, (void *, void *, const void *, void *), exec, node,
+                           parameters, context);
+}
+
 static int create_condition(uint64_t *handle, void *graph, unsigned initial, unsigned flags) {
     void *context = NULL;
     int status = DRIVER(cuCtxGetCurrent, (void **), &context);
@@ -197,6 +205,8 @@ static int create_condition(uint64_t *handle, void *graph, unsigned initial, uns
 
 DEFINE(cudaGraphConditionalHandleCreate, (uint64_t *handle, void *graph, unsigned initial, unsigned flags),
        create_condition(handle, graph, initial, flags))
+DEFINE(cudaGraphExecMemsetNodeSetParams, (void *exec, void *node, const void *parameters),
+       set_exec_memset(exec, node, parameters))
 DEFINE(cudaGraphAddMemsetNode, (NODE, const void *parameters),
        add_memset(node, graph, after, count, parameters))
 
@@ -235,6 +245,20 @@ static int add_kernel(void **node, void *graph, void *const *after, size_t count
                            node, graph, after, count, &made);
 }
 
+static int get_kernel(void *node, struct kernel_node *found) {
+    struct driver_kernel_node made;
+    int status =
+        found ? DRIVER(cuGraphKernelNodeGetParams_v2, (void *, void *), node, &made) : cudaErrorInvalidValue;
+    if (!status)
+        *found = (struct kernel_node){made.kernel ? cudart_symbol(made.kernel) : made.function,
+                                      made.grid,
+                                      made.block,
+                                      made.shared,
+                                      made.arguments,
+                                      made.extra};
+    return status;
+}
+
 static int set_kernel(void *node, const struct kernel_node *parameters) {
     struct driver_kernel_node made;
     int status = driver_node(&made, parameters);
@@ -251,6 +275,7 @@ static int set_exec_kernel(void *exec, void *node, const struct kernel_node *par
 
 DEFINE(cudaGraphAddKernelNode, (NODE, const struct kernel_node *parameters),
        add_kernel(node, graph, after, count, parameters))
+DEFINE(cudaGraphKernelNodeGetParams, (void *node, struct kernel_node *found), get_kernel(node, found))
 DEFINE(cudaGraphKernelNodeSetParams, (void *node, const struct kernel_node *parameters),
        set_kernel(node, parameters))
 DEFINE(cudaGraphExecKernelNodeSetParams, (void *exec, void *node, const struct kernel_node *parameters),

@@ -19,7 +19,7 @@ struct image {
     struct named *first; // what was registered with it
     void *library;
     int status;
-    bool loaded, gone;
+    bool loaded;
 };
 
 struct named {
@@ -107,6 +107,17 @@ __attribute__((visibility("default"))) void __cudaRegisterManagedVar(void **imag
         .symbol = variable, .image = (struct image *)image, .name = name, .managed = variable, .size = size});
 }
 
+static int get_managed(const struct named *named, void **address, size_t *size) {
+    return DRIVER(cuLibraryGetManaged, (void **, size_t *, void *, const char *), address, size,
+                  named->image->library, named->name);
+}
+
+static void find_managed(struct image *image) {
+    for (struct named *named = image->first; named && !image->status; named = named->next)
+        if (named->managed)
+            get_managed(named, named->managed, &(size_t){0});
+}
+
 // Under the lock.
 static int load(struct image *image) {
     if (image->loaded)
@@ -115,13 +126,16 @@ static int load(struct image *image) {
     image->status =
         DRIVER(cuLibraryLoadData, (void **, const void *, void *, void *, unsigned, void *, void *, unsigned),
                &image->library, image->wrapper, NULL, NULL, 0, NULL, NULL, 0);
-    for (struct named *named = image->first; named && !image->status; named = named->next)
-        if (named->managed) {
-            size_t size;
-            DRIVER(cuLibraryGetManaged, (void **, size_t *, void *, const char *), named->managed, &size,
-                   image->library, named->name);
-        }
+    find_managed(image);
     return image->status;
+}
+
+void cudart_find_managed(void) {
+    pthread_mutex_lock(&lock);
+    for (struct image *image = images; image; image = image->next)
+        if (image->loaded)
+            find_managed(image);
+    pthread_mutex_unlock(&lock);
 }
 
 // Before the first use of a variable in managed memory, which may be a read of the program's own.
@@ -170,6 +184,16 @@ int cudart_kernel(const void *function, void **kernel) {
     return status;
 }
 
+const void *cudart_symbol(void *kernel) {
+    const void *symbol = NULL;
+    pthread_mutex_lock(&lock);
+    for (struct image *image = images; !symbol && image; image = image->next)
+        for (struct named *named = image->first; !symbol && named; named = named->next)
+            symbol = named->kernel == kernel ? named->symbol : NULL;
+    pthread_mutex_unlock(&lock);
+    return symbol ? symbol : kernel;
+}
+
 int cudart_give_kernel(void *kernel) {
     pthread_mutex_lock(&lock);
     struct named *known = find(kernel);
@@ -179,15 +203,23 @@ int cudart_give_kernel(void *kernel) {
     return cudaSuccess;
 }
 
+// What nvcc's code says for a managed variable is where it lies.
+static struct named *find_variable(const void *symbol) {
+    struct named *named = find(symbol);
+    for (struct image *image = images; !named && image; image = image->next)
+        for (named = image->first; named && !(named->managed && *named->managed == symbol);)
+            named = named->next;
+    return named;
+}
+
 int cudart_variable(const void *symbol, uint64_t *address, size_t *size) {
     int status = cudaErrorInvalidSymbol;
     pthread_mutex_lock(&lock);
-    struct named *named = find(symbol);
+    struct named *named = find_variable(symbol);
     if (named && !named->is_kernel && !(status = load(named->image))) {
         uint64_t at = 0;
         size_t bytes = 0;
-        status = named->managed ? DRIVER(cuLibraryGetManaged, (uint64_t *, size_t *, void *, const char *),
-                                         &at, &bytes, named->image->library, named->name)
+        status = named->managed ? get_managed(named, (void **)&at, &bytes)
                                 : DRIVER(cuLibraryGetGlobal, (uint64_t *, size_t *, void *, const char *),
                                          &at, &bytes, named->image->library, named->name);
         *address = at;
@@ -200,7 +232,7 @@ int cudart_variable(const void *symbol, uint64_t *address, size_t *size) {
 }
 
 static int kernel_of(void **kernel, const void *function) {
-    int status = cudart_kernel(function, kernel);
+    int status = kernel ? cudart_kernel(function, kernel) : cudaErrorInvalidValue;
     return status ? status : cudart_give_kernel(*kernel);
 }
 

@@ -37,6 +37,8 @@ static int launch(void *kernel, dim3 grid, dim3 block, void **args, size_t share
                   bool cooperative) {
     if (!kernel) // __cudaGetKernel has said why there is none
         return cudart_last_error() ? cudart_last_error() : cudaErrorInvalidResourceHandle;
+    if (shared > UINT32_MAX)
+        return cudaErrorInvalidValue;
     if (cooperative)
         return DRIVER(
             cuLaunchCooperativeKernel,
@@ -79,7 +81,8 @@ static struct driver_config of_config(const struct config *config, void *stream)
 
 static int launch_config(const struct config *config, const void *function, void **args, bool per_thread) {
     void *kernel;
-    int status = config ? cudart_kernel(function, &kernel) : cudaErrorInvalidValue;
+    int status =
+        config && config->shared <= UINT32_MAX ? cudart_kernel(function, &kernel) : cudaErrorInvalidValue;
     if (status)
         return status;
     struct driver_config given = of_config(config, per_thread ? PER_THREAD(config->stream) : config->stream);

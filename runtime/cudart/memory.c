@@ -365,6 +365,47 @@ static int add_copy(void **node, void *graph, void *const *after, size_t count, 
                            graph, after, count, &box, context);
 }
 
+static int set_copy(void *node, const struct box *given) {
+    struct driver_box box;
+    int status = driver_box(&box, given);
+    return status ? status
+                  : DRIVER(cuGraphMemcpyNodeSetParams, (void *, const struct driver_box *), node, &box);
+}
+
+static int set_exec_copy(void *exec, void *node, const struct box *given) {
+    struct driver_box box;
+    void *context = NULL;
+    int status = driver_box(&box, given);
+    if (!status)
+        status = DRIVER(cuCtxGetCurrent, (void **), &context);
+    return status ? status
+                  : DRIVER(cuGraphExecMemcpyNodeSetParams,
+                           (void *, void *, const struct driver_box *, void *), exec, node, &box, context);
+}
+
+static struct pitched memory_of(const struct end *end, size_t width) {
+    return (struct pitched){end->type == HOST ? (void *)end->host : (void *)end->device, end->pitch, width,
+                            end->height};
+}
+
+static int get_copy(void *node, struct box *found) {
+    struct driver_box box;
+    int status = found ? DRIVER(cuGraphMemcpyNodeGetParams, (void *, struct driver_box *), node, &box)
+                       : cudaErrorInvalidValue;
+    if (status)
+        return status;
+    int kind = box.from.type == UNIFIED || box.to.type == UNIFIED
+                   ? cudaMemcpyDefault
+                   : 2 * (box.from.type == DEVICE) + (box.to.type == DEVICE);
+    *found = (struct box){.from = memory_of(&box.from, box.width),
+                          .from_at = {box.from.x, box.from.y, box.from.z},
+                          .to = memory_of(&box.to, box.width),
+                          .to_at = {box.to.x, box.to.y, box.to.z},
+                          .extent = {box.width, box.height, box.depth},
+                          .kind = kind};
+    return status;
+}
+
 static int add_bytes(void **node, void *graph, void *const *after, size_t count, void *to, const void *from,
                      size_t size, int kind) {
     struct box box = rows(to, size, from, size, size, 1, kind);
@@ -378,3 +419,12 @@ DEFINE(cudaGraphAddMemcpyNode1D,
        (void **node, void *graph, void *const *after, size_t count, void *to, const void *from, size_t size,
         int kind),
        add_bytes(node, graph, after, count, to, from, size, kind))
+DEFINE(cudaGraphMemcpyNodeGetParams, (void *node, struct box *found), get_copy(node, found))
+DEFINE(cudaGraphMemcpyNodeSetParams, (void *node, const struct box *box), set_copy(node, box))
+DEFINE(cudaGraphMemcpyNodeSetParams1D, (void *node, void *to, const void *from, size_t size, int kind),
+       set_copy(node, (struct box[]){rows(to, size, from, size, size, 1, kind)}))
+DEFINE(cudaGraphExecMemcpyNodeSetParams, (void *exec, void *node, const struct box *box),
+       set_exec_copy(exec, node, box))
+DEFINE(cudaGraphExecMemcpyNodeSetParams1D,
+       (void *exec, void *node, void *to, const void *from, size_t size, int kind),
+       set_exec_copy(exec, node, (struct box[]){rows(to, size, from, size, size, 1, kind)}))

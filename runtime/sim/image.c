@@ -187,13 +187,13 @@ static void read_function(struct text *text, struct code *code) {
         read_body(text, code, name);
 }
 
-static void read_entry(struct text *text, struct code *code, int version, const char *start, size_t size) {
+static void read_entry(struct text *text, struct code *code, int target, const char *start, size_t size) {
     if (!sim_next_token(text))
         return;
     struct entry *entry = add_entry(code, sim_keep_text(code, text->token, text->size));
     if (!entry)
         return;
-    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = version;
+    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = target; // not that of the language
     entry->text = start;
     entry->text_size = size;
     bool more = sim_next_token(text);
@@ -216,16 +216,16 @@ static void read_entry(struct text *text, struct code *code, int version, const 
 
 static void read_ptx(struct code *code, const char *start, size_t size) {
     struct text text = {.at = start, .end = start + size};
-    int version = 0;
+    int target = 0;
     bool external = false;
     while (sim_next_token(&text)) {
-        if (sim_is_token(&text, ".version")) {
-            version = 10 * (int)(sim_next_number(&text) % 1000);
-            version += sim_next_token(&text) && text.size > 1 ? text.token[1] - '0' : 0;
+        if (sim_is_token(&text, ".target")) { // sm_90a
+            bool named = sim_next_token(&text) && text.size > 3 && !memcmp(text.token, "sm_", 3);
+            target = named ? atoi(text.token + 3) : 0;
         } else if (sim_is_token(&text, ".func"))
             read_function(&text, code);
         else if (sim_is_token(&text, ".entry"))
-            read_entry(&text, code, version, start, size);
+            read_entry(&text, code, target, start, size);
         else if (sim_is_token(&text, ".global") || sim_is_token(&text, ".const")) {
             if (!external)
                 sim_read_variables(code, &text, sim_is_token(&text, ".const"), NULL);
@@ -479,10 +479,29 @@ static char *copy_cubin(struct code *code, const Elf64_Ehdr *head, size_t room, 
     return kept;
 }
 
+// A fatbin that is in memory. Of relocatable code there are cubins only, which nvlink made; what it made them
+// of is in a list, and has PTX.
+static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wrapper) {
+    const struct fatbin_region *region = wrapper->data;
+    if (region->magic != FATBIN_MAGIC)
+        return CUDA_ERROR_INVALID_IMAGE;
+    CUresult status = read_fatbin(code, region, SIZE_MAX);
+    if (status != CUDA_ERROR_NO_BINARY_FOR_GPU || wrapper->version != FATBIN_WRAPPER_LINKED || !wrapper->more)
+        return status;
+    char *text;
+    if ((status = sim_link_fatbins(wrapper->more, &text)))
+        return status;
+    const char *kept = sim_keep_text(code, text, strlen(text));
+    if (kept)
+        read_ptx(code, kept, strlen(text));
+    free(text);
+    return kept ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult read_image(struct code *code, const void *start, size_t room) {
     const struct fatbin_wrapper *wrapper = start;
     if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room == SIZE_MAX) // what is in a file has no addresses
-        start = wrapper->data;
+        return read_wrapper(code, wrapper);
     const struct fatbin_region *region = start;
     if (region->magic == FATBIN_MAGIC)
         return read_fatbin(code, region, room);
@@ -565,10 +584,20 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, c
         return CUDA_ERROR_INVALID_IMAGE;
     const struct fatbin_element *best = NULL;
     for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
-        if (at->kind == FATBIN_PTX && !(at->flags & FATBIN_PACKED) && suits(at) > (best ? suits(best) : 0))
+        if (at->kind == FATBIN_PTX && suits(at) > (best ? suits(best) : 0))
             best = at;
-    return best ? take(data, (const char *)best + best->header_size, best->payload_size)
-                : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!best)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!(best->flags & FATBIN_PACKED))
+        return take(data, (const char *)best + best->header_size, best->payload_size);
+    char *text;
+    size_t size;
+    CUresult status = sim_unpack(best, &text, &size);
+    if (!status) {
+        status = take(data, text, size);
+        free(text);
+    }
+    return status;
 }
 
 CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {

@@ -168,7 +168,7 @@ API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned
 }
 
 API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, void **extra) {
-    if (!c)
+    if (!c || (c->numAttrs && !c->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
     for (uint32_t i = 0; i < c->numAttrs; i++)

@@ -230,6 +230,33 @@ static CUresult link_parts(struct link *link) {
     return status || link->result ? status : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static CUresult add_text(void *of, const char *text, size_t size) {
+    struct link *link = of;
+    struct part *part = calloc(1, sizeof(*part)), **at = &link->parts;
+    if (!part || !(part->text = strndup(text, size))) {
+        free(part);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    part->size = strlen(part->text);
+    while (*at)
+        at = &(*at)->next;
+    *at = part;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
+    struct link link = {0};
+    CUresult status = CUDA_SUCCESS;
+    while (!status && *fatbins)
+        status = sim_each_ptx(*fatbins++, SIZE_MAX, add_text, &link);
+    if (!status)
+        status = link.parts ? link_parts(&link) : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    *text = status ? NULL : link.result;
+    link.result = status ? link.result : NULL;
+    sim_end_link(&link.object);
+    return status;
+}
+
 // Functions
 
 static void read_options(struct link *link, unsigned count, const int *options, void **values) {
@@ -256,22 +283,24 @@ API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
     return CUDA_SUCCESS;
 }
 
-static CUresult add_text(void *of, const char *text, size_t size) {
-    struct link *link = of;
-    struct part *part = calloc(1, sizeof(*part)), **at = &link->parts;
-    if (!part || !(part->text = strndup(text, size))) {
-        free(part);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    part->size = strlen(part->text);
-    while (*at)
-        at = &(*at)->next;
-    *at = part;
-    return CUDA_SUCCESS;
+static CUresult check_link(const struct link *link) {
+    IN_CONTEXT;
+    return is_kind(link, LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+// PTX may have to be unpacked, which is not done with the lock.
 static CUresult add_data(struct link *link, const char *data, size_t size) {
-    CUresult status = sim_each_ptx(data, size, add_text, link);
+    struct link read = {0};
+    CUresult status = sim_each_ptx(data, size, add_text, &read);
+    LOCKED;
+    if (!is_kind(link, LINK)) {
+        sim_end_link(&read.object);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    struct part **at = &link->parts;
+    while (*at)
+        at = &(*at)->next;
+    *at = read.parts;
     return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_IMAGE
                ? complain(link, status, "no PTX for the device: only PTX can be linked, see gpt-sim(7)")
                : status;
@@ -279,25 +308,25 @@ static CUresult add_data(struct link *link, const char *data, size_t size) {
 
 API cuLinkAddData_v2(void *state, int type, void *data, size_t size, const char *name, unsigned count,
                      int *options, void **values) {
-    IN_CONTEXT;
     (void)name, (void)count, (void)options, (void)values;
-    if (!is_kind(state, LINK))
-        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult status = check_link(state);
+    if (status)
+        return status;
     if (!data || !size || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
         return CUDA_ERROR_INVALID_VALUE;
     return add_data(state, data, size);
 }
 
 API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, int *options, void **values) {
-    IN_CONTEXT;
     (void)count, (void)options, (void)values;
-    if (!is_kind(state, LINK))
-        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult status = check_link(state);
+    if (status)
+        return status;
     if (!path || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
         return CUDA_ERROR_INVALID_VALUE;
     char *data;
     size_t size;
-    CUresult status = sim_read_whole(path, &data, &size);
+    status = sim_read_whole(path, &data, &size);
     if (!status) {
         status = add_data(state, data, size);
         free(data);

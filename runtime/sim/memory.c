@@ -220,8 +220,9 @@ API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
 }
 
 API cuMemAllocManaged(CUdeviceptr *memory, size_t size, unsigned flags) {
-    (void)flags;
     IN_CONTEXT_UNCAPTURED;
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
+        return CUDA_ERROR_INVALID_VALUE;
     return allocate(memory, size, context, MANAGED);
 }
 
@@ -259,7 +260,8 @@ enum { DEVICE_MAPPED = 2 }; // of the flags of pinned memory: all of it is
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
-    CUresult status = allocate((uint64_t *)memory, size, context, PINNED);
+    CUresult status = flags & ~CU_MEMHOSTALLOC_ALL ? CUDA_ERROR_INVALID_VALUE
+                                                   : allocate((uint64_t *)memory, size, context, PINNED);
     if (!status)
         ranges[find((uint64_t)*memory) - 1].flags = flags | DEVICE_MAPPED;
     return status;
@@ -276,7 +278,7 @@ API cuMemFreeHost(void *memory) {
 API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
     uint64_t start = (uint64_t)memory;
-    if (!memory || !size || size > SIZE_MAX - start)
+    if (!memory || !size || size > SIZE_MAX - start || flags & ~CU_MEMHOSTREGISTER_ALL)
         return CUDA_ERROR_INVALID_VALUE;
     size_t at = find(start);
     if ((at && start - ranges[at - 1].start < ranges[at - 1].size) ||
@@ -305,6 +307,8 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *memory, unsigned fla
 
 API cuMemGetInfo_v2(size_t *unused, size_t *total) {
     IN_CONTEXT;
+    if (!unused || !total)
+        return CUDA_ERROR_INVALID_VALUE;
     *total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     uint64_t used = sim_used(NULL);
     *unused = used < *total ? *total - used : 0;

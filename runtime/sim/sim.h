@@ -230,7 +230,8 @@ void sim_read_variables(struct code *code, struct text *text, bool constant, con
 // hands over an address, as to the driver. The image is not looked at again.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
-// Calls `take` with each PTX of an image that suits the device, as long as it returns CUDA_SUCCESS.
+// Calls `take` with the PTX of an image that suits the device best, and returns its status. Not with the
+// lock.
 CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
                       void *data);
 CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // for free(), zeros after them
@@ -242,6 +243,10 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry);
 
 // The PTX that is compressed in an element of a fatbin; to be freed. Not with the lock.
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size);
+
+// link.c
+// Links the PTX of fatbins, a list that ends in NULL, to one; to be freed. Not with the lock.
+CUresult sim_link_fatbins(const void *const *fatbins, char **text);
 
 // host.c
 void *sim_open_object(const char *bytes, size_t size); // not with the lock; NULL, having said why

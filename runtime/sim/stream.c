@@ -344,7 +344,7 @@ CUresult sim_wait(struct context *context, struct stream *stream) {
 
 API cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
     IN_CONTEXT;
-    if (!stream)
+    if (!stream || flags & ~CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
     priority = priority > 0 ? 0 : priority < SIM_URGENT ? SIM_URGENT : priority;
     return (*stream = sim_add_stream(context, flags, priority)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

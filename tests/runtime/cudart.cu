@@ -82,12 +82,14 @@ static void kernels(float *x, float *host) {
     OK(cudaFuncGetAttributes(&attributes, reverse));
     IS(attributes.maxDynamicSharedSizeBytes, 100000);
     IS(attributes.maxThreadsPerBlock, 1024);
+    IS(attributes.ptxVersion * 10, (int[]){__CUDA_ARCH_LIST__}[0]); // not that of PTX: CUB relies on it
     int blocks, grid, block;
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reverse, 1024, 0));
     IS(blocks, 2);
     OK(cudaOccupancyMaxPotentialBlockSize(&grid, &block, reverse, 0, 0));
     void *arguments[] = {&x};
     IS(cudaLaunchKernel((void *)host, 1, 1, arguments, 0, 0), cudaErrorInvalidResourceHandle);
+    IS(cudaLaunchKernel((void *)reverse, 1, 1, arguments, 1ull << 32, 0), cudaErrorInvalidValue);
     cudaGetLastError();
     cudaLaunchConfig_t config = {};
     config.gridDim = 1, config.blockDim = 32, config.dynamicSmemBytes = 128;
@@ -151,6 +153,8 @@ static void memory(float *x, float *host) {
     IS(none == nullptr, true);
     OK(cudaFree(nullptr));
     IS(cudaFree((void *)12345), cudaErrorInvalidValue);
+    IS(cudaMallocManaged(&none, 4, 77), cudaErrorInvalidValue);
+    IS(cudaHostAlloc(&none, 4, 77), cudaErrorInvalidValue);
     OK(cudaMemGetInfo(&free_bytes, &total));
     IS(free_bytes <= total, true);
     cudaExtent extent = make_cudaExtent(64, 4, 2);
@@ -202,6 +206,27 @@ static void streams(float *x, float *host) {
     OK(cudaMemcpy(host, x, 64, cudaMemcpyDeviceToHost));
     IS(host[7], 9);
     IS(host[8], 2);
+    OK(cudaGraphKernelNodeGetParams(node, &parameters));
+    IS(parameters.func == (void *)fill<float>, true);
+    IS(parameters.blockDim.x, 8);
+    cudaMemsetParams bytes = {x, 0, 1, 1, 64, 1};
+    cudaMemcpy3DParms copy;
+    OK(cudaGraphDestroy(graph));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphCreate(&graph, 0));
+    OK(cudaGraphAddMemsetNode(&all[0], graph, nullptr, 0, &bytes));
+    OK(cudaGraphAddMemcpyNode1D(&all[1], graph, all, 1, host, x, 32, cudaMemcpyDeviceToHost));
+    OK(cudaGraphMemcpyNodeGetParams(all[1], &copy));
+    IS(copy.dstPtr.ptr == host && copy.srcPtr.ptr == x && copy.kind == cudaMemcpyDeviceToHost, true);
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    bytes.value = 2;
+    OK(cudaGraphExecMemsetNodeSetParams(exec, all[0], &bytes));
+    OK(cudaGraphExecMemcpyNodeSetParams1D(exec, all[1], host + 8, x, 4, cudaMemcpyDeviceToHost));
+    OK(cudaGraphLaunch(exec, stream));
+    OK(cudaStreamSynchronize(stream));
+    IS(host[7], 9);
+    IS(*(int *)&host[8], 0x02020202);
+    IS(cudaStreamCreateWithFlags(&stream, 77), cudaErrorInvalidValue);
     OK(cudaMallocAsync(&x, 64, stream));
     OK(cudaMemsetAsync(x, 0, 64, stream));
     OK(cudaFreeAsync(x, stream));
@@ -232,5 +257,13 @@ int main(int argc, char **) {
     fill<float><<<1, 1>>>(x, 3);
     OK(cudaMemcpy(host, x, 4, cudaMemcpyDeviceToHost));
     IS(host[0], 3);
+    if (argc > 1) { // of managed memory CUDA does not promise this
+        int value;
+        times_ten<<<1, 4>>>();
+        OK(cudaDeviceSynchronize());
+        IS(managed[3], 40); // as it was at first, and elsewhere
+        OK(cudaMemcpyFromSymbol(&value, managed, 4, 8));
+        IS(value, 30);
+    }
     puts("OK");
 }

@@ -45,7 +45,7 @@ def test_a_program_of_nvcc(tmp_path):
     done = subprocess.run(line, env=os.environ | {"GPT_SIM_RUN": "all"}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
     launches = hooked.Trace(tmp_path / "t.mp").launches
-    assert launches["_Z4meetPi"] == 1 and launches["_Z9times_tenv"] == 2 and launches["_Z7reversePf"] == 3
+    assert launches["_Z4meetPi"] == 1 and launches["_Z9times_tenv"] == 3 and launches["_Z7reversePf"] == 3
 
 
 @needs_cxx
@@ -55,6 +55,46 @@ def test_the_default_stream_of_the_thread(tmp_path):
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
     done = subprocess.run([program], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
+
+
+# Separate compilation: what one file declares another one defines, and both have a kernel of the same name.
+RELOCATABLE = (
+    """
+extern __device__ int table[2];
+__device__ int twice(int x);
+namespace { __global__ void kernel(int *x) { *x = twice(table[1]); } }
+int of_other(int *x);
+int main() {
+    int *x, value, five = 5;
+    cudaMalloc(&x, 4);
+    cudaMemcpyToSymbol(table, &five, 4, 4);
+    kernel<<<1, 1>>>(x);
+    cudaMemcpy(&value, x, 4, cudaMemcpyDefault);
+    return value + of_other(x);
+}
+""",
+    """
+__device__ int table[2] = {3, 4};
+__device__ int twice(int x) { return 2 * x; }
+namespace { __global__ void kernel(int *x) { *x = 20 + table[0]; } }
+int of_other(int *x) {
+    int value;
+    kernel<<<1, 1>>>(x);
+    return cudaMemcpy(&value, x, 4, cudaMemcpyDefault) ? 0 : value;
+}
+""",
+)
+
+
+@needs_cxx
+@pytest.mark.full
+def test_a_program_of_relocatable_code(tmp_path):
+    files = [tmp_path / "one.cu", tmp_path / "two.cu"]
+    for file, text in zip(files, RELOCATABLE, strict=True):
+        file.write_text(text)
+    program = compile_cuda(tmp_path, files[0], files[1], "-rdc=true")
+    env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    assert subprocess.run([program], env=env).returncode == 33
 
 
 def test_without_a_driver_each_call_says_so(tmp_path):

@@ -1,6 +1,7 @@
 """The simulated device runs PTX: what a pipeline of stages makes of it, and keeps."""
 
 import os
+import struct
 import subprocess
 import sys
 from textwrap import dedent
@@ -127,3 +128,39 @@ def test_the_hook_watches_what_runs(play, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert hooked.Trace(trace).launches == {"other": 1}
     assert not list(tmp_path.glob("t.mp.*"))  # the stages were not watched
+
+
+def test_relocatable_code_is_linked(play, tmp_path):
+    """Fatbins that are compressed, as nvcc's: in the wrapper that nvlink's cubins are in, and with cuLink."""
+    head = ".version 7.0\n.target sm_70\n.address_size 64\n"
+    texts = [
+        ".extern .global .b32 value;\n.visible .entry get(.param .u64 to) { .reg .b64 %d; .reg .b32 %r;\n"
+        "ld.param.u64 %d, [to]; ld.global.u32 %r, [value]; st.global.u32 [%d], %r; ret; }\n",
+        ".visible .global .b32 value = 7;\n",
+    ]
+    files = [tmp_path / name for name in ("linked", "one", "two")]
+    files[0].write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0))  # nothing for the device
+    for file, text in zip(files[1:], texts, strict=True):
+        file.write_bytes(cuda.fatbin([("sm_70", "ptx", (head + text).encode())], "zstd", ["-c"]))
+    script = """
+    class Wrapper(Structure):
+        _fields_ = [("magic", c_uint32), ("version", c_uint32), ("data", c_void_p), ("more", c_void_p)]
+
+    def check(image):
+        module, memory = c_void_p(), Memory(1)
+        ok(cu.cuModuleLoadData(byref(module), image))
+        ok(launch(function(module, "get"), 1, 1, memory))
+        assert memory.read() == [7]
+
+    linked, *parts = [create_string_buffer(Path(path).read_bytes()) for path in sys.argv[1:]]
+    every = (c_void_p * 3)(*map(addressof, parts), None)
+    check(byref(Wrapper(0x466243B1, 2, addressof(linked), addressof(every))))
+    link, image = c_void_p(), c_void_p()
+    ok(cu.cuLinkCreate_v2(0, None, None, byref(link)))
+    for part in parts:
+        ok(cu.cuLinkAddData_v2(link, 4, part, c_size_t(len(part)), None, 0, None, None))
+    ok(cu.cuLinkComplete(link, byref(image), None))
+    check(image)
+    """
+    done = play(script, *files)
+    assert (done.returncode, done.stderr) == (0, "")
