@@ -37,6 +37,7 @@ class Processes:
     def run(self, command: list[str], folder: str) -> tuple[int, bytes]:
         """Its exit status, negative for a signal, and what it printed, cut off at MAX_OUTPUT.
 
+        Its temporary files go to the folder too: one that is killed removes none.
         Raises TimeoutError.
         """
         with self._lock:
@@ -46,6 +47,7 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
+                    env=os.environ | {"TMPDIR": folder},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
