@@ -183,8 +183,6 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_MEM_ATTACH_GLOBAL = 1,
     CU_MEM_ATTACH_HOST = 2,
-    CU_MEMHOSTALLOC_ALL = 7,     // portable, of the device's addresses, write-combined
-    CU_MEMHOSTREGISTER_ALL = 15, // and for I/O, read-only
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,

@@ -258,10 +258,16 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
 
 enum { DEVICE_MAPPED = 2 }; // of the flags of pinned memory: all of it is
 
+// All flags that there are.
+enum {
+    MEMHOSTALLOC_ALL = 7,     // portable, of the device's addresses, write-combined
+    MEMHOSTREGISTER_ALL = 15, // and for I/O, read-only
+};
+
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
-    CUresult status = flags & ~CU_MEMHOSTALLOC_ALL ? CUDA_ERROR_INVALID_VALUE
-                                                   : allocate((uint64_t *)memory, size, context, PINNED);
+    CUresult status = flags & ~MEMHOSTALLOC_ALL ? CUDA_ERROR_INVALID_VALUE
+                                                : allocate((uint64_t *)memory, size, context, PINNED);
     if (!status)
         ranges[find((uint64_t)*memory) - 1].flags = flags | DEVICE_MAPPED;
     return status;
@@ -278,7 +284,7 @@ API cuMemFreeHost(void *memory) {
 API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
     uint64_t start = (uint64_t)memory;
-    if (!memory || !size || size > SIZE_MAX - start || flags & ~CU_MEMHOSTREGISTER_ALL)
+    if (!memory || !size || size > SIZE_MAX - start || flags & ~MEMHOSTREGISTER_ALL)
         return CUDA_ERROR_INVALID_VALUE;
     size_t at = find(start);
     if ((at && start - ranges[at - 1].start < ranges[at - 1].size) ||

@@ -15,6 +15,10 @@ CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *s
     (void)element, (void)text, (void)size;
     return CUDA_ERROR_INVALID_PTX;
 }
+CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
+    (void)fatbins, (void)text;
+    return CUDA_ERROR_INVALID_PTX;
+}
 void sim_describe_entry(struct entry *entry) { (void)entry; }
 void sim_close_later(void *object) { (void)object; }
 int sim_attribute(int attribute) { return 1000 * attribute; }
