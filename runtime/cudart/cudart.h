@@ -58,10 +58,14 @@ typedef struct {
 // The default stream of who compiled with --default-stream per-thread.
 #define PER_THREAD(stream) ((stream) ? (stream) : (void *)2)
 
+// Of a new node of a graph: what comes before it.
+#define NODE void **node, void *graph, void *const *after, size_t count
+
 // device.c
 void *cudart_driver(const char *name, void **found); // keeps it in *found
 int cudart_begin(void);
-int cudart_end(int status); // the status again
+int cudart_context(void **context); // the current one
+int cudart_end(int status);         // the status again
 int cudart_last_error(void);
 int cudart_device(void); // of this thread
 
@@ -71,9 +75,5 @@ int cudart_give_kernel(void *kernel);                   // makes such a handle k
 const void *cudart_symbol(void *kernel);                // what a kernel was registered by, else itself
 int cudart_variable(const void *symbol, uint64_t *address, size_t *size);
 void cudart_find_managed(void); // again, in the context that is current
-
-// memory.c
-int cudart_copy(void *to, const void *from, size_t size, int kind);
-int cudart_copy_async(void *to, const void *from, size_t size, int kind, void *stream);
 
 #endif

@@ -24,7 +24,7 @@ static void load(void) {
     loaded = init ? init(0) : cudaErrorInsufficientDriver;
 }
 
-// 0, or why there is no driver.
+// 0, or the error that each call returns without a driver.
 static int need_driver(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
@@ -42,6 +42,8 @@ void *cudart_driver(const char *name, void **found) {
 
 int cudart_device(void) { return thread.device; }
 
+int cudart_context(void **context) { return DRIVER(cuCtxGetCurrent, (void **), context); }
+
 int cudart_begin(void) {
     int status = need_driver();
     if (status || thread.ready == __atomic_load_n(&resets, __ATOMIC_ACQUIRE))
@@ -49,8 +51,7 @@ int cudart_begin(void) {
     pthread_mutex_lock(&lock);
     void *context = NULL;
     unsigned now = resets;
-    if (thread.ready || DRIVER(cuCtxGetCurrent, (void **), &context) ||
-        !context) { // the program's own is taken
+    if (thread.ready || cudart_context(&context) || !context) { // the program's own is taken
         status = DRIVER(cuDevicePrimaryCtxRetain, (void **, int), &context, thread.device);
         if (!status)
             status = DRIVER(cuCtxSetCurrent, (void *), context);

@@ -1,5 +1,5 @@
 // What the driver has with the same meaning and the same parameters: the context's settings, streams, events,
-// pools, graphs.
+// pools, graphs. graph.c has the nodes of graphs whose parameters are others.
 
 #include <string.h>
 
@@ -12,8 +12,6 @@
     FORWARD(name, driver, parameters, __VA_ARGS__)                                                           \
     FORWARD(name##_ptsz, driver##_ptsz, parameters, __VA_ARGS__)
 
-// Of a node: what comes before it.
-#define NODE void **node, void *graph, void *const *after, size_t count
 #define EDGES void *const *from, void *const *to, const void *data, size_t count
 
 // clang-format off
@@ -177,109 +175,6 @@ DEFINE(cudaMemPrefetchAsync_ptsz,
        (uint64_t memory, size_t size, struct location location, unsigned flags, void *stream),
        DRIVER(cuMemPrefetchAsync_v2, (uint64_t, size_t, struct location, unsigned, void *), memory, size,
               location, flags, PER_THREAD(stream)))
-
-static int add_memset(void **node, void *graph, void *const *after, size_t count, const void *parameters) {
-    void *context = NULL;
-    int status = DRIVER(cuCtxGetCurrent, (void **), &context);
-    return status
-               ? status
-               : DRIVER(cuGraphAddMemsetNode, (void **, void *, void *const *, size_t, const void *, void *),
-                        node, graph, after, count, parameters, context);
-}
-
-static int set_exec_memset(void *exec, void *node, const void *parameters) {
-    void *context = NULL;
-    int status = DRIVER(cuCtxGetCurrent, (void **), &context);
-    return status ? status
-                  : DRIVER(cuGraphExecMemsetNodeSetParams, (void *, void *, const void *, void *), exec, node,
-                           parameters, context);
-}
-
-static int create_condition(uint64_t *handle, void *graph, unsigned initial, unsigned flags) {
-    void *context = NULL;
-    int status = DRIVER(cuCtxGetCurrent, (void **), &context);
-    return status ? status
-                  : DRIVER(cuGraphConditionalHandleCreate, (uint64_t *, void *, void *, unsigned, unsigned),
-                           handle, graph, context, initial, flags);
-}
-
-DEFINE(cudaGraphConditionalHandleCreate, (uint64_t *handle, void *graph, unsigned initial, unsigned flags),
-       create_condition(handle, graph, initial, flags))
-DEFINE(cudaGraphExecMemsetNodeSetParams, (void *exec, void *node, const void *parameters),
-       set_exec_memset(exec, node, parameters))
-DEFINE(cudaGraphAddMemsetNode, (NODE, const void *parameters),
-       add_memset(node, graph, after, count, parameters))
-
-// Kernels of a graph: struct cudaKernelNodeParams, and the driver's.
-
-struct kernel_node {
-    const void *function;
-    dim3 grid, block;
-    unsigned shared;
-    void **arguments, **extra;
-};
-
-struct driver_kernel_node {
-    void *function;
-    dim3 grid, block;
-    unsigned shared;
-    void **arguments, **extra;
-    void *kernel, *context;
-};
-
-static int driver_node(struct driver_kernel_node *made, const struct kernel_node *node) {
-    void *kernel;
-    int status = node ? cudart_kernel(node->function, &kernel) : cudaErrorInvalidValue;
-    if (!status)
-        *made = (struct driver_kernel_node){
-            NULL, node->grid, node->block, node->shared, node->arguments, node->extra, kernel, NULL};
-    return status;
-}
-
-static int add_kernel(void **node, void *graph, void *const *after, size_t count,
-                      const struct kernel_node *parameters) {
-    struct driver_kernel_node made;
-    int status = driver_node(&made, parameters);
-    return status ? status
-                  : DRIVER(cuGraphAddKernelNode_v2, (void **, void *, void *const *, size_t, const void *),
-                           node, graph, after, count, &made);
-}
-
-static int get_kernel(void *node, struct kernel_node *found) {
-    struct driver_kernel_node made;
-    int status =
-        found ? DRIVER(cuGraphKernelNodeGetParams_v2, (void *, void *), node, &made) : cudaErrorInvalidValue;
-    if (!status)
-        *found = (struct kernel_node){made.kernel ? cudart_symbol(made.kernel) : made.function,
-                                      made.grid,
-                                      made.block,
-                                      made.shared,
-                                      made.arguments,
-                                      made.extra};
-    return status;
-}
-
-static int set_kernel(void *node, const struct kernel_node *parameters) {
-    struct driver_kernel_node made;
-    int status = driver_node(&made, parameters);
-    return status ? status : DRIVER(cuGraphKernelNodeSetParams_v2, (void *, const void *), node, &made);
-}
-
-static int set_exec_kernel(void *exec, void *node, const struct kernel_node *parameters) {
-    struct driver_kernel_node made;
-    int status = driver_node(&made, parameters);
-    return status
-               ? status
-               : DRIVER(cuGraphExecKernelNodeSetParams_v2, (void *, void *, const void *), exec, node, &made);
-}
-
-DEFINE(cudaGraphAddKernelNode, (NODE, const struct kernel_node *parameters),
-       add_kernel(node, graph, after, count, parameters))
-DEFINE(cudaGraphKernelNodeGetParams, (void *node, struct kernel_node *found), get_kernel(node, found))
-DEFINE(cudaGraphKernelNodeSetParams, (void *node, const struct kernel_node *parameters),
-       set_kernel(node, parameters))
-DEFINE(cudaGraphExecKernelNodeSetParams, (void *exec, void *node, const struct kernel_node *parameters),
-       set_exec_kernel(exec, node, parameters))
 
 // The driver's own functions
 

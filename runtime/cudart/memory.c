@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "cudart.h"
+#include "box.h"
 
 // Allocation. No bytes are no error, and no memory.
 
@@ -29,21 +29,14 @@ static int allocate_rows(uint64_t *found, size_t *pitch, size_t width, size_t he
                            : cudaSuccess;
 }
 
-struct pitched {
-    void *memory;
-    size_t pitch, width, height;
-};
-
-struct extent {
-    size_t width, height, depth;
-};
-
 static int allocate_box(struct pitched *found, struct extent extent) {
     if (!found)
         return cudaErrorInvalidValue;
+    size_t height;
+    if (__builtin_mul_overflow(extent.height, extent.depth, &height))
+        return cudaErrorMemoryAllocation;
     found->width = extent.width, found->height = extent.height;
-    return allocate_rows((uint64_t *)&found->memory, &found->pitch, extent.width,
-                         extent.height * extent.depth);
+    return allocate_rows((uint64_t *)&found->memory, &found->pitch, extent.width, height);
 }
 
 DEFINE(cudaMalloc, (uint64_t *found, size_t size), allocate(found, size))
@@ -66,7 +59,7 @@ DEFINE(cudaHostGetDevicePointer, (uint64_t *found, void *memory, unsigned flags)
 DEFINE(cudaHostGetFlags, (unsigned *flags, void *memory),
        DRIVER(cuMemHostGetFlags, (unsigned *, void *), flags, memory))
 
-// Copies. SYNC and ASYNC are the driver's functions, whose default stream is the legacy one or the thread's.
+// Copies. The driver has a function for each direction; `variant`: that of the thread's default stream.
 
 #define COPY(name, variant, ...)                                                                             \
     ({                                                                                                       \
@@ -88,126 +81,63 @@ DEFINE(cudaHostGetFlags, (unsigned *flags, void *memory),
     DRIVER(function, (uint64_t, uint64_t, size_t __VA_OPT__(, void *)), target, source,                      \
            size __VA_OPT__(, ) __VA_ARGS__)
 
-int cudart_copy(void *to, const void *from, size_t size, int kind) { return COPY(, , ); }
+static int copy_bytes(void *to, const void *from, size_t size, int kind) { return COPY(, , ); }
 
 static int copy_ptds(void *to, const void *from, size_t size, int kind) { return COPY(, _ptds, ); }
 
-int cudart_copy_async(void *to, const void *from, size_t size, int kind, void *stream) {
+static int copy_async(void *to, const void *from, size_t size, int kind, void *stream) {
     return COPY(Async, , stream);
 }
 
-DEFINE(cudaMemcpy, (void *to, const void *from, size_t size, int kind), cudart_copy(to, from, size, kind))
+DEFINE(cudaMemcpy, (void *to, const void *from, size_t size, int kind), copy_bytes(to, from, size, kind))
 DEFINE(cudaMemcpy_ptds, (void *to, const void *from, size_t size, int kind), copy_ptds(to, from, size, kind))
 DEFINE(cudaMemcpyAsync, (void *to, const void *from, size_t size, int kind, void *stream),
-       cudart_copy_async(to, from, size, kind, stream))
+       copy_async(to, from, size, kind, stream))
 DEFINE(cudaMemcpyAsync_ptsz, (void *to, const void *from, size_t size, int kind, void *stream),
-       cudart_copy_async(to, from, size, kind, PER_THREAD(stream)))
+       copy_async(to, from, size, kind, PER_THREAD(stream)))
 
 // There is one address space.
 DEFINE(cudaMemcpyPeer, (void *to, int to_device, const void *from, int from_device, size_t size),
-       ((void)to_device, (void)from_device, cudart_copy(to, from, size, cudaMemcpyDeviceToDevice)))
+       ((void)to_device, (void)from_device, copy_bytes(to, from, size, cudaMemcpyDeviceToDevice)))
 DEFINE(cudaMemcpyPeerAsync,
        (void *to, int to_device, const void *from, int from_device, size_t size, void *stream),
-       ((void)to_device, (void)from_device,
-        cudart_copy_async(to, from, size, cudaMemcpyDeviceToDevice, stream)))
+       ((void)to_device, (void)from_device, copy_async(to, from, size, cudaMemcpyDeviceToDevice, stream)))
 
-// Of variables: where in the variable, and whether the bytes are within it.
+// Of variables: `place` is `offset` bytes into the variable, if `count` bytes from there are within it.
 
-static int place_in(const void *symbol, size_t offset, size_t count, void **place) {
+static int place_in(const void *symbol, size_t offset, size_t count, bool right_direction, void **place) {
     uint64_t address;
     size_t size;
-    int status = cudart_variable(symbol, &address, &size);
+    int status = right_direction ? cudart_variable(symbol, &address, &size) : cudaErrorInvalidMemcpyDirection;
     if (status)
         return status;
     *place = (void *)(address + offset);
     return offset > size || count > size - offset ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-// kind: that of the copy, of which one end is in device memory.
-static int is_to(int kind) {
-    return kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyDefault;
-}
-
-static int is_from(int kind) {
-    return kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyDefault;
-}
-
-#define SYMBOL_COPIES(suffix_sync, suffix_async, copy, of_stream)                                            \
-    static int to_symbol##suffix_sync(const void *symbol, const void *from, size_t count, size_t offset,     \
-                                      int kind) {                                                            \
+#define TO_SYMBOL const void *symbol, const void *from, size_t count, size_t offset, int kind
+#define FROM_SYMBOL void *to, const void *symbol, size_t count, size_t offset, int kind
+// `copy` takes `place`; `host_end`: its direction if the other end is in host memory.
+#define IN_VARIABLE(host_end, copy)                                                                          \
+    ({                                                                                                       \
         void *place;                                                                                         \
-        int status =                                                                                         \
-            is_to(kind) ? place_in(symbol, offset, count, &place) : cudaErrorInvalidMemcpyDirection;         \
-        return status ? status : copy(place, from, count, kind);                                             \
-    }                                                                                                        \
-    static int from_symbol##suffix_sync(void *to, const void *symbol, size_t count, size_t offset,           \
-                                        int kind) {                                                          \
-        void *place;                                                                                         \
-        int status =                                                                                         \
-            is_from(kind) ? place_in(symbol, offset, count, &place) : cudaErrorInvalidMemcpyDirection;       \
-        return status ? status : copy(to, place, count, kind);                                               \
-    }                                                                                                        \
-    static int to_symbol_async##suffix_async(const void *symbol, const void *from, size_t count,             \
-                                             size_t offset, int kind, void *stream) {                        \
-        void *place;                                                                                         \
-        int status =                                                                                         \
-            is_to(kind) ? place_in(symbol, offset, count, &place) : cudaErrorInvalidMemcpyDirection;         \
-        return status ? status : cudart_copy_async(place, from, count, kind, of_stream);                     \
-    }                                                                                                        \
-    static int from_symbol_async##suffix_async(void *to, const void *symbol, size_t count, size_t offset,    \
-                                               int kind, void *stream) {                                     \
-        void *place;                                                                                         \
-        int status =                                                                                         \
-            is_from(kind) ? place_in(symbol, offset, count, &place) : cudaErrorInvalidMemcpyDirection;       \
-        return status ? status : cudart_copy_async(to, place, count, kind, of_stream);                       \
-    }                                                                                                        \
-    DEFINE(cudaMemcpyToSymbol##suffix_sync,                                                                  \
-           (const void *symbol, const void *from, size_t count, size_t offset, int kind),                    \
-           to_symbol##suffix_sync(symbol, from, count, offset, kind))                                        \
-    DEFINE(cudaMemcpyFromSymbol##suffix_sync,                                                                \
-           (void *to, const void *symbol, size_t count, size_t offset, int kind),                            \
-           from_symbol##suffix_sync(to, symbol, count, offset, kind))                                        \
-    DEFINE(cudaMemcpyToSymbolAsync##suffix_async,                                                            \
-           (const void *symbol, const void *from, size_t count, size_t offset, int kind, void *stream),      \
-           to_symbol_async##suffix_async(symbol, from, count, offset, kind, stream))                         \
-    DEFINE(cudaMemcpyFromSymbolAsync##suffix_async,                                                          \
-           (void *to, const void *symbol, size_t count, size_t offset, int kind, void *stream),              \
-           from_symbol_async##suffix_async(to, symbol, count, offset, kind, stream))
-SYMBOL_COPIES(, , cudart_copy, stream)
+        bool right = kind == host_end || kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyDefault;      \
+        int found = place_in(symbol, offset, count, right, &place);                                          \
+        found ? found : copy;                                                                                \
+    })
+#define SYMBOL_COPIES(sync, async, copy, of_stream)                                                          \
+    DEFINE(cudaMemcpyToSymbol##sync, (TO_SYMBOL),                                                            \
+           IN_VARIABLE(cudaMemcpyHostToDevice, copy(place, from, count, kind)))                              \
+    DEFINE(cudaMemcpyFromSymbol##sync, (FROM_SYMBOL),                                                        \
+           IN_VARIABLE(cudaMemcpyDeviceToHost, copy(to, place, count, kind)))                                \
+    DEFINE(cudaMemcpyToSymbolAsync##async, (TO_SYMBOL, void *stream),                                        \
+           IN_VARIABLE(cudaMemcpyHostToDevice, copy_async(place, from, count, kind, of_stream)))             \
+    DEFINE(cudaMemcpyFromSymbolAsync##async, (FROM_SYMBOL, void *stream),                                    \
+           IN_VARIABLE(cudaMemcpyDeviceToHost, copy_async(to, place, count, kind, of_stream)))
+SYMBOL_COPIES(, , copy_bytes, stream)
 SYMBOL_COPIES(_ptds, _ptsz, copy_ptds, PER_THREAD(stream))
 
-// Boxes: cudaMemcpy3DParms, and what the driver takes.
-
-struct position {
-    size_t x, y, z;
-};
-
-struct box {
-    void *from_array;
-    struct position from_at;
-    struct pitched from;
-    void *to_array;
-    struct position to_at;
-    struct pitched to;
-    struct extent extent;
-    int kind;
-};
-
-struct end {
-    size_t x, y, z, level;
-    int type;
-    const void *host;
-    uint64_t device;
-    void *array, *reserved;
-    size_t pitch, height;
-};
-
-struct driver_box {
-    struct end from, to;
-    size_t width, height, depth;
-};
-
-enum { HOST = 1, DEVICE = 2, UNIFIED = 4 }; // CUmemorytype
+// Boxes
 
 static struct end end_of(const struct pitched *memory, struct position at, int type) {
     return (struct end){
@@ -215,7 +145,7 @@ static struct end end_of(const struct pitched *memory, struct position at, int t
         NULL, memory->pitch, memory->height};
 }
 
-static int driver_box(struct driver_box *made, const struct box *box) {
+int cudart_box(struct driver_box *made, const struct box *box) {
     static const int types[][2] = {
         {HOST, HOST}, {HOST, DEVICE}, {DEVICE, HOST}, {DEVICE, DEVICE}, {UNIFIED, UNIFIED}};
     if (!box)
@@ -237,7 +167,7 @@ static bool is_empty(const struct driver_box *box) { return !box->width || !box-
 
 static int copy_box(const struct box *given, bool per_thread) {
     struct driver_box box;
-    int status = driver_box(&box, given);
+    int status = cudart_box(&box, given);
     if (status || is_empty(&box))
         return status;
     return per_thread ? DRIVER(cuMemcpy3D_v2_ptds, (const struct driver_box *), &box)
@@ -246,13 +176,13 @@ static int copy_box(const struct box *given, bool per_thread) {
 
 static int copy_box_async(const struct box *given, void *stream) {
     struct driver_box box;
-    int status = driver_box(&box, given);
+    int status = cudart_box(&box, given);
     if (status || is_empty(&box))
         return status;
     return DRIVER(cuMemcpy3DAsync_v2, (const struct driver_box *, void *), &box, stream);
 }
 
-static struct box rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+struct box cudart_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                        size_t height, int kind) {
     return (struct box){.from = {(void *)from, from_pitch, width, height},
                         .to = {to, to_pitch, width, height},
@@ -265,7 +195,7 @@ static struct box rows(void *to, size_t to_pitch, const void *from, size_t from_
 #define ROWS_ASYNC                                                                                           \
     (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind,  \
      void *stream)
-#define THE_ROWS ((struct box[]){rows(to, to_pitch, from, from_pitch, width, height, kind)})
+#define THE_ROWS ((struct box[]){cudart_rows(to, to_pitch, from, from_pitch, width, height, kind)})
 DEFINE(cudaMemcpy2D, ROWS, copy_box(THE_ROWS, false))
 DEFINE(cudaMemcpy2D_ptds, ROWS, copy_box(THE_ROWS, true))
 DEFINE(cudaMemcpy2DAsync, ROWS_ASYNC, copy_box_async(THE_ROWS, stream))
@@ -291,7 +221,7 @@ static int set_async(uint64_t to, int value, size_t size, void *stream) {
                 : cudaSuccess;
 }
 
-// In a stream; `wait`: and until it is done, as a driver waits for none of device memory.
+// The driver sets one plane at a time.
 static int set_box(struct pitched to, int value, struct extent extent, void *stream) {
     int status = cudaSuccess;
     for (size_t z = 0; !status && extent.width && extent.height && z < extent.depth; z++)
@@ -350,81 +280,3 @@ static int where(struct where *found, const void *address) {
 }
 
 DEFINE(cudaPointerGetAttributes, (struct where * found, const void *address), where(found, address))
-
-// Of a graph: the same boxes
-
-static int add_copy(void **node, void *graph, void *const *after, size_t count, const struct box *given) {
-    struct driver_box box;
-    void *context = NULL;
-    int status = driver_box(&box, given);
-    if (!status)
-        status = DRIVER(cuCtxGetCurrent, (void **), &context);
-    return status ? status
-                  : DRIVER(cuGraphAddMemcpyNode,
-                           (void **, void *, void *const *, size_t, const struct driver_box *, void *), node,
-                           graph, after, count, &box, context);
-}
-
-static int set_copy(void *node, const struct box *given) {
-    struct driver_box box;
-    int status = driver_box(&box, given);
-    return status ? status
-                  : DRIVER(cuGraphMemcpyNodeSetParams, (void *, const struct driver_box *), node, &box);
-}
-
-static int set_exec_copy(void *exec, void *node, const struct box *given) {
-    struct driver_box box;
-    void *context = NULL;
-    int status = driver_box(&box, given);
-    if (!status)
-        status = DRIVER(cuCtxGetCurrent, (void **), &context);
-    return status ? status
-                  : DRIVER(cuGraphExecMemcpyNodeSetParams,
-                           (void *, void *, const struct driver_box *, void *), exec, node, &box, context);
-}
-
-static struct pitched memory_of(const struct end *end, size_t width) {
-    return (struct pitched){end->type == HOST ? (void *)end->host : (void *)end->device, end->pitch, width,
-                            end->height};
-}
-
-static int get_copy(void *node, struct box *found) {
-    struct driver_box box;
-    int status = found ? DRIVER(cuGraphMemcpyNodeGetParams, (void *, struct driver_box *), node, &box)
-                       : cudaErrorInvalidValue;
-    if (status)
-        return status;
-    int kind = box.from.type == UNIFIED || box.to.type == UNIFIED
-                   ? cudaMemcpyDefault
-                   : 2 * (box.from.type == DEVICE) + (box.to.type == DEVICE);
-    *found = (struct box){.from = memory_of(&box.from, box.width),
-                          .from_at = {box.from.x, box.from.y, box.from.z},
-                          .to = memory_of(&box.to, box.width),
-                          .to_at = {box.to.x, box.to.y, box.to.z},
-                          .extent = {box.width, box.height, box.depth},
-                          .kind = kind};
-    return status;
-}
-
-static int add_bytes(void **node, void *graph, void *const *after, size_t count, void *to, const void *from,
-                     size_t size, int kind) {
-    struct box box = rows(to, size, from, size, size, 1, kind);
-    return add_copy(node, graph, after, count, &box);
-}
-
-DEFINE(cudaGraphAddMemcpyNode,
-       (void **node, void *graph, void *const *after, size_t count, const struct box *box),
-       add_copy(node, graph, after, count, box))
-DEFINE(cudaGraphAddMemcpyNode1D,
-       (void **node, void *graph, void *const *after, size_t count, void *to, const void *from, size_t size,
-        int kind),
-       add_bytes(node, graph, after, count, to, from, size, kind))
-DEFINE(cudaGraphMemcpyNodeGetParams, (void *node, struct box *found), get_copy(node, found))
-DEFINE(cudaGraphMemcpyNodeSetParams, (void *node, const struct box *box), set_copy(node, box))
-DEFINE(cudaGraphMemcpyNodeSetParams1D, (void *node, void *to, const void *from, size_t size, int kind),
-       set_copy(node, (struct box[]){rows(to, size, from, size, size, 1, kind)}))
-DEFINE(cudaGraphExecMemcpyNodeSetParams, (void *exec, void *node, const struct box *box),
-       set_exec_copy(exec, node, box))
-DEFINE(cudaGraphExecMemcpyNodeSetParams1D,
-       (void *exec, void *node, void *to, const void *from, size_t size, int kind),
-       set_exec_copy(exec, node, (struct box[]){rows(to, size, from, size, size, 1, kind)}))

@@ -106,7 +106,7 @@ static void kernels(float *x, float *host) {
 static void variables() {
     void *address;
     size_t size;
-    int values[1000] = {0, 40};
+    int values[1000] = {0, 40, 0, 1, 1};
     OK(cudaGetSymbolAddress(&address, variable));
     OK(cudaGetSymbolSize(&size, variable));
     IS(size, 4000);
@@ -115,6 +115,11 @@ static void variables() {
     IS(cudaMemcpyFromSymbol(values, variable, 8, 3996), cudaErrorInvalidValue);
     IS(cudaMemcpyToSymbol(values, values, 4), cudaErrorInvalidSymbol);
     IS(cudaMemcpyToSymbol(variable, values, 4, 0, cudaMemcpyDeviceToHost), cudaErrorInvalidMemcpyDirection);
+    IS(cudaMemcpyFromSymbol(values, variable, 4, 0, cudaMemcpyHostToDevice), cudaErrorInvalidMemcpyDirection);
+    OK(cudaMemcpyToSymbolAsync(variable, values, 4, 8, cudaMemcpyHostToDevice, 0));
+    OK(cudaMemcpyFromSymbolAsync(&values[3], variable, 8, 4, cudaMemcpyDeviceToHost, 0));
+    OK(cudaDeviceSynchronize());
+    IS(values[3] == 40 && values[4] == 0, true);
     double *sum, result = 1;
     OK(cudaMalloc(&sum, 8));
     OK(cudaMemcpy(sum, &result, 8, cudaMemcpyHostToDevice));
@@ -130,7 +135,7 @@ static void variables() {
     IS(managed[3], 50);
 }
 
-static void memory(float *x, float *host) {
+static void memory(float *x, float *host, bool simulated) {
     float *rows;
     size_t pitch, free_bytes, total;
     OK(cudaMallocPitch(&rows, &pitch, 100, 10));
@@ -166,6 +171,8 @@ static void memory(float *x, float *host) {
     copy.dstPtr = make_cudaPitchedPtr(host, 64, 64, 4);
     OK(cudaMemcpy3D(&copy));
     IS(((char *)host)[511], 3);
+    if (simulated) // 2^64 rows
+        IS(cudaMalloc3D(&box, make_cudaExtent(64, 1ull << 63, 2)), cudaErrorMemoryAllocation);
     cudaGetLastError();
 }
 
@@ -244,7 +251,7 @@ int main(int argc, char **) {
     OK(cudaMalloc(&x, 1024));
     kernels(x, host);
     variables();
-    memory(x, host);
+    memory(x, host, argc > 1);
     streams(x, host);
     if (argc > 1) { // what is no memory: on a GPU the rest of the process is lost
         fill<float><<<1, 1>>>((float *)0x10, 1);
