@@ -62,7 +62,7 @@ struct gpt_u64 {{ bool present; uint64_t value; }};    // where it is optional
 #define GPT_U64(number) ((struct gpt_u64){{true, (number)}})
 
 // Ends a record that began at `start`.
-static inline size_t gpt_finish(struct gpt_buffer *buffer, unsigned char *start) {{
+static inline size_t gpt_finish(struct gpt_packer *buffer, unsigned char *start) {{
     size_t size = (size_t)(buffer->at - start);
     if (buffer->full || size > GPT_MAX_RECORD) {{
         buffer->at = start;
@@ -159,12 +159,12 @@ def header() -> Iterator[str]:
         yield from declare(name, keys)
         yield ""
         body = (line for part in (put_map(keys, fixed=0), put_keys(keys)) for line in part)
-        yield from define(f"void gpt_put_{name}(struct gpt_buffer *buffer, const struct gpt_{name} *record)", body)
+        yield from define(f"void gpt_put_{name}(struct gpt_packer *buffer, const struct gpt_{name} *record)", body)
         yield ""
     for kind, keys in records.KINDS.items():
         yield from declare(kind, keys)
         yield ""
-        signature = f"size_t gpt_pack_{kind}(struct gpt_buffer *buffer, const struct gpt_{kind} *record)"
+        signature = f"size_t gpt_pack_{kind}(struct gpt_packer *buffer, const struct gpt_{kind} *record)"
         yield from define(signature, pack(kind, keys))
         yield ""
     yield "#endif"

@@ -41,7 +41,7 @@ static unsigned char out[128 << 20];
     if (!size || size != (size_t)(buffer.at - before)) abort(); \\
     for (size_t room = 0; room < size && room < 200; room++) { \\
         memset(buffer.at, 0xee, 256); \\
-        struct gpt_buffer small = {buffer.at, buffer.at + room, false}; \\
+        struct gpt_packer small = {buffer.at, buffer.at + room, false}; \\
         if (gpt_pack_##kind(&small, &record) || small.at != buffer.at || small.full) abort(); \\
         for (size_t i = room; i < 256; i++) \\
             if (buffer.at[i] != 0xee) abort(); \\
@@ -49,7 +49,7 @@ static unsigned char out[128 << 20];
 } while (0)
 
 int main(void) {
-    struct gpt_buffer buffer = {out, out + sizeof(out), false};
+    struct gpt_packer buffer = {out, out + sizeof(out), false};
     for (int i = 0; i < 70000; i++) {
         text[i] = 'a' + i % 23;
         bytes[i] = i * 7 % 251;

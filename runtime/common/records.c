@@ -41,7 +41,7 @@ enum { SMALL = 512 }; // bytes that are enough for a record without its texts an
 #define ADD(bytes, kind, more, ...)                                                                          \
     do {                                                                                                     \
         unsigned char *at = (unsigned char *)gpt_make_room(bytes, SMALL + (more));                           \
-        struct gpt_buffer buffer = {at, at + SMALL + (more), !at};                                           \
+        struct gpt_packer buffer = {at, at + SMALL + (more), !at};                                           \
         size_t size = at ? gpt_pack_##kind(&buffer, &(struct gpt_##kind){__VA_ARGS__}) : 0;                  \
         (bytes)->size += size;                                                                               \
         return size > 0;                                                                                     \

@@ -127,7 +127,7 @@ static void drop(struct trace **at) {
 
 static void put_sync(void) {
     unsigned char room[32];
-    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    struct gpt_packer buffer = {room, room + sizeof(room), false};
     gpt_pack_sync(&buffer, &(struct gpt_sync){++syncs});
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
     output.records++;
@@ -136,7 +136,7 @@ static void put_sync(void) {
 // Says which process comes next. Its header says it the first time.
 static void put_turn(const struct trace *trace) {
     unsigned char room[32];
-    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    struct gpt_packer buffer = {room, room + sizeof(room), false};
     gpt_pack_resume(&buffer, &(struct gpt_resume){headers - trace->begun});
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
@@ -183,7 +183,7 @@ static bool follow_all(bool last) {
 // A source writes a segment, whatever happens.
 static void put_empty_segment(pid_t pid) {
     static unsigned char room[128 << 10];
-    struct gpt_buffer buffer = {room, room + sizeof(room), false};
+    struct gpt_packer buffer = {room, room + sizeof(room), false};
     struct gpt_str words[256];
     size_t count = 0;
     for (; self->argv[count] && count < 256; count++)

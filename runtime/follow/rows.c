@@ -108,7 +108,7 @@ static const unsigned char *row_at(const struct rows *rows, uint64_t row) {
 
 static void begin_rows(struct bytes *bytes, const struct rows *rows, size_t size, bool *failed) {
     unsigned char room[8];
-    struct gpt_buffer head = {room, room + sizeof(room), false};
+    struct gpt_packer head = {room, room + sizeof(room), false};
     gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
     *failed |=
         !output_put(bytes, rows->head, rows->head_size) || !output_put(bytes, room, (size_t)(head.at - room));

@@ -324,7 +324,7 @@ static enum step finish(struct segment *segment, struct output *output, bool dea
     } while (segment->known != known);
     if (segment->ended) {
         unsigned char room[64];
-        struct gpt_buffer buffer = {room, room + sizeof(room), false};
+        struct gpt_packer buffer = {room, room + sizeof(room), false};
         gpt_pack_end(&buffer, &(struct gpt_end){.records = output->records, .status = segment->status});
         segment->failed |= !output_put(&output->bytes, room, (size_t)(buffer.at - room));
     }

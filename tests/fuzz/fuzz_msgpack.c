@@ -3,7 +3,7 @@
 #include "../../runtime/records.h"
 #include "harness.h"
 
-static void put(struct gpt_buffer *buffer, uint8_t what, const uint8_t *data, size_t size) {
+static void put(struct gpt_packer *buffer, uint8_t what, const uint8_t *data, size_t size) {
     uint64_t number = 0;
     memcpy(&number, data, size < 8 ? size : 8);
     struct gpt_str text = {(const char *)data, size};
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     size_t room = data[0] + 256u * (data[1] & 3);
     unsigned char *start = malloc(room ? room : 1);
-    struct gpt_buffer buffer = {start, start + room, false};
+    struct gpt_packer buffer = {start, start + room, false};
     for (size_t at = 2; at + 2 <= size;) {
         size_t length = data[at + 1] < size - at - 2 ? data[at + 1] : size - at - 2;
         bool full = buffer.full, record = data[at] % 8 == 5 || data[at] % 8 == 6; // which begin anew

@@ -43,7 +43,7 @@ static struct count *make_rows(bool query, unsigned number) {
     struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};
     struct gpt_counts queries = {.fields = {QUERIES, 3}, .stride = sizeof(struct count)};
     unsigned char *start = chunk.start + CHUNK_HEAD;
-    struct gpt_buffer buffer = {start, chunk.start + chunk.size - CHUNK_TAIL, false};
+    struct gpt_packer buffer = {start, chunk.start + chunk.size - CHUNK_TAIL, false};
     if (query)
         gpt_pack_counts(&buffer, &queries);
     else

@@ -15,8 +15,8 @@ static inline struct tail *mapped_tail(struct mapped chunk) {
     return (struct tail *)(chunk.start + chunk.size - CHUNK_TAIL);
 }
 
-static inline struct gpt_buffer mapped_room(struct mapped chunk, uint32_t used) {
-    return (struct gpt_buffer){chunk.start + CHUNK_HEAD + used, chunk.start + chunk.size - CHUNK_TAIL, false};
+static inline struct gpt_packer mapped_room(struct mapped chunk, uint32_t used) {
+    return (struct gpt_packer){chunk.start + CHUNK_HEAD + used, chunk.start + chunk.size - CHUNK_TAIL, false};
 }
 
 void hook_set_used(unsigned char *chunk, uint32_t used);

@@ -24,7 +24,7 @@ static size_t read_command(struct gpt_str *words, size_t count, char *text, size
     return found;
 }
 
-size_t hook_pack_header(struct gpt_buffer *buffer, bool whole) {
+size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
     static char command[64 << 10];
     static struct gpt_str words[1024];
     char host[65] = "", boot[37] = "";

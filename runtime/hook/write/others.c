@@ -105,7 +105,7 @@ static void write_other(struct other *other, const struct gpt_child *child, bool
     struct mapped chunk = hook_make_chunk(other->file, at, size);
     if (!chunk.start)
         return;
-    struct gpt_buffer buffer = mapped_room(chunk, 0);
+    struct gpt_packer buffer = mapped_room(chunk, 0);
     if (ended)
         hook_pack_header(&buffer, false);
     if (child)

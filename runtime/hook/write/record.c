@@ -14,7 +14,7 @@
 
 TLS bool hook_writing;
 
-bool hook_open(struct gpt_buffer *buffer, int try) {
+bool hook_open(struct gpt_packer *buffer, int try) {
     struct thread *thread = hook_this_thread();
     if (!thread)
         return false;
@@ -32,7 +32,7 @@ bool hook_open(struct gpt_buffer *buffer, int try) {
     return true;
 }
 
-bool hook_close(struct gpt_buffer *buffer) {
+bool hook_close(struct gpt_packer *buffer) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(!thread)) // a child that was forked by a signal handler in between
         return false;
@@ -42,8 +42,8 @@ bool hook_close(struct gpt_buffer *buffer) {
     return true;
 }
 
-unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size) {
-    struct gpt_buffer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
+unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size) {
+    struct gpt_packer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
     gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
     size_t pad = -(uintptr_t)head.at & 7;
     if (head.full || pad + size > (size_t)(head.end - head.at))

@@ -12,17 +12,17 @@
 extern TLS bool hook_writing; // a record: a signal handler that comes now writes none
 // Room for a record: in the thread's chunk, if that had none in the next one, then in one of the largest.
 enum { TRIES = 3 };
-bool hook_open(struct gpt_buffer *buffer, int try);
-bool hook_close(struct gpt_buffer *buffer); // what was packed is in the trace
+bool hook_open(struct gpt_packer *buffer, int try);
+bool hook_close(struct gpt_packer *buffer); // what was packed is in the trace
 // After a record whose last value is not bytes: makes them `size` bytes, aligned, that stay as they are,
 // zero. Gives where they begin, or NULL where they do not fit.
-unsigned char *hook_grow_rows(struct gpt_buffer *buffer, unsigned char *start, size_t size);
+unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size);
 
 // Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
-        struct gpt_buffer buffer_;                                                                           \
+        struct gpt_packer buffer_;                                                                           \
         HOOK_CALM;                                                                                           \
         bool done_ = false, nested_ = hook_writing;                                                          \
         hook_writing = true;                                                                                 \

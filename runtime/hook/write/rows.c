@@ -74,7 +74,7 @@ bool hook_new_batch(struct thread *thread, enum layout layout) {
     struct batch *batch = &thread->batches[layout];
     uint32_t count = batch->rows;
     unsigned char *rows = NULL;
-    struct gpt_buffer buffer;
+    struct gpt_packer buffer;
     for (int try = 0; try < TRIES && !rows && hook_open(&buffer, try); try++) {
         struct gpt_calls calls = {
             .thread = thread->tid,

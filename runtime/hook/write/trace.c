@@ -54,7 +54,7 @@ static bool start(void) {
         return false;
     }
     static unsigned char header[96 << 10]; // its command line takes at most 64 KiB
-    struct gpt_buffer buffer = {header, header + sizeof(header), false};
+    struct gpt_packer buffer = {header, header + sizeof(header), false};
     size_t length = hook_pack_header(&buffer, true);
     uint32_t size = hook_chunk_for(length);
     hook_bus_setup();
