@@ -336,7 +336,6 @@ KINDS: dict[str, Keys] = {
         "block": ("[u64]", "threads of a block in x, y and z"),
         "shared": ("u64", "bytes of dynamic shared memory"),
         "params": ("bin?", "its own parameters, as the kernel got them"),
-        "lost": ("str?", "why it has no buffers"),
     },
     "buffer": {
         "launch": ("u64", "id of the probed record"),
@@ -345,6 +344,7 @@ KINDS: dict[str, Keys] = {
         "path": ("str?", "the file that holds them, in the folder of the trace"),
         "offset": ("u64?", "where they begin in that file"),
         "data": ("bin?", "the bytes, where they are in no file"),
+        "lost": ("str?", "why they are nowhere"),
     },
     "unprobed": {
         "function": ("u64", "id of the function"),
