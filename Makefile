@@ -128,7 +128,7 @@ check-shell: $(READY)
 	@echo "check: shellcheck"
 	@$(VENV)/bin/shellcheck $(SHELL_FILES)
 
-# Man pages are the one thing that no wheel can check; a developer without mandoc is told, CI fails.
+# Man pages are the one thing that no wheel can check; a developer without mandoc gets a warning, CI fails.
 check-man:
 	@echo "check: man pages"
 	@if command -v mandoc >/dev/null; then \

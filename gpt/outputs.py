@@ -6,8 +6,8 @@ replacing a file, it has one that nobody can foresee, is created exclusively, an
 open descriptor is the file: what is written and checked goes through it, and the name is compared with it before and
 after the renaming. So a file that somebody left or put there is never taken for ours, nor written to.
 
-This holds in folders that others may write to, as /tmp. Against the owner of the folder nothing helps: who may rename
-our files may do so a moment later too.
+This holds in folders that others may write to, as /tmp. Against the owner of the folder nothing helps: a user who may
+rename our files may do so a moment later too.
 """
 
 from __future__ import annotations

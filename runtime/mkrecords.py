@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpt import records
 
-# type -> its C type, and where it is optional what tells that it is there; a type without C form is a KeyError
+# type -> its C type, and if it is optional what shows that it is there; a type without C form is a KeyError
 SCALARS = {
     "u64": "uint64_t",
     "bool": "bool",
@@ -41,7 +41,7 @@ PRELUDE = """\
 //
 // gpt_pack_KIND appends one record and returns its size. A record that does not fit, or is larger than a
 // record may be, returns 0 and leaves `at` where it was; the bytes after it may have been overwritten. What a
-// designated initializer leaves out is absent where it is optional, and 0 or empty if it is not.
+// designated initializer leaves out is absent if it is optional, and 0 or empty if it is not.
 // Nothing here allocates, locks or sets errno: a signal handler may call it.
 
 #ifndef GPT_RECORDS_H
@@ -54,7 +54,7 @@ PRELUDE = """\
 #define GPT_VERSION "{major}.{minor}"
 #define GPT_MAX_RECORD ((size_t){max_record})
 
-struct gpt_str {{ const char *data; size_t size; }};   // UTF-8; optional: absent where data is NULL
+struct gpt_str {{ const char *data; size_t size; }};   // UTF-8; optional: absent if data is NULL
 struct gpt_bin {{ const void *data; size_t size; }};   // the same
 struct gpt_u64 {{ bool present; uint64_t value; }};    // where it is optional
 

@@ -55,7 +55,8 @@ typedef void nvtx_function(void);
 
 typedef struct {
     size_t struct_size;
-    // Gives the places of function pointers, and how many there are, the one that is not used at 0 included.
+    // Returns the places of function pointers, and how many there are, the one that is not used at 0
+    // included.
     int (*GetModuleFunctionTable)(int module, nvtx_function ****table, unsigned *size);
 } NvtxExportTableCallbacks;
 

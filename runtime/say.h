@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// The bytes of the character that a text begins with, 0 where it begins with none that may be shown.
+// The bytes of the character that a text begins with, 0 if it begins with none that may be shown.
 static inline size_t gpt_shown(const unsigned char *text) {
     if (*text < 0x80)
         return *text >= ' ' && *text != 0x7f;
@@ -60,7 +60,7 @@ static inline void gpt_write_line(const char *text) {
     }
     line[size++] = '\n';
     int before = errno;
-    sigset_t caused, mask; // where nobody listens, or the file may not grow, a signal comes with the error
+    sigset_t caused, mask; // if there is no reader, or the file may not grow, a signal comes with the error
     sigemptyset(&caused);
     sigaddset(&caused, SIGPIPE);
     sigaddset(&caused, SIGXFSZ);

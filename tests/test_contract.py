@@ -273,7 +273,7 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """Who should have filled the pipe has said why it did not: one fault gives one error."""
+    """The stage that should have filled the pipe has said why it did not: one fault, one error."""
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:

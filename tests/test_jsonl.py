@@ -18,7 +18,7 @@ from tests.tiers import examples
 
 HEADER = stream.header("test", ["test"])
 
-# Text as the reader gives it: bytes that are not UTF-8 are lone surrogates in it.
+# Text as the reader returns it: bytes that are not UTF-8 are lone surrogates in it.
 texts = st.one_of(st.text(), st.binary(max_size=20).map(lambda b: b.decode(errors="surrogateescape")))
 escapes = st.sampled_from(sorted(jsonl.ESCAPES))
 leaves = st.one_of(

@@ -16,7 +16,7 @@ architecture alone, and one that a trace saw loaded from memory, by its digest, 
 outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
 out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
 image was loaded from memory that is in no library, which may be what came out: by the library itself, by one of its
-family, or by who knows whom. A library of nothing else is there to be linked by others (libmathdx, whose user nvmath
+family, or by any other code. A library of nothing else is there to be linked by others (libmathdx, whose user nvmath
 loads the result by cuda.bindings), so that it does not matter who loaded the image.
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
@@ -84,7 +84,7 @@ def may_link(library: str, loader: str | None, candidates: list[Candidate]) -> b
     if loader is None or all(c.linkable for c in candidates):
         return True
     family, others = _family(library), _family(loader)
-    if others == "libcudart":  # which loads for whoever asks
+    if others == "libcudart":  # which loads on behalf of others
         return True
     return family.startswith(others) or others.startswith(family)
 

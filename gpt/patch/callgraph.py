@@ -5,7 +5,7 @@ A kernel or device function is a section of code, `.text.NAME`; what one needs o
 - relocations of its code and of the constants that belong to it: calls, and addresses that it takes;
 - `.nv.callgraph`, pairs of symbols in four groups, each begun by a pair (0, -N): (1) caller and callee,
   (2) functions whose address is taken, each with a prototype, (3) callers through a pointer, each with a
-  prototype, (4) who takes the address of which function. Read from cubins of our own, beside cuobjdump's listing.
+  prototype, (4) which function takes the address of which. Read from cubins of our own, beside cuobjdump's listing.
 
 Device code that is not linked with other code holds its functions once for each kernel, inside of the kernel's
 section. So what stays is what can be reached from a used kernel along both kinds of edges, and what no kernel

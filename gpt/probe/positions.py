@@ -6,8 +6,8 @@ when its first word is the instruction's, and each further word is among the mod
 
 Three rules keep words from meaning too much. A load without state space is generic, and matches only where `generic`
 is asked for. `cp.async` is the copy of some bytes; of its family, what moves none or in bulk must be named, and so must
-`bar.warp.sync`, which is no barrier of a block. A word of a modifier with `::` may stop there: `shared` is in
-`shared::cta`.
+`bar.warp.sync`, which is not a barrier of a block. Of a modifier with `::` the part before it is enough: `shared`
+matches `shared::cta`.
 """
 
 from __future__ import annotations

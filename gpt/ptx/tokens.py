@@ -1,5 +1,5 @@
-"""The tokens of PTX: the one table of their forms. The scanner's patterns are made of it, and all who read token by
-token, the grammar as well, cut with TOKEN.
+"""The tokens of PTX: the one table of their forms. The scanner's patterns are made of it, and whatever reads token by
+token, the grammar as well, cuts with TOKEN.
 
 What ptxas takes decides: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. Patterns are for
 re.ASCII, and possessive: none goes back over what it has read.

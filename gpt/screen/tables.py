@@ -1,6 +1,6 @@
 """What a person sees: the tables that a stage prints on a terminal, and wherever it is asked for them.
 
-One summary for every stage, because a table follows from the records, not from who wrote them: elements by
+One summary for every stage, because a table follows from the records, not from the stage that wrote them: elements by
 architecture, tallies by reason, patched libraries, and a count of the rest. Of a record is kept what a row of it
 needs, and only one that is what gpt/records.py declares gets here.
 """

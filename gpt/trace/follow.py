@@ -4,7 +4,7 @@ A `child` record names the trace of another process: a file in the folder of the
 is opened, no link and no file elsewhere, for whoever wrote the trace chose the name. A live stream names none: there
 the segments of children follow. Each file is read once, whoever names it.
 
-What becomes of a trace that is not whole depends on who reads it; here it is only known. A segment without `end` is
+What becomes of a trace that is not whole depends on the reader; here it is only reported. A segment without `end` is
 *interrupted*: its process was killed, or runs. A file that ends within a record, or that names a child whose trace is
 absent, is *truncated*.
 """

@@ -12,7 +12,7 @@
 void gpt_hold_standard(void);
 
 // Starts one, which begins in `work` and never returns from it: `root` will be the command, and its
-// `root_file`, a pidfd, is readable once that has ended. Gives false with errno set.
+// `root_file`, a pidfd, is readable once that has ended. Returns false with errno set.
 bool gpt_start_apart(void (*work)(pid_t root, int root_file));
 
 // Lets go of what belongs to the command: its folder, its standard streams (but standard error if there are

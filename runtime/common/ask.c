@@ -54,7 +54,7 @@ static void read_file(int file, struct gpt_bytes *found) {
     }
 }
 
-// False where there is none that could be asked.
+// False if there is none that could be asked.
 static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                            struct gpt_outcome *outcome) {
     const char *name = getenv(GPT_BROKER);

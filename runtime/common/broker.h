@@ -100,7 +100,7 @@ void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char
 
 // alone.c
 
-// Runs a pipeline over an input. The answer gets its status, and what it said last if that is no 0.
+// Runs a pipeline over an input. The answer gets its status, and what it said last if that is not 0.
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 

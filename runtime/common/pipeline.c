@@ -18,7 +18,7 @@ const char *const gpt_lines[GPT_PIPELINES] = {
 
 int gpt_read_errors(int file, char *line, size_t room) {
     char text[4096], *before = NULL, *last = NULL, *rest = text, *end;
-    struct stat found; // its offset is that of who writes
+    struct stat found; // its offset is the writers'
     off_t whole = fstat(file, &found) ? 0 : found.st_size, most = sizeof(text) - 1;
     ssize_t size = pread(file, text, sizeof(text) - 1, whole > most ? whole - most : 0);
     text[size > 0 ? size : 0] = '\0';

@@ -278,7 +278,7 @@ static void supervise(pid_t root, int root_file) {
     for (size_t i = 0; i < most_clients; i++)
         clients[i].socket = -1;
     bool ended = false;
-    int absent = 0, wait = -1; // a look misses who is forked meanwhile
+    int absent = 0, wait = -1; // a look misses processes forked meanwhile
     while (absent < 2) {
         wait_and_do(children, ended ? -1 : root_file, client_count ? -1 : wait);
         serve();

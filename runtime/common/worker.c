@@ -10,7 +10,8 @@
 
 #include "worker.h"
 
-// Seconds for an answer, which is a little longer than gpt-asm gives a compiler; and without a question.
+// Seconds: to wait for an answer, a little longer than gpt-asm waits for a compiler; and to keep a pipeline
+// that has no request.
 #ifndef GPT_PATIENCE
 #define GPT_PATIENCE 660
 #define GPT_LEISURE 60

@@ -55,7 +55,7 @@ typedef struct {
         return cudart_end(begun ? begun : (__VA_ARGS__));                                                    \
     }
 
-// The default stream of who compiled with --default-stream per-thread.
+// The default stream of programs compiled with --default-stream per-thread.
 #define PER_THREAD(stream) ((stream) ? (stream) : (void *)2)
 
 // Of a new node of a graph: what comes before it.

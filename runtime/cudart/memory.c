@@ -4,7 +4,7 @@
 
 #include "box.h"
 
-// Allocation. No bytes are no error, and no memory.
+// Allocation. A size of 0 is not an error, and allocates nothing.
 
 static int allocate(uint64_t *found, size_t size) {
     if (!found)

@@ -1,10 +1,10 @@
 // The helper of a live stream. The program writes its traces to files in a private folder, as ever, so that a
-// slow reader never holds it up; this process reads behind it.
+// slow reader never holds it up; this process reads what is there.
 //
 // Segments take turns in the stream: whatever is new is passed on, of one process after the other. The helper
 // ends when nobody can begin a trace any more: the command has ended, and no process is left that was started
-// with the folder in its environment, daemons included. It is no descendant of such a process and no child of
-// the command, which could come to wait for it.
+// with the folder in its environment, daemons included. It is not a descendant of such a process, nor a child
+// of the command, which could come to wait for it.
 
 #include <dirent.h>
 #include <errno.h>
@@ -166,7 +166,7 @@ static enum step follow_one(struct trace *trace, bool last) {
     return step;
 }
 
-// Passes on what is new, of one process after the other. Gives false when there was nothing to do.
+// Passes on what is new, of one process after the other. Returns false if there was nothing to do.
 static bool follow_all(bool last) {
     bool any = false;
     for (struct trace **at = &traces; *at && !stopped;) {
@@ -208,7 +208,7 @@ static void put_empty_segment(pid_t pid) {
 
 static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
-    unsigned absent = 0; // how often in a row nobody was left: a look misses who is forked meanwhile
+    unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
     bool ended = false, nothing = true;
     while (!stopped) {
         if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
@@ -217,7 +217,8 @@ static _Noreturn void follow(pid_t root, int root_file) {
                                                                          : absent + 1;
             searched = now();
         }
-        bool last = absent == 2; // who is gone now wrote nothing later than this look at the folder
+        bool last =
+            absent == 2; // a process that is gone now wrote nothing later than this look at the folder
         if (last && self->ends_with_root && until == UINT64_MAX)
             until = now();
         find_traces();

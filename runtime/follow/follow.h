@@ -25,7 +25,7 @@ struct follow {
     char **argv;         // of the command that is watched
 };
 
-// Starts the helper, which is not a child of this process. Gives false with errno set.
+// Starts the helper, which is not a child of this process. Returns false with errno set.
 bool follow_start(const struct follow *follow);
 
 struct bytes { // that wait to be written
@@ -47,8 +47,8 @@ bool output_flush(struct output *output); // false with errno set: nobody reads 
 
 struct rows;
 
-// The rows of a record, NULL if it has none. `body` is behind the head of its map of `keys` keys; `mapped` is
-// where the record is in the file, which keeps changing.
+// The rows of a record, NULL if it has none. `body` begins after the head of its map of `keys` keys; `mapped`
+// is where the record is in the file, which keeps changing.
 struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t keys,
                        const unsigned char *mapped);
 void rows_add(struct rows **list, struct rows *rows);

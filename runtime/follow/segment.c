@@ -36,7 +36,7 @@ struct chunk {
     uint32_t size;
     uint32_t taken; // bytes of records that were passed on
     struct rows *rows;
-    bool over; // what follows is of a process that told of itself after the end, or is not to be trusted
+    bool over; // what follows is of a process that announced itself after the end, or is not to be trusted
 };
 
 struct segment {
@@ -341,7 +341,7 @@ enum step segment_step(struct segment *segment, struct output *output, bool dead
         struct chunk *chunk = *at;
         bool closed = atomic_load_explicit(&tail_of(chunk)->closed, memory_order_acquire);
         uint32_t used = atomic_load((_Atomic uint32_t *)(chunk->data + CHUNK_USED));
-        bool whole = chunk->taken == be32toh(used); // before that, rows of records behind are unknown
+        bool whole = chunk->taken == be32toh(used); // before that, rows of later records are unknown
         segment->row_records += rows_take(&chunk->rows, &segment->rows, closed && whole, &segment->failed);
         if (closed && whole && chunk->at) {
             *at = chunk->next;

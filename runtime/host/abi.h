@@ -39,12 +39,12 @@ enum host_barrier {
 
 enum host_fault {
     HOST_FAULT_ADDRESS,     // no such memory
-    HOST_FAULT_MISALIGNED,  // the address is no multiple of the size of the access
+    HOST_FAULT_MISALIGNED,  // the address is not a multiple of the size of the access
     HOST_FAULT_SHARED,      // outside of the block's shared memory
     HOST_FAULT_LOCAL,       // outside of the thread's local memory
     HOST_FAULT_STACK,       // calls too deep
     HOST_FAULT_TRAP,        // trap, brkpt
-    HOST_FAULT_FUNCTION,    // a call to what is no function
+    HOST_FAULT_FUNCTION,    // a call to what is not a function
     HOST_FAULT_INSTRUCTION, // operands that no such instruction has: a mask without the thread itself
     HOST_FAULT_ASSERT,
 };
@@ -55,7 +55,7 @@ struct host_services {
     // change.
     void (*turn)(struct host_thread *, uint32_t site);
     // Waits until all lanes of `mask` that have not exited are in meet with this mask and this function;
-    // calls it once; gives the mask of those that met. With mask 0: until no other lane of the warp can
+    // calls it once; returns the mask of those that met. With mask 0: until no other lane of the warp can
     // advance; those that are then at this site meet.
     uint32_t (*meet)(struct host_thread *, uint32_t site, uint32_t mask, host_combine *, void *data);
     // bar and barrier: `threads` is a multiple of the warp's size, 0 for all of the block that have not
@@ -68,14 +68,14 @@ struct host_services {
     // Ends the launch: does not return.
     void (*fault)(struct host_thread *, uint32_t site, enum host_fault, uint64_t address)
         __attribute__((noreturn));
-    // vprintf: device addresses. Gives what it returns.
+    // vprintf: device addresses. Returns what it returns.
     int (*print)(struct host_thread *, uint32_t site, uint64_t format, uint64_t arguments);
     // __assertfail: device addresses of texts.
     void (*fail)(struct host_thread *, uint32_t site, uint64_t message, uint64_t file, uint32_t line,
                  uint64_t function) __attribute__((noreturn));
     // exit of a device function: the thread ends, as if its kernel returned.
     void (*exit)(struct host_thread *) __attribute__((noreturn));
-    // malloc and free of device code; 0 where there is no memory.
+    // malloc and free of device code; 0 if there is no memory.
     uint64_t (*allocate)(struct host_thread *, uint32_t site, uint64_t size);
     void (*release)(struct host_thread *, uint32_t site, uint64_t address);
 };
@@ -94,7 +94,7 @@ struct host_thread {
     uint64_t *clock;           // instructions that the multiprocessor has executed
     uint32_t tid[3], ntid[3], ctaid[3], nctaid[3];
     uint32_t laneid, warpid, nwarpid, smid, nsmid;
-    uint32_t dynamic_shared; // bytes, behind the static ones
+    uint32_t dynamic_shared; // bytes, after the static ones
     uint64_t gridid;
     uint64_t workspace; // of a cooperative grid: address of its size and of the barrier's count; else 0
 };
@@ -154,7 +154,7 @@ static inline uint64_t host_address_of(const char *name) {
     uint64_t digest = 0xcbf29ce484222325;
     for (; *name; name++)
         digest = (digest ^ (unsigned char)*name) * 0x100000001b3;
-    return 0x7e00000000000000 | (digest >> 8 & ~(uint64_t)15); // where no memory is
+    return 0x7e00000000000000 | (digest >> 8 & ~(uint64_t)15); // an address without memory
 }
 
 #endif

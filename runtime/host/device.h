@@ -118,7 +118,7 @@ INLINE uint64_t host_time(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-// Memory: each gives the address in the host of `size` bytes, a power of two, that may be accessed.
+// Memory: each returns the address in the host of `size` bytes, a power of two, that may be accessed.
 
 OUTLINE _Noreturn void host_outside(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size,
                                     enum host_fault fault) {

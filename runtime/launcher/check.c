@@ -58,7 +58,7 @@ static bool check_driver(void) {
     return count;
 }
 
-// Runs a command to its end, and gives its status as waitpid does. `answer` is the first line of what it
+// Runs a command to its end, and returns its status as waitpid does. `answer` is the first line of what it
 // writes, or with `errors` of what it writes to standard error.
 static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     int ends[2], status = -1;

@@ -94,7 +94,7 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
-// Others tell the trace of the command, if it has one, where theirs are.
+// Others announce theirs in the trace of the command, if it has one.
 static void set_output(const char *template) {
     char path[PATH_MAX];
     expand(template, path);

@@ -220,7 +220,7 @@ static struct object *find_object(const struct link_map *map) {
     return object;
 }
 
-// Whether the file is loaded where the one who asks is.
+// Whether the file is loaded in the namespace of the asking object.
 static bool is_loaded(const struct identity *identity, const struct link_map *asker) {
     const struct object *from = find_object(asker);
     for (const struct object *object = objects; object; object = object->next)

@@ -32,7 +32,7 @@ static unsigned count_ready(const struct resident *block) {
 // Once all had their turn other blocks do. It does not matter what else happened: lanes may meet, or pass
 // barriers, to find out together whether another block has done what they wait for.
 //
-// Where those that wait for memory are all that a warp still runs, lanes that wait for them do so in vain.
+// Where those that wait for memory are all that a warp still runs, lanes that wait for them wait forever.
 void sim_turn(struct host_thread *thread, uint32_t site) {
     struct lane *lane = lane_of(thread);
     struct warp *warp = lane->warp;

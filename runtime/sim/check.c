@@ -19,7 +19,7 @@ static const struct {
     [HOST_FAULT_LOCAL] = {CUDA_ERROR_ILLEGAL_ADDRESS, "address 0x%llx is outside of the local memory"},
     [HOST_FAULT_STACK] = {CUDA_ERROR_ILLEGAL_ADDRESS, "calls too deep"},
     [HOST_FAULT_TRAP] = {CUDA_ERROR_LAUNCH_FAILED, "trap"},
-    [HOST_FAULT_FUNCTION] = {CUDA_ERROR_ILLEGAL_INSTRUCTION, "call of 0x%llx, which is no function"},
+    [HOST_FAULT_FUNCTION] = {CUDA_ERROR_ILLEGAL_INSTRUCTION, "call of 0x%llx, which is not a function"},
     [HOST_FAULT_INSTRUCTION] = {CUDA_ERROR_ILLEGAL_INSTRUCTION, "illegal operand 0x%llx"},
     [HOST_FAULT_ASSERT] = {CUDA_ERROR_ASSERT, "assertion failed"},
 };

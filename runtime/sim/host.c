@@ -31,8 +31,8 @@ static bool write_all(int file, const char *bytes, size_t size) {
     return true;
 }
 
-// Loads an object. Not with the lock: the linker has one of its own. Gives NULL, having said why, where it is
-// none.
+// Loads an object. Not with the lock: the linker has one of its own. Returns NULL, having said why, if it is
+// not one.
 void *sim_open_object(const char *bytes, size_t size) {
     int file = memfd_create("gpt-sim", MFD_CLOEXEC);
     char name[128];

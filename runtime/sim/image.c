@@ -81,8 +81,8 @@ bool sim_is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
 }
 
-// The next token: a word (with the dot or percent sign that it begins with), or one character. Gives false at
-// the end.
+// The next token: a word (with the dot or percent sign that it begins with), or one character. Returns false
+// at the end.
 bool sim_next_token(struct text *text) {
     const char *at = text->at, *end = text->end;
     for (;;) {

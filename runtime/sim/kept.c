@@ -22,7 +22,7 @@ static bool is_ours(int file, mode_t type) {
            !(status.st_mode & (S_IWGRP | S_IWOTH));
 }
 
-// The folder, which is made where it is missing; -1 where there is none that may be used.
+// The folder, which is made if it is missing; -1 if there is none that may be used.
 static int open_folder(void) {
     const char *home = secure_getenv("XDG_CACHE_HOME");
     bool set = home && *home == '/';

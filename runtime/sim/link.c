@@ -265,7 +265,7 @@ static void read_options(struct link *link, unsigned count, const int *options, 
             link->log = values[i];
         else if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) {
             link->log_size = (unsigned)(uintptr_t)values[i];
-            link->log_used = (size_t *)&values[i]; // it is told how much was written
+            link->log_used = (size_t *)&values[i]; // it gets how much was written
         }
     }
     complain(link, CUDA_SUCCESS, "");

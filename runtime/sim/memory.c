@@ -124,17 +124,17 @@ void sim_describe(uint64_t address, char text[256]) {
         }
     size_t at = find(address);
     const struct range *below = at ? &ranges[at - 1] : NULL, *above = at < count ? &ranges[at] : NULL;
-    size_t behind = below ? address - below->start - below->size : NEAR;
+    size_t after = below ? address - below->start - below->size : NEAR;
     size_t before = above ? above->start - address : NEAR;
     if (below && address - below->start < below->size)
         snprintf(text, 256, ", at the end of an allocation of %zu bytes", (size_t)below->size);
-    else if (behind < NEAR && behind <= before)
-        snprintf(text, 256, ", %zu bytes behind an allocation of %zu bytes", behind, (size_t)below->size);
+    else if (after < NEAR && after <= before)
+        snprintf(text, 256, ", %zu bytes after an allocation of %zu bytes", after, (size_t)below->size);
     else if (before < NEAR)
         snprintf(text, 256, ", %zu bytes before an allocation of %zu bytes", before, (size_t)above->size);
 }
 
-// Gives false where no such range begins there.
+// Returns false if no such range begins there.
 static bool drop(uint64_t start, enum memory type) {
     size_t at = find(start);
     if (!at || ranges[at - 1].start != start || ranges[at - 1].type != type)
@@ -335,7 +335,7 @@ API cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory
 
 // Copies: all are three-dimensional.
 
-// Bytes from the first that is touched on to the last, SIZE_MAX where that is no number.
+// Bytes from the first that is touched to the last, SIZE_MAX if that overflows.
 static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
     size_t rows, bytes;
     if (__builtin_mul_overflow(c->Depth - 1, height ? height : c->Height, &rows) ||
@@ -395,7 +395,7 @@ static enum place place_of(uint32_t type, const void *host, uint64_t device) {
     return !range ? IN_PAGEABLE : range->type == PINNED || range->type == REGISTERED ? IN_PINNED : ON_DEVICE;
 }
 
-enum { STAGED = 1 << 20 }; // bytes: who copies more from pageable memory waits for it
+enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for it
 
 // Reads what is to be copied, so that the program may change it.
 static bool stage(struct operation *operation) {

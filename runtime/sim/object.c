@@ -1,6 +1,6 @@
 // What handles point to. All objects have one size, their memory is never given back, and the last that was
-// freed is the first to be used again, whatever kind it is then: who keeps a handle for longer than its
-// object meets another object at once, in each run at the same place. An object that is gone is known as such
+// freed is the first to be used again, whatever kind it is then: a handle kept for longer than its object
+// names another object at once, in each run at the same place. An object that is gone is known as such
 // as long as nothing else has its place.
 
 #include <stdlib.h>

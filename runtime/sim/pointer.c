@@ -5,7 +5,7 @@
 
 #include "sim.h"
 
-// Gives false for an attribute that is not simulated. Without a range the address is none of the driver's.
+// Returns false for an attribute that is not simulated. Without a range the address is not the driver's.
 static bool answer(void *value, int attribute, const struct range *range, CUdeviceptr address) {
     bool host = range && (range->type == PINNED || range->type == REGISTERED);
     bool managed = range && range->type == MANAGED;

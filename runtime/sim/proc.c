@@ -39,8 +39,8 @@ API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uin
 }
 
 // NVIDIA's CUDA runtime asks for tables of functions that no header describes. With some of them it makes
-// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished): there is nothing to give it
-// here.
+// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished): there are no such
+// tables here.
 API cuGetExportTable(const void **table, const CUuuid *id) {
     static const unsigned char runtime[] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a};
     static bool said;

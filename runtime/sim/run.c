@@ -149,7 +149,7 @@ static void begin(struct resident *block, const struct run *run, uint64_t number
     block->warp = block->turns = block->used = 0;
 }
 
-// Begins another block, if there is one. Gives false where there is none, or no room for it.
+// Begins another block, if there is one. Returns false if there is none, or no room for it.
 static bool admit(struct worker *worker) {
     struct run *run = worker->run;
     bool room = run->cooperative || worker->count < run->most;

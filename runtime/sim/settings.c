@@ -1,5 +1,5 @@
-// What a program can tell a context, a function and the device without any effect here, and peers that the
-// one device does not have.
+// Settings of contexts, functions and the device that have no effect here, and peers, which the one device
+// does not have.
 
 #include <stdio.h>
 #include <string.h>

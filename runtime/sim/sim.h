@@ -1,9 +1,9 @@
 // The simulated device: a libcuda.so.1 whose device memory is host memory and whose one device is the CPU.
 //
-//   object.c   what handles point to: who owns what, addresses that are given out again
+//   object.c   what handles point to: what owns what, addresses that are used again
 //   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
 //   context.c  contexts, and which is current
-//   settings.c what contexts and functions are told, peers
+//   settings.c settings of contexts and functions, peers
 //   memory.c   device memory, pinned memory, copies; pool.c, virtual.c: other ways to allocate; pointer.c:
 //   what
 //              is known of an address
@@ -69,18 +69,18 @@ enum kind {
 
 // What a handle points to says what it is. It goes with its owner.
 struct object {
-    enum kind kind;               // 0: free
-    uint64_t serial;              // of all objects that there ever were; what tells one from the next here
+    enum kind kind;  // 0: free
+    uint64_t serial; // of all objects that there ever were; what distinguishes one from the next here
     struct object *owner, *owned; // the newest of what it owns
     struct object *older, *newer; // what its owner owns beside it
 };
 
 enum { OBJECT_SIZE = 256 };
 
-void *sim_new(enum kind kind, void *owner); // zero after its head; NULL where there is no memory
+void *sim_new(enum kind kind, void *owner); // zero after its head; NULL if there is no memory
 void sim_delete(void *object);              // and all that it owns, the newest first
 void sim_give(void *object, void *owner);   // that has none yet
-// `array` with room for one more than `count`, or NULL where there is no memory.
+// `array` with room for one more than `count`, or NULL if there is no memory.
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
 static inline bool is_kind(const void *handle, enum kind kind) {
@@ -359,7 +359,7 @@ struct event {
 };
 enum { SIM_URGENT = -5 }; // the highest priority: it has no effect
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
-struct stream *sim_stream(struct context *context, void *handle);       // NULL: is no stream
+struct stream *sim_stream(struct context *context, void *handle);       // NULL: not a stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
 void sim_record(struct event *event, struct stream *stream);
 CUresult sim_wait_event(struct stream *stream, struct event *event);

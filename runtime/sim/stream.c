@@ -87,7 +87,7 @@ static void free_queue(struct queue *queue) {
     free(queue);
 }
 
-// Waits for work in the queue. Gives false where there has been none for a second.
+// Waits for work in the queue. Returns false if there was none for a second.
 static bool wait_for_work(struct queue *queue) {
     struct timespec end = as_timespec(now() + 1000000000);
     int status = 0;
@@ -96,7 +96,7 @@ static bool wait_for_work(struct queue *queue) {
     return queue->first;
 }
 
-// Gives false in a child that the operation forked: nothing of this thread's is there.
+// Returns false in a child that the operation forked: nothing of this thread's is there.
 static bool do_first(struct queue *queue) {
     struct work *work = queue->first;
     for (size_t i = 0; i < work->count; i++)
@@ -147,7 +147,7 @@ static bool start(struct queue *queue) {
     return queue->has_thread;
 }
 
-// Waits without the lock. The functions of a driver are no cancellation points.
+// Waits without the lock. The functions of a driver are not cancellation points.
 static void wait_for(struct work *work) {
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
@@ -181,7 +181,7 @@ void sim_drop_work(void) {
         queue->wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
         queue->has_thread = false;
         if (queue->first)
-            keep(queue->first); // it may be running: who forks there looks at it again
+            keep(queue->first); // it may be running: a child forked there looks at it again
         while (queue->first)
             finish(queue, CUDA_SUCCESS);
         if (queue->is_closed)

@@ -12,7 +12,7 @@ struct value_operation {
     unsigned size, flags; // bytes; CU_STREAM_WAIT_VALUE_*
 };
 
-// Gives false where the memory is gone.
+// Returns false if the memory is gone.
 static bool read_value(const struct value_operation *operation, uint64_t *value) {
     LOCKED;
     if (!sim_range(operation->address, operation->size))

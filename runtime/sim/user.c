@@ -1,4 +1,4 @@
-// User objects: data of the program's that graphs keep. Who has the last reference to one has it destroyed,
+// User objects: data of the program's that graphs keep. One is destroyed with the last reference to it,
 // by a thread of its own, as the function may wait for whatever it likes.
 
 #include <stdlib.h>

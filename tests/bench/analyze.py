@@ -4,7 +4,7 @@
 
 Eight threads take turns chunk by chunk, with the mix of calls of a PyTorch decode loop: launches, queries of the
 driver, some copies and waits, 27 functions and 200 kernels in all. Beside the summary stands what reading alone
-takes (every record of the same file, looked at by nobody), so that the figure tells what of it is analysis.
+takes (every record of the same file, not looked at), so that the figure shows what of it is analysis.
 The exit status is 1 if a bound was missed.
 """
 

@@ -108,7 +108,7 @@ def starts() -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Measures, prints the table, writes the raw figures; 1 where a bound is missed."""
+    """Measures, prints the table, writes the raw figures; 1 if a bound is missed."""
     arguments = sys.argv[1:]
     output = RESULT
     if arguments[:1] == ["--output"]:
@@ -129,7 +129,7 @@ def main() -> int:
                 if calls == "all":
                     each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)
         probed = uprobes(program, driver, env)
-    bare = {name: min(ways["bare"]) for name, ways in raw.items()}  # of shared cores the fastest run tells most
+    bare = {name: min(ways["bare"]) for name, ways in raw.items()}  # on shared cores the fastest run says most
     cost = {name: {way: min(ways[way]) - bare[name] for way in WAYS} for name, ways in raw.items()}
     bounds = [(f"{name}, recorded, ns", ways["recorded"], 60.0) for name, ways in cost.items()]
     bounds += [(f"{name}, quiet, ns", ways["quiet"], max(5.0, bare[name] / 10)) for name, ways in cost.items()]

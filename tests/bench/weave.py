@@ -85,7 +85,7 @@ def modules(library: str, wheel: str) -> Iterator[scan.Module]:
 
 
 def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
-    """CPU seconds of ptxas, the registers and spilled bytes that it tells; None if it refuses."""
+    """CPU seconds of ptxas, the registers and spilled bytes that it reports; None if it refuses."""
     path = folder / "k.ptx"
     path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A probed kernel defines no variable in global memory: its record tells where the addresses of the program's go.
+# A probed kernel defines no variable in global memory: its record says where the addresses of the program's go.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
 

@@ -10,7 +10,7 @@ sub take { my $n = shift; read(STDIN, my $b, $n) == $n or die "sign: error: trun
 sub number { my $n = shift; unpack $n == 1 ? "C" : $n == 2 ? "n" : "N", take($n) }
 sub items { my $n = shift; value() while $n-- > 0; "" }
 
-sub value {    # reads one value, whatever it is; gives it back if it is text
+sub value {    # reads one value, whatever it is; returns it if it is text
     my $type = ord take(1);
     return "" if $type < 0x80 or $type >= 0xe0; # a small integer
     return items(2 * ($type & 15)) if $type < 0x90; # a small map

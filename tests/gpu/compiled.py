@@ -1,4 +1,4 @@
-"""A workload of kernels made at run time: a model through torch.compile, and a Triton kernel behind it."""
+"""A workload of kernels made at run time: a model through torch.compile, and a Triton kernel after it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def case(name: str, codec: str, how: str, path: Path, original: Path, used: list
 
 
 def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path:
-    """The pipeline as a user types it; gives the new file."""
+    """The pipeline as a user types it; returns the new file."""
     with tempfile.TemporaryDirectory() as work:
         names = Path(work, "names")
         names.write_text("\n".join(used))
@@ -181,7 +181,7 @@ def weak(cubin: bytes, used: list[str]) -> bytes:
 
 
 def run(folder: Path) -> int:
-    """Tries all cases and prints the table. Status 1 where the driver does not do what is hoped for."""
+    """Tries all cases and prints the table. Status 1 if the driver does not do what is hoped for."""
     cases = json.loads((folder / "cases.json").read_text())
     rows, wanted, bad = [], {}, 0
     todo = [(one, loading) for one in cases for loading in ("LAZY", "EAGER")]

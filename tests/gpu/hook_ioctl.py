@@ -25,7 +25,7 @@ int main(void) {
 
 
 def main() -> None:
-    """Prints how often each escape was called; exits with 1 where the expected ones are missing."""
+    """Prints how often each escape was called; exits with 1 if the expected ones are missing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = hooked.compile_c(folder / "client", SOURCE)

@@ -195,7 +195,7 @@ def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int
 
 
 def main() -> int:
-    """Weaves, assembles, runs, compares, and prints a line for each way to mix. Returns 1 where anything differs."""
+    """Weaves, assembles, runs, compares, and prints a line for each way to mix. Returns 1 if anything differs."""
     gpu = None if "--assemble" in sys.argv else Gpu()
     arch = gpu.arch if gpu else "sm_90"
     mixes: list[tuple[str, Callable[[int], bool]]] = [

@@ -34,7 +34,7 @@ from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 
-STRIP = 4096  # bytes after a buffer that nobody may write
+STRIP = 4096  # bytes after a buffer, which must stay as they are
 FILL = 0xA5
 
 # Maps that are too small: what does not fit is dropped and counted.
@@ -211,7 +211,7 @@ class Gpu:
         self.device = device
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
-        # Of a recursion ptxas cannot tell the depth, and a probe makes each of its frames larger.
+        # ptxas cannot know the depth of a recursion, and a probe makes each of its frames larger.
         self.call("cuCtxSetLimit", 0, ctypes.c_size_t(16 << 10))
         self.arch = f"sm_{self.attribute(75)}{self.attribute(76)}"
         self.sms = self.attribute(16)
@@ -417,7 +417,7 @@ def plan() -> list[tuple[Case, tuple[str, ...]]]:
 
 
 def main() -> int:
-    """Weaves, assembles, runs, compares, and prints a table. Returns 1 where anything differs."""
+    """Weaves, assembles, runs, compares, and prints a table. Returns 1 if anything differs."""
     begin = time.monotonic()
     dry = "--assemble" in sys.argv
     gpu = None if dry else Gpu()

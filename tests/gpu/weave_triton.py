@@ -192,7 +192,7 @@ def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
 
 
 def main() -> int:
-    """Compiles, weaves, runs, compares, and prints a table. Returns 1 where anything differs."""
+    """Compiles, weaves, runs, compares, and prints a table. Returns 1 if anything differs."""
     begin = time.monotonic()
     gpu = None if "--assemble" in sys.argv else Gpu()
     arch = int(gpu.arch[3:]) if gpu else 90

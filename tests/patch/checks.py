@@ -25,7 +25,7 @@ print(library.answer(), library.name_of(2).decode())
 
 
 def check_patched(original: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """Holds all that can be told from the files. `kept` are the names that cuobjdump gives the original's elements."""
+    """Checks all that the files show. `kept` are cuobjdump's names of the original's elements."""
     assert oracle.warnings(patched) <= oracle.warnings(original)
     assert patched.stat().st_mode == original.stat().st_mode
     check_elements(original, patched, kept, folder)

@@ -36,7 +36,7 @@ def sections(cubin):
 
 
 def check_cubins(library, patched, folder):
-    """What cuobjdump extracts: the same sections, but for code that is gone, which is zeros. Gives these names."""
+    """What cuobjdump extracts: the same sections, but for code that is gone, which is zeros. Returns these names."""
     before = oracle.extracted(library, folder / "before", ".sm_90.cubin")
     after = oracle.extracted(patched, folder / "after")
     assert len(before) == len(after)

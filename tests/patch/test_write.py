@@ -297,7 +297,7 @@ def test_a_full_file_system(library, tmp_path):
 
 
 def test_a_library_that_cannot_be_replaced(library):
-    """As one that nobody may change: told by its own name, and as it was."""
+    """As an immutable one: the message has its own name, and it is as it was."""
     if subprocess.run(["chattr", "+i", library], capture_output=True, check=False).returncode:
         pytest.skip("only root makes files immutable, where the file system knows it")
     before = contents(library.parent)

@@ -3,6 +3,8 @@
 `kernel_of` is not a weaver: helpers become registers of their types, SAVE stores to a parameter's address.
 """
 
+import operator
+
 from gpt.probe.model import HELPERS, Save, names_of
 from gpt.ptx.tree import Instruction, Label, Name, Number, Prefixed
 
@@ -56,14 +58,6 @@ BINARY = {
     "min": min,
     "max": max,
 }
-COMPARE = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-}
 
 
 def run(snippet, registers, helpers=None):
@@ -99,7 +93,7 @@ def run(snippet, registers, helpers=None):
         last = types[-1]
         match node.opcode:
             case "setp":
-                result = COMPARE[node.modifiers[0][1:]](*(read(operand, last) for operand in operands))
+                result = getattr(operator, node.modifiers[0][1:])(*(read(operand, last) for operand in operands))
             case "selp":
                 result = read(operands[0] if read(operands[2], "pred") else operands[1], last)
             case "not":

@@ -9,7 +9,7 @@ from tests.tiers import full
 @pytest.fixture(params=[None, full("thread"), full("address,undefined")])
 def play(request, tmp_path, shared):
     """Builds a C client and runs it on the simulated device, both with sanitizers or without: it must end with 0 and
-    say nothing. Gives what it printed."""
+    say nothing. Returns what it printed."""
     folder = simulated.sanitized(request.param, shared) if request.param else None
 
     def build_and_run(source, *args, **env):

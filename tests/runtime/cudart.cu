@@ -1,4 +1,4 @@
-// A program of the CUDA runtime API, for test_cudart.py: each call once where its result can be told.
+// A program of the CUDA runtime API, for test_cudart.py: each call once, with a result that can be checked.
 
 #include <cooperative_groups.h>
 #include <cstdio>
@@ -253,7 +253,7 @@ int main(int argc, char **) {
     variables();
     memory(x, host, argc > 1);
     streams(x, host);
-    if (argc > 1) { // what is no memory: on a GPU the rest of the process is lost
+    if (argc > 1) { // not an address of memory: on a GPU the rest of the process is lost
         fill<float><<<1, 1>>>((float *)0x10, 1);
         IS(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
         IS(cudaGetLastError(), cudaErrorIllegalAddress);

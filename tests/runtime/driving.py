@@ -60,7 +60,7 @@ class Memory(c_uint64):
 
 
 def launch(kernel, grid, block, *arguments, shared=0, stream=None, cooperative=False) -> int:
-    """Launches a kernel; a number is an argument of 8 bytes. Gives the status."""
+    """Launches a kernel; a number is an argument of 8 bytes. Returns the status."""
     values = [v if isinstance(v, ctypes._SimpleCData) else c_uint64(v) for v in arguments]
     pointers = (c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
     sizes = [[*(v if isinstance(v, tuple) else (v,)), 1, 1][:3] for v in (grid, block)]
@@ -70,5 +70,5 @@ def launch(kernel, grid, block, *arguments, shared=0, stream=None, cooperative=F
 
 
 def synchronize() -> int:
-    """Waits for all work; gives the status."""
+    """Waits for all work; returns the status."""
     return cu.cuCtxSynchronize()

@@ -490,8 +490,8 @@ def test_a_library_where_the_driver_was(tmp_path, monkeypatch):
 
 
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
-    # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is who calls last, so
-    # no function here may end in a jump.
+    # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is the function that
+    # calls last, so no function here may end in a jump.
     which = 'const char *which(void) {{ return "{}"; }}\n'
     ask = '#include <dlfcn.h>\nconst char *ask(void) { return ((const char *(*)(void))dlsym(RTLD_NEXT, "which"))(); }\n'
     default = """

@@ -70,7 +70,7 @@ def test_a_kernel_that_is_not_there(tmp_path):
     (diag,) = Trace(trace).of("diag")
     assert (diag["level"], diag["where"], diag["text"], diag["ref"]) == ("warning", str(patched), fact, "two")
 
-    # Both ways that the message tells do keep it.
+    # Both ways that the message names do keep it.
     for more in ({"keep": "one|two"}, {"keep": None, "used": trace}):
         shutil.rmtree(tmp_path / "slim")
         slim(library, tmp_path / "slim", **more)

@@ -23,7 +23,7 @@ static void sum(void *const data[HOST_WARP], uint32_t mask) {
 
 @pytest.fixture
 def play(tmp_path):
-    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Gives what it wrote."""
+    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote."""
 
     def build_and_run(kernels, script, **env):
         source, made = tmp_path / "kernels.c", tmp_path / "kernels.so"
@@ -286,7 +286,7 @@ def test_faults_end_the_launch_and_break_the_context(play):
     store = "kernel 'store': block (2,0,0), thread (5,0,0): '13: st.global.u32;': illegal address 0x"
     assert all(line.startswith(store) for line in said[:4])
     assert [line.partition(", ")[2].split(", ")[-1] for line in said[:3]] == [
-        "4 bytes behind an allocation of 400 bytes",
+        "4 bytes after an allocation of 400 bytes",
         "4 bytes before an allocation of 400 bytes",
         "8 bytes into an allocation of 400 bytes that was freed",
     ]
@@ -299,7 +299,7 @@ def test_faults_end_the_launch_and_break_the_context(play):
         *(line.removeprefix(at) for line in said[7:8]),
         "calls too deep",
         "trap",
-        "call of 0x20, which is no function",
+        "call of 0x20, which is not a function",
         "illegal operand 0x20",
         "assertion failed",
     ]

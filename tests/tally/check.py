@@ -186,7 +186,7 @@ class Kernel:
         return {"status": "woven", **self.added(woven, after)}
 
     def added(self, woven: Woven, after: TargetCode) -> Result:
-        """What probes cost in registers and spilled bytes, as the records of `gpt-asm --compare` tell it."""
+        """What probes cost in registers and spilled bytes, as the records of `gpt-asm --compare` say."""
         old, new = self.before.kernels[self.kernel], after.kernels[self.kernel]
         found: Result = {key: new[key] - old[key] for key in ("registers", "spills") if key in new and key in old}
         found["woven"] = sorted({site.probe.partition(".")[0] for site in woven.sites if site.woven})

@@ -179,7 +179,7 @@ def describe(corpus: str, path: str, name: str, digest: str, data: bytes) -> Mod
     version, target = (found[1].decode(), found[2].decode()) if found else ("", "")
     try:
         kernels = [(item.name, item.end - item.start) for item in scan_module(data, name).entries]
-    except Exception:  # whatever it is, it is for the check to tell
+    except Exception:  # whatever it is, the check reports it
         kernels = []
     names, sizes = [kernel for kernel, _ in kernels], [size for _, size in kernels]
     return Module(corpus, path, name, digest, version, target, len(data), names, sizes)

@@ -1,4 +1,4 @@
-"""A sample of the tally (`make tally`), and that it tells what is wrong, and can be interrupted.
+"""A sample of the tally (`make tally`), and that it reports what is wrong, and can be interrupted.
 
 Of tests/tally/corpus each source for one of the targets, but for the three that take nvcc longest; of libraries from
 PyPI (tests/packages.py) some kernels.

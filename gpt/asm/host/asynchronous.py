@@ -1,4 +1,4 @@
-"""Copies that PTX makes asynchronously, the barriers that tell when they are done, and matrices of shared memory.
+"""Copies that PTX makes asynchronously, the barriers that show when they are done, and matrices of shared memory.
 
 Copies are made at once: what waits for them never waits. An mbarrier is a word of device.h's own making.
 """
@@ -15,6 +15,7 @@ from gpt.asm.host.use import Use
 from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
+_BYTES = "mbarrier::complete_tx::bytes"
 _STATE = "{.M}{.S}{.W}.b64"  # what stands after an operation on an mbarrier
 _SETS: dict[str, str | Mapping[str, str]] = {
     "M": "relaxed acquire release",
@@ -35,7 +36,7 @@ def _change(code: str, use: Use) -> str:
 
 
 def _arrive(use: Use) -> str:
-    """Gives the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
+    """Returns the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
     operands = list(use.operands)
     result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
     name = use.instruction.modifiers[0]
@@ -47,7 +48,7 @@ def _arrive(use: Use) -> str:
 
 
 def _wait(use: Use) -> str:
-    """Whether a phase is complete; who asks in vain lets others go on."""
+    """Whether a phase is complete; if it is not, other threads go on first."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
     asked = f"{use.value(state, _U32)} & 1" if parity else f"{use.value(state, _U64)} >> 63"
@@ -99,7 +100,7 @@ def _remote(use: Use) -> str:
 def _bulk(use: Use) -> str:
     """cp.async.bulk of bytes in a row, or cp.reduce.async.bulk; an mbarrier counts those that came."""
     to, of, size, *rest = use.operands
-    places = [SPACES[str(use.words[word])] for word in ("D", "W")]
+    places = use.words["D"], use.words["W"]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
         address = use.address_of(bracketed(operand))
@@ -114,7 +115,7 @@ def _bulk(use: Use) -> str:
         lines.append(f"for (uint64_t i_ = 0; i_ < n_ / {raw.size}; i_++) {one}")
     else:
         lines.append("memcpy(d_, s_, n_);")
-    if ".mbarrier::complete_tx::bytes" in use.instruction.modifiers:
+    if f".{_BYTES}" in use.instruction.modifiers:
         lines.append(_transferred(use, rest[0], "n_"))
     if ".multicast::cluster" in use.instruction.modifiers:  # to the blocks that a mask names: there is one
         return " ".join([f"if ({use.value(rest[1], TYPES['u16'])} & 1) {{", *lines, "}"])
@@ -139,8 +140,25 @@ def _matrix(use: Use) -> str:
 
 
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
-_COPIED = "{.L2::cache_hint}{.P}"
+_HINT = "{.L2::cache_hint}"
 _SHARED = {"shared": "shared", "shared::cta": "shared"}
+_BULK = (  # where to and where from, what shows that the bytes came, its operands
+    ("shared::cta shared::cluster", "global shared::cta", _BYTES, " bar"),
+    ("global", "shared::cta", "bulk_group", ""),
+    ("shared::cluster", "global", f"{_BYTES}.multicast::cluster", " bar mask"),
+)
+_BULK_REDUCTIONS = (
+    ("global", "shared::cta", f"bulk_group{_HINT}", ""),
+    ("global", "shared::cta", f"bulk_group{_HINT}", " h"),
+    ("shared::cluster", "shared::cta", _BYTES, " bar"),
+)
+
+
+def _between(to: str, of: str) -> dict[str, Mapping[str, str]]:
+    """The state spaces that `D` and `W` may say."""
+    return {name: {word: SPACES[word] for word in words.split()} for name, words in (("D", to), ("W", of))}
+
+
 ROWS = [
     Row("mbarrier.init{.W}.b64", "= a n", lambda use: _change("*m_ = host_mbarrier(n_);", use), **_SETS),
     Row("mbarrier.inval{.W}.b64", "= a", lambda use: _change("*m_ = 0;", use), **_SETS),
@@ -165,7 +183,7 @@ ROWS = [
     ),
     Row("mbarrier.pending_count.b64", "d:u32 = a:u64", "host_pending({a})"),
     *(
-        Row(f"cp.async.C.D.global{_COPIED}", f"= a b size{more}", _copy, C="ca cg", D=_SHARED, P=PREFETCHES)
+        Row(f"cp.async.C.D.global{_HINT}{{.P}}", f"= a b size{more}", _copy, C="ca cg", D=_SHARED, P=PREFETCHES)
         for more in ("", " from", " from hint")
     ),
     Row("cp.async.commit_group", "", ""),
@@ -174,33 +192,8 @@ ROWS = [
     Row("cp.async.mbarrier.arrive{.W}.b64", "= a", lambda use: f"(void){_barrier(use, use.operands[0])};", **_SETS),
     Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a", _arrive, **_SETS),
     *(
-        Row(
-            "cp.async.bulk.D.W.mbarrier::complete_tx::bytes{.L2::cache_hint}",
-            f"= a b size bar{hint}",
-            _bulk,
-            D={"shared::cta": "shared", "shared::cluster": "shared"},
-            W={"global": "global", "shared::cta": "shared"},
-        )
-        for hint in ("", " h")
-    ),
-    *(
-        Row(
-            "cp.async.bulk.D.W.bulk_group{.L2::cache_hint}",
-            f"= a b size{hint}",
-            _bulk,
-            D={"global": "global"},
-            W={"shared::cta": "shared"},
-        )
-        for hint in ("", " h")
-    ),
-    *(
-        Row(
-            "cp.async.bulk.D.W.mbarrier::complete_tx::bytes.multicast::cluster{.L2::cache_hint}",
-            f"= a b size bar mask{hint}",
-            _bulk,
-            D={"shared::cluster": "shared"},
-            W={"global": "global"},
-        )
+        Row(f"cp.async.bulk.D.W.{end}{_HINT}", f"= a b size{more}{hint}", _bulk, **_between(to, of))
+        for to, of, end, more in _BULK
         for hint in ("", " h")
     ),
     *(
@@ -208,20 +201,15 @@ ROWS = [
             f"cp.reduce.async.bulk.D.W.{end}.O{{.noftz}}.T",
             f"= a b size{more}",
             _bulk,
-            D={target: target},
-            W={"shared::cta": "shared"},
+            **_between(to, of),
             O=name,
             T=types,
         )
         for name, types in TYPES_OF.items()
         if name not in ("exch", "cas")
-        for target, end, more in (
-            ("global", "bulk_group{.L2::cache_hint}", ""),
-            ("global", "bulk_group{.L2::cache_hint}", " h"),
-            ("shared::cluster", "mbarrier::complete_tx::bytes", " bar"),
-        )
+        for to, of, end, more in _BULK_REDUCTIONS
     ),
-    Row("st.async{.weak}{.W}.mbarrier::complete_tx::bytes{.V}.T", "= a b bar", _remote, **_REMOTE, T=ACCESSED),
+    Row(f"st.async{{.weak}}{{.W}}.{_BYTES}{{.V}}.T", "= a b bar", _remote, **_REMOTE, T=ACCESSED),
     Row("st.async{.mmio}.release.S.global.T", "= a b", store, **_REMOTE, T=ACCESSED),
     *(
         row
@@ -229,7 +217,7 @@ ROWS = [
         if name not in ("exch", "cas")
         for row in (
             Row(
-                "red.async{.relaxed}{.S}{.W}.mbarrier::complete_tx::bytes.O.T",
+                f"red.async{{.relaxed}}{{.S}}{{.W}}.{_BYTES}.O.T",
                 "= a b bar",
                 _remote,
                 **_REMOTE,

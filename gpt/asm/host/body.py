@@ -1,7 +1,7 @@
 """A PTX function as a C function.
 
 Registers become locals, declared at its top and zero at first; labels stay labels. Names that several scopes declare
-are told apart. A backward branch counts down the thread's budget; a basic block counts its instructions once, and
+are kept apart. A backward branch counts down the thread's budget; a basic block counts its instructions once, and
 ends where one reads the clock.
 """
 

@@ -40,7 +40,7 @@ class Code:
     """A module while its C is made. `faults` are what stands in the way, as (location, text)."""
 
     def __init__(self, data: bytes, name: str) -> None:
-        """Raises MalformedError for text that is no PTX."""
+        """Raises MalformedError for text that is not PTX."""
         whole = scan_module(data, name)
         self.module: Module = pruned(whole, [item.name for item in whole.entries])
         self.table = TABLE
@@ -162,7 +162,7 @@ class Code:
     def _alias(self, item: Item) -> None:
         found = _ALIAS.match(self.module.skeleton, item.start)
         if not found or not self.is_function(item.name) or not self.module.find(found[1]):
-            raise Unsupported(f"'{item.name}' is no alias of a function that is defined here")
+            raise Unsupported(f"'{item.name}' is not an alias of a function that is defined here")
         self._aliases[item.name] = found[1]
 
     def _where(self, offset: int) -> Callable[[], str]:

@@ -42,7 +42,7 @@ _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 @dataclass(frozen=True)
 class Type:
-    """A PTX type; its text is the C type. Types of 16 bits and fewer that are no integers are plain bits in C."""
+    """A PTX type; its text is the C type. Types of at most 16 bits other than integers are plain bits in C."""
 
     name: str
     bits: int  # 8 for a predicate, as C has it

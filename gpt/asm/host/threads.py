@@ -1,7 +1,7 @@
 """What threads do together, and where they wait for each other.
 
 Each is a call of the service `meet` with a function of device.h that is called once all are there, or of `barrier`.
-Instructions without a mask, of before `.sync`, meet those that are there once nobody else can advance.
+Instructions without a mask, from before `.sync`, meet when no other thread can advance.
 """
 
 from __future__ import annotations

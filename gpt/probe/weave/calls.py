@@ -2,7 +2,7 @@
 
 The functions on the way from a kernel to a probe in a device function get a parameter more, as do their prototypes
 and calls. Around such a call, and at the ends of such a function, the registers go to the state's memory and come
-back. A function whose address is taken may be called by who knows whom: a kernel with a probe in one is left alone.
+back. A function whose address is taken may be called from anywhere: a kernel with a probe in one is left alone.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Code:
         return result
 
     def once(self, type_: str, opcode: str, *operands: object) -> str:
-        """As `make`, but what was made already is taken. The operands are what nobody writes to."""
+        """As `make`, but what was made already is taken. The operands are never written to."""
         key = (opcode, *operands)
         found = self._made.get(key)
         if found is None:

@@ -246,7 +246,7 @@ class Survey:
 
 
 def _acts(snippet: Snippet, file: ProbeFile) -> bool:
-    """Whether a snippet does more than to set registers of its file: it saves, or does what nobody verified."""
+    """Whether a snippet does more than to set registers of its file: it saves, or does what was not verified."""
     nodes = [line.node for line in snippet.lines]
     own = {register.name for register in file.registers} | {n.name for n in nodes if isinstance(n, tree.Label)} | {"_"}
     instructions = (node for node in nodes if isinstance(node, tree.Instruction))

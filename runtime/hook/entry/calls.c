@@ -142,7 +142,7 @@ static uint64_t stack_words(const struct frame *frame) {
                : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
-// A row with what the arguments tell.
+// A row with what the arguments say.
 static struct row *new_row(const struct frame *frame, const struct slot *slot) {
     struct row *row = (struct row *)hook_take_row(frame->thread, slot->layout);
     if (UNLIKELY(!row))
@@ -181,7 +181,7 @@ static inline struct count *counter_of(struct thread *thread, uint64_t function)
     return LIKELY(row) ? row : add_counter(thread, function);
 }
 
-// A function that nobody looked up by name has one all the same.
+// A function that was never looked up by name has one all the same.
 static void count_launch(struct frame *frame, struct thread *thread) {
     uint64_t key = frame->launch.function;
     if (UNLIKELY(!frame->counter) && hook_ask_function(key))

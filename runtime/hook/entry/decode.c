@@ -1,5 +1,6 @@
 // What is known of the driver's functions. Those in the table have arguments worth recording, or a handler;
-// of any other one the name tells the type. A function that NVIDIA adds tomorrow is recorded all the same.
+// the type of any other one follows from its name. A function that NVIDIA adds tomorrow is recorded all the
+// same.
 
 #include <fnmatch.h>
 #include <stdatomic.h>
@@ -186,7 +187,7 @@ _Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts 
 
 static const char *calls = "all,-query"; // which are recorded: words with commas between them
 
-// Functions that tell what the driver knows already. PyTorch asks some of them 15 times a launch.
+// Functions that return what the driver knows already. PyTorch asks some of them 15 times a launch.
 static const char *const queries[] = {
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
@@ -310,7 +311,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= SLOT_SCALAR;
     uint32_t gpu = gpu_flags(slot, name);
     flags |= hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
-    // What waits for the GPU tells what happened there: hook_leave looks at it.
+    // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;

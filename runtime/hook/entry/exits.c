@@ -30,7 +30,7 @@ static void at_quick(void *unused) {
     end(quick_status);
 }
 
-int __cxa_at_quick_exit(void (*)(void *), void *) __attribute__((weak)); // behind at_quick_exit
+int __cxa_at_quick_exit(void (*)(void *), void *) __attribute__((weak)); // what at_quick_exit calls
 #pragma weak on_exit
 
 void hook_exits_setup(void) {
@@ -48,7 +48,7 @@ EXPORT _Noreturn void _exit(int status) {
 
 EXPORT _Noreturn void _Exit(int status) { _exit(status); }
 
-// Handlers are not told the status.
+// Handlers do not get the status.
 EXPORT _Noreturn void quick_exit(int status) {
     quick_status = status;
     if (!hook_real_quick_exit)

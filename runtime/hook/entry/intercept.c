@@ -136,8 +136,8 @@ void hook_on_get_proc_address(struct frame *frame) {
     *function = hook_wrap(*function, symbol);
 }
 
-// The function behind a directly linked stub: what comes after it among what the program began with, else the
-// driver's, else that of a library that was loaded later, which brings its own way to the driver.
+// The function that a directly linked stub calls: what comes after it among what the program began with, else
+// the driver's, else that of a library that was loaded later, which brings its own way to the driver.
 static void *find_real(const char *symbol) {
     void *real = hook_next_function(symbol);
     if (!real)

@@ -1,5 +1,5 @@
 // The functions of libc that this library defines, beside dlsym (intercept.c) and those that end a process
-// (exits.c); and the ones behind them.
+// (exits.c); and libc's own.
 
 #include <errno.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ void (*(*hook_real_signal)(int, void (*)(int)))(int);
 void (*hook_real_quick_exit)(int);
 
 // A sanitizer asks for symbols, and calls these, before it is ready for code of its own. What it asks for
-// then is told in turn.
+// then gets an answer too.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 EARLY void hook_find_real(void) {

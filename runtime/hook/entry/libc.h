@@ -1,4 +1,4 @@
-// The functions of libc behind those that this library defines. All are found when it is set up, or
+// libc's own functions for those that this library defines. All are found when it is set up, or
 // before, if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold
 // while it waits for the thread that calls.
 

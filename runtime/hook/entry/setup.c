@@ -1,4 +1,4 @@
-// How the library is set up: by its constructor, or by who comes before.
+// How the library is set up: by its constructor, or by a call that comes before.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -37,7 +37,7 @@ static void pass_through(void) {
 }
 
 // The constructors of libraries that the program is linked to run before this one, and may use the driver:
-// the first who comes sets everything up. Gives whether that was this call.
+// the first to come sets everything up. Returns whether that was this call.
 bool hook_setup(void) {
     static _Atomic bool begun;
     if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
@@ -66,7 +66,7 @@ __attribute__((constructor)) static void setup(void) { hook_setup(); }
 
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table);
 
-// NVTX calls it in the library that NVTX_INJECTION64_PATH names. Gives 1 where the program's ranges shall be
+// NVTX calls it in the library that NVTX_INJECTION64_PATH names. Returns 1 if the program's ranges shall be
 // recorded.
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
     hook_setup();

@@ -10,7 +10,7 @@
 // frame: what is left are two reads of the clock, which take 19 to 30 ns in a virtual machine, and the price of the
 // trace's pages, 5 ns a row.
 //
-// A function that nobody watches is jumped to: its caller's frame is all it sees.
+// A function that is not watched is jumped to: its caller's frame is all it sees.
 
 #include "stub.h"
 
@@ -201,7 +201,7 @@ hook_give_answer:
     .cfi_endproc
     .size hook_give_answer, . - hook_give_answer
 
-// What hook_enter and hook_leave (calls.c) do for a SLOT_LEAN: a row with the start, and behind the call the result
+// What hook_enter and hook_leave (calls.c) do for a SLOT_LEAN: a row with the start, and after the call the result
 // and the duration. Where there is more to do (a thread's first call, a full batch) the way is theirs. Such a
 // function has no argument in rax or on the stack, and its result is in rax.
     .p2align 5
@@ -279,7 +279,7 @@ lean:
     .size lean, . - lean
 
 // What the slot of a directly linked function holds before its first call: finds the real one and goes on to it, or,
-// where nobody had set up what this call is to be recorded with, to the stub. r11 is the slot.
+// if what this call is to be recorded with was not set up, to the stub. r11 is the slot.
     .p2align 4
     .globl hook_resolve
     .hidden hook_resolve

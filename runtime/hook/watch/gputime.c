@@ -1,8 +1,8 @@
-// When kernels, copies and memsets ran on the GPU (--gpu-time): an event before each and one behind, in the
-// same stream (streamops.h), read when both are done, which nobody waits for.
+// When kernels, copies and memsets ran on the GPU (--gpu-time): an event before each and one after, in the
+// same stream (streamops.h), read when both are done, without waiting for that.
 //
 // The clock of a queue are base events: each is recorded in a stream that has nothing else, at a known time;
-// all is told relative to one that is at most a second old.
+// all times are relative to one that is at most a second old.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -42,7 +42,7 @@ static struct timeline *claim(struct thread *thread, bool make) {
 }
 
 // Records the event at a time that is known well: not while the driver prepares its first use, or the thread
-// is put aside. Gives the time, or 0. Waits 0.1 ms a try at most: the stream may share its way with a busy
+// is put aside. Returns the time, or 0. Waits 0.1 ms a try at most: the stream may share its way with a busy
 // one.
 static uint64_t record_now(const struct timeline *timeline, void *event, uint64_t second) {
     for (int tries = 0; tries < 10; tries++) {

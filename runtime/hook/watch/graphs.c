@@ -1,7 +1,7 @@
 // What a graph launches: its kernel nodes, read when it is instantiated, and kept for what changes them
 // later. Those that were captured from a stream were launches too, but they ran as often as the graph is
-// launched. What is in the body of a conditional node runs as often as nobody knows: it is launched 0 times.
-// The driver names a body when its node is made, and never again.
+// launched. What is in the body of a conditional node runs an unknown number of times: it counts as launched
+// 0 times. The driver names a body when its node is made, and never again.
 
 #include <errno.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static bool find_functions(void) {
            FIND(child, "cuGraphChildGraphNodeGetGraph") && FIND(kernel, "cuGraphKernelNodeGetParams_v2");
 }
 
-// What an executable graph does, node by node: it may be told of each that it does something else, or
+// What an executable graph does, node by node: the program may set each to do something else, or
 // nothing.
 struct node {
     uint64_t handle;

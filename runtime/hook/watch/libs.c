@@ -145,7 +145,7 @@ static const char *keep_path(const char *path) {
     return kept;
 }
 
-// Reads the program headers; gives whether the dynamic linker loaded this, and what it calls it.
+// Reads the program headers; returns whether the dynamic linker loaded this, and what it calls it.
 static const struct linked *find_loaded(void) {
     Elf64_Ehdr head;
     seen.count = 0;
@@ -237,7 +237,7 @@ static uint64_t digest(const struct mapping *mapping) {
     return value;
 }
 
-// Reads the linker's list; gives whether it is another one than at the last scan.
+// Reads the linker's list; returns whether it is another one than at the last scan.
 static bool list_loaded(void) {
     uint64_t number = 14695981039346656037u, before = hook_watched->linked;
     loaded_count = 0;

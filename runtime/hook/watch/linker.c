@@ -282,7 +282,7 @@ struct span hook_protected_in(const struct linked *linked) {
     return (struct span){0};
 }
 
-// What begins at an ELF header occupies, up to this address; 0 where none is.
+// What begins at an ELF header occupies, up to this address; 0 if none is.
 static uintptr_t end_of(const struct linked *linked) {
     Elf64_Ehdr head;
     Elf64_Phdr segment;

@@ -31,7 +31,7 @@
 
 #define MAX_SAID 5
 
-// A place for the key in the map, or NULL where there is none.
+// A place for the key in the map, or NULL if there is none.
 static _Atomic uint64_t *find_in_map(struct map *map, uint64_t key) {
     uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 40;
     for (unsigned tries = 0; tries < 256; tries++, at++) {
@@ -120,7 +120,7 @@ static void find_place(const void *start, struct place *place) {
     place->cut = has_gaps(place->start, false) || (place->path && was_patched(place->path));
 }
 
-// Whether this is told for the first time, and how many were.
+// Whether this is said for the first time, and how many were.
 static bool is_new(const char *text, const void *start, uint32_t *said) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
@@ -132,7 +132,7 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
     return true;
 }
 
-// Gives false where it was told before.
+// Returns false if it was said before.
 static bool tell(const struct frame *frame, const struct place *place, const char *kernel) {
     uint32_t said;
     if (!is_new(kernel, place->start, &said))

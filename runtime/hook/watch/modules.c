@@ -83,7 +83,7 @@ static bool may_digest(uint64_t size) {
     return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
 }
 
-// Gives the id of its record, or 0 where nothing is recorded. A module is of the context that it was loaded
+// Returns the id of its record, or 0 if nothing is recorded. A module is of the context that it was loaded
 // into, a library of none.
 static uint32_t add_module(const struct frame *frame, const void *image, uint64_t size) {
     bool library = !strncmp(frame->slot->symbol, "cuLibrary", strlen("cuLibrary"));
@@ -179,7 +179,7 @@ void hook_on_gone(struct frame *frame) { hook_object_gone(frame->args[0], frame-
 
 // Functions
 
-// Writes the record of a function that has none, and gives its id, or 0.
+// Writes the record of a function that has none, and returns its id, or 0.
 static uint32_t name_function(uint64_t handle, const char *name) {
     struct object_view view;
     if (!hook_object_look(handle, &view) || view.id || !hook_this_thread())
@@ -221,8 +221,8 @@ void hook_on_kernel_function(struct frame *frame) {
                                                .id = kernel.id});
 }
 
-// Functions are found by enumeration, and through private tables, without a name. The driver tells it, of
-// those that it has just launched, and what they are of.
+// Functions are found by enumeration, and through private tables, without a name. The driver returns it,
+// for those that it has just launched, and what they belong to.
 uint32_t hook_ask_function(uint64_t handle) {
     static CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
     static CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
@@ -267,7 +267,7 @@ static void look(uint64_t handle, const char *what, const char *name) {
         HOOK_WRITE(lookup, .module = view.id, .what = hook_str(what), .name = hook_str(name));
 }
 
-// What was enumerated has handles that may have been those of others. How many there are is asked for: behind
+// What was enumerated has handles that may have been those of others. How many there are is asked for: after
 // them the program's array is as it was.
 static void enumerate(const struct frame *frame, enum object_kind kind, const char *counter) {
     const uint64_t *handles = (const uint64_t *)frame->args[0];
@@ -295,7 +295,7 @@ void hook_on_variable_of_1(struct frame *frame) {
     look(frame->args[1], "variable", (const char *)frame->args[2]);
 }
 
-// cuModuleGetGlobal and its like, which give the address and the size. The older one without suffix has
+// cuModuleGetGlobal and its like, which return the address and the size. The older one without suffix has
 // 32-bit ones.
 void hook_on_variable_of_2(struct frame *frame) {
     const uint64_t *address = (const uint64_t *)frame->args[0], *size = (const uint64_t *)frame->args[1];
@@ -345,7 +345,7 @@ void hook_on_function_shared(struct frame *frame) {
 // Parameters
 
 // Asks the driver for the layout of a function's or kernel's parameters, which becomes properties of it.
-// Gives how many there are, or -1 where the driver does not tell (before CUDA 12.4).
+// Returns how many there are, or -1 if the driver does not say (before CUDA 12.4).
 int hook_ask_parameters(uint64_t handle) {
     struct object_view view;
     hook_object_look(handle, &view);

@@ -124,7 +124,7 @@ static int push(const char *domain, const nvtxEventAttributes_t *event, struct g
     return level;
 }
 
-// Ends the range that the thread pushed last in the domain, and gives its level.
+// Ends the range that the thread pushed last in the domain, and returns its level.
 static int pop(const char *domain) {
     if (depth > DEPTH) {
         depth--;

@@ -190,7 +190,7 @@ static const struct object *root_of(const struct object *object) {
     return object;
 }
 
-// Whether what has the handle is what is told of now. A kernel may be looked up again and again; and it has
+// Whether what has the handle is what is described now. A kernel may be looked up again and again; and it has
 // functions that are found in more than one way.
 static bool is_same(const struct object *object, const struct object_facts *facts,
                     const struct object *parent) {

@@ -30,7 +30,7 @@ enum object_kind {
     OBJECT_GRAPH_EXEC,
 };
 
-// What is told of an object that was met.
+// What is known of an object that was met.
 struct object_facts {
     enum object_kind kind;
     uint64_t handle;
@@ -56,7 +56,7 @@ struct object_view {
     bool asked;      // the driver was, for its name
 };
 
-// What a program set, or the driver told, of a function or module.
+// What a program set, or the driver said, of a function or module.
 struct property {
     enum {
         PROPERTY_ATTRIBUTE,     // of a function: number is the CUfunction_attribute

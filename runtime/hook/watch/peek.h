@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// They give false where not all of it is there.
+// They return false if not all of it is there.
 bool hook_peek(const void *from, void *into, size_t size);
 bool hook_peek_text(const char *from, char *into, size_t size);
 bool hook_is_readable(const void *start, size_t size);

@@ -1,6 +1,6 @@
 // --save-modules DIR: the images of modules that lie in no file, each in one named by its digest. It is
-// written beside and renamed, so under its name it is whole; who comes second finds it there. What is killed
-// meanwhile leaves a hidden file.
+// written beside and renamed, so under its name it is whole; the second to come finds it there. What is
+// killed meanwhile leaves a hidden file.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static bool write_all(int file, const char *data, size_t size) {
     return true;
 }
 
-// Gives where the image is, or NULL where it is not saved.
+// Returns where the image is, or NULL if it is not saved.
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]) {
     static _Atomic bool complained;

@@ -1,8 +1,8 @@
 // What goes into streams and runs there later: which stream that is, whether it is captured, events before
 // and after it, and what is pending.
 //
-// A queue belongs to a thread and a context, so nothing is locked: only who ends the process looks at the
-// queues of other threads, and leaves one alone that is in use.
+// A queue belongs to a thread and a context, so nothing is locked: only the thread that ends the process
+// looks at the queues of other threads, and leaves one alone that is in use.
 
 #ifndef GPT_STREAMOPS_H
 #define GPT_STREAMOPS_H
@@ -44,7 +44,7 @@ struct stream_queues {
     size_t size;
 };
 
-// Functions of the driver; hook_streams_setup gives false where one of them is missing.
+// Functions of the driver; hook_streams_setup returns false if one of them is missing.
 struct stream_functions {
     CUresult (*get_context)(void **), (*push_context)(void *), (*pop_context)(void **);
     CUresult (*create_stream)(void **, unsigned), (*is_capturing)(void *, int *), (*exchange_mode)(int *);
@@ -57,7 +57,7 @@ bool hook_streams_setup(void);
 uint64_t hook_stream_of(const struct frame *frame); // as the driver takes it; 0: the legacy default stream
 
 // While a stream of the program is captured the driver forbids most of what is called here, and ends the
-// capture, unless the thread says that it knows (relaxed mode). Gives the mode before.
+// capture, unless the thread says that it knows (relaxed mode). Returns the mode before.
 int hook_stream_mode(int mode);
 
 // The queue of the thread in its current context, claimed: to be given back. NULL: none, or in use. Where it
@@ -67,8 +67,8 @@ void hook_stream_release(struct stream_queue *queue);
 
 void *hook_stream_event(struct stream_queue *queue); // one that is not in use, or NULL
 
-// An operation whose call is about to be made, after its first event; NULL where it is captured, which does
-// not run, or where there is no room.
+// An operation whose call is about to be made, after its first event; NULL if it is captured, which does
+// not run, or if there is no room.
 struct operation *hook_stream_begin(struct stream_queue *queue, const struct frame *frame);
 // The call is back: the event after it, if it was done.
 void hook_stream_end(struct operation *operation, const struct frame *frame, bool done);

@@ -46,8 +46,8 @@ struct watched {
     char paths[PATH_BYTES];
     struct objects objects;
     _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
-    _Atomic bool unseen;                   // it was told of libraries whose calls are not, see scopes.c
-    struct map missing;                    // what was told of, see missing.c
+    _Atomic bool unseen; // it was said which libraries' calls are not recorded, see scopes.c
+    struct map missing;  // what was said, see missing.c
     _Atomic uint32_t said;
 };
 extern struct watched *hook_watched;

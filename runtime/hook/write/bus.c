@@ -3,8 +3,8 @@
 // nothing is lost when the process is killed, which a copy in memory could not promise.
 //
 // The handler is there from the first mapping on. The program does not see it: what sigaction and signal
-// tell it and take from it is the disposition that it would have, and a signal that is not about a mapping
-// of ours is handled as that says.
+// return to it and take from it is the disposition that it would have, and a signal that is not about a
+// mapping of ours is handled as that says.
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -30,7 +30,7 @@ uint64_t hook_tsc_hz(void) {
     if (!hook_has_tsc)
         return 0;
     // The library was loaded well before its process reaches the driver; else wait for 2 ms of difference,
-    // which is good for five digits. The clock records of the trace tell the rest.
+    // which is good for five digits. The clock records of the trace have the rest.
     uint64_t ns;
     do
         ns = hook_monotonic() - first.monotonic;

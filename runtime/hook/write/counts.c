@@ -59,7 +59,7 @@ static struct count *make_rows(bool query, unsigned number) {
     return rows;
 }
 
-// A row that nobody has.
+// A free row.
 static struct count *new_row(bool query, uint32_t id) {
     uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1);
     unsigned number = chunk_of(&index);
@@ -154,8 +154,8 @@ uint32_t hook_newest_launch(void) {
 }
 
 // What a stub calls for a function that is counted and nothing else. It may use no register but rax, for the
-// others hold arguments. Gives whether the call is counted; else it is one to look at, the first of its kind.
-// A launch that fails later is counted too.
+// others hold arguments. Returns whether the call is counted; else it is one to look at, the first of its
+// kind. A launch that fails later is counted too.
 #define KEEPS_REGISTERS __attribute__((no_caller_saved_registers, target("general-regs-only")))
 KEEPS_REGISTERS bool hook_count_first(uint64_t key);
 KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);

@@ -1,4 +1,4 @@
-// What a person is told, and what ends the recording.
+// Messages, and what ends the recording.
 
 #ifndef GPT_ERRORS_H
 #define GPT_ERRORS_H

@@ -1,4 +1,4 @@
-// The `header` record of a segment: who writes it, where and when.
+// The `header` record of a segment: which process writes it, where and when.
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,6 +8,6 @@
 
 #include "records.h"
 
-size_t hook_pack_header(struct gpt_packer *buffer, bool whole); // with the command line; gives its bytes
+size_t hook_pack_header(struct gpt_packer *buffer, bool whole); // with the command line; returns its bytes
 
 #endif

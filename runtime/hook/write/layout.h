@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-// Rows of a trace, by what they tell beside time and result. hook_layouts (rows.c) declares them to readers.
+// Rows of a trace, by what they have beside time and result. hook_layouts (rows.c) declares them to readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {

@@ -8,7 +8,7 @@
 
 extern const char *hook_template; // NAME, with %p and the like; NULL or empty: nothing is written
 
-size_t hook_expand_name(char *path, size_t size); // gives its length
+size_t hook_expand_name(char *path, size_t size); // returns its length
 
 // Creates the file of this process, at hook_live->path, and opens it; -1 with errno set if there is none, or
 // hook_live->state is OFF: somebody else writes there. `first` at NAME?

@@ -1,6 +1,6 @@
 // Traces of other processes, and of the programs that this one was before an exec. Processes that share a
-// NAME tell of each other: each signs the tail of its file's first chunk, and others add records to it, in
-// chunks of their own.
+// NAME announce themselves to each other: each signs the tail of its file's first chunk, and others add
+// records to it, in chunks of their own.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ static bool open_other(struct other *other, const char *path) {
 }
 
 // Whether the file is a trace that processes of this run write, or an old one of a process that had our pid.
-// Who has created it may still be filling in its tail.
+// The process that created it may still be filling in its tail.
 bool hook_may_stay(const char *path) {
     struct other other;
     int tries = 0;
@@ -95,7 +95,7 @@ static bool was_ours(const struct other *other) {
 }
 
 // Writes records to a chunk of their own in another trace, as a segment of their own where that has its end:
-// who we are, and with `end` that nothing more comes.
+// what this process is, and with `end` that nothing more comes.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
     hook_bus_setup();
     uint32_t size = hook_chunk_for(1024 + (child ? child->path.size : 0));

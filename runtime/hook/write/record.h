@@ -15,10 +15,10 @@ enum { TRIES = 3 };
 bool hook_open(struct gpt_packer *buffer, int try);
 bool hook_close(struct gpt_packer *buffer); // what was packed is in the trace
 // After a record whose last value is not bytes: makes them `size` bytes, aligned, that stay as they are,
-// zero. Gives where they begin, or NULL where they do not fit.
+// zero. Returns where they begin, or NULL if they do not fit.
 unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size);
 
-// Writes a record: HOOK_WRITE(child, .pid = 1, ...). Gives false where nothing is recorded.
+// Writes a record: HOOK_WRITE(child, .pid = 1, ...). Returns false if nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \

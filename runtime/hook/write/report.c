@@ -4,7 +4,8 @@
 // The files are read once more, for only they know it all: other processes wrote some of them, and this one
 // may have none. Little of them is looked at: the heads of records, and in a batch of calls where it ends.
 // The line goes to standard error only if that is still the file that gpt-hook had there, so none gets into a
-// file of the program's own; and nothing is said under a seccomp filter, which may kill who opens a file.
+// file of the program's own; and nothing is said under a seccomp filter, which may kill a process that opens
+// a file.
 
 #include <endian.h>
 #include <errno.h>
@@ -172,8 +173,7 @@ static void count_record(unsigned depth, uint64_t end) {
     }
 }
 
-// Counts what a chunk holds, and returns where the next may begin: where nobody came to write one, behind the
-// hole.
+// Counts what a chunk holds, and returns where the next may begin: if none was written here, after the hole.
 static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
     _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];

@@ -1,4 +1,4 @@
-// Rows: what readers are told of them, and one that nobody has.
+// Rows: how they are described to readers, and how a thread takes one.
 
 #ifndef GPT_ROWS_H
 #define GPT_ROWS_H
@@ -28,7 +28,7 @@ struct row_layout {
 extern const struct row_layout hook_layouts[LAYOUTS];
 bool hook_new_batch(struct thread *thread, enum layout layout);
 
-// A row that nobody has, or NULL.
+// A free row, or NULL.
 static inline unsigned char *hook_take_row(struct thread *thread, enum layout layout) {
     struct batch *batch = &thread->batches[layout];
     unsigned char *row = hook_take(batch, hook_layouts[layout].stride);

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-// Writes the name with %p (pid), %h (host) and %r (RANK) replaced; any other character behind a % stands for
-// itself. What does not fit is cut off. Gives the length.
+// Writes the name with %p (pid), %h (host) and %r (RANK) replaced; any other character after a % stands for
+// itself. What does not fit is cut off. Returns the length.
 static inline size_t gpt_expand_name(const char *from, char *path, size_t size) {
     size_t at = 0;
     for (; *from && at + 1 < size; from++) {

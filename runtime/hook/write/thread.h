@@ -12,9 +12,9 @@
 #define EARLIER 4      // chunks of a thread that stay mapped beside the one that it writes
 
 // Rows of one layout inside the chunk. A signal handler may make calls too, between any two instructions of a
-// call: a row is taken by one instruction, and where it is not below `end` then, it is none. Who is
-// interrupted right there by a handler that begins a batch may take its row for one of that: so there is one
-// more behind `end`.
+// call: a row is taken by one instruction, and where it is not below `end` then, it is none. A call
+// that is interrupted right there by a handler that begins a batch may take its row for one of that: so there
+// is one more after `end`.
 struct batch {
     unsigned char *next, *end;
     uint32_t rows; // of the batch after it
@@ -44,7 +44,7 @@ extern TLS struct thread *hook_thread;
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
 struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
 
-// Whose chunk to write; NULL where nothing is recorded.
+// Whose chunk to write; NULL if nothing is recorded.
 static inline struct thread *hook_this_thread(void) {
     struct thread *thread = hook_thread;
     if (LIKELY(thread && thread->pid == atomic_load_explicit(&hook_live->pid, memory_order_relaxed)))

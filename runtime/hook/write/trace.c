@@ -34,8 +34,8 @@ static void (*survey)(void); // writes what else belongs to the beginning and th
 
 // The beginning
 
-// Tells another trace of this process: NAME where that was taken, else the trace of the process that forked
-// this one, else that of the command.
+// Announces this process in another trace: NAME where that was taken, else the trace of the process that
+// forked this one, else that of the command.
 static void announce(bool first) {
     char path[sizeof(hook_live->path)];
     const char *command = getenv("GPT_HOOK_ROOT"), *to = path;
@@ -58,7 +58,7 @@ static bool start(void) {
     size_t length = hook_pack_header(&buffer, true);
     uint32_t size = hook_chunk_for(length);
     hook_bus_setup();
-    hook_close_file(); // of who forked us
+    hook_close_file(); // of the process that forked this one
     bool first;
     int file = hook_create_file(&first);
     if (file < 0 && atomic_load(&hook_live->state) == OFF)
@@ -164,7 +164,7 @@ static void forget(void) {
 }
 
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
-                      void *) __attribute__((weak)); // behind pthread_atfork, in glibc
+                      void *) __attribute__((weak)); // what pthread_atfork calls, in glibc
 
 bool hook_trace_setup(void (*more)(void)) {
     hook_template = getenv("GPT_HOOK_OUTPUT");

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 bool hook_trace_setup(void (*more)(void)); // writes what else belongs to the beginning and the end
-void *hook_process_memory(size_t size);    // zero, and zero again in a forked child; NULL where there is none
+void *hook_process_memory(size_t size);    // zero, and zero again in a forked child; NULL if there is none
 void hook_finish(unsigned status);         // ends the trace; what comes later is not recorded
 
 #endif

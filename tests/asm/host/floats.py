@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tests.asm.host import exact
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, INFINITY, NAN, TF32, Format, Fraction, Value
+from tests.asm.host.integers import COMPARE
 
 MODES = ("rn", "rz", "rm", "rp")
 OPERATIONS: dict[str, tuple[int, Callable[..., tuple[bool, Value]]]] = {
@@ -23,14 +24,6 @@ OPERATIONS: dict[str, tuple[int, Callable[..., tuple[bool, Value]]]] = {
 }
 TWOS = {"f16x2": F16, "bf16x2": BF16}
 WHOLE = {f"{sign}{size}": (sign == "s", size) for sign in "us" for size in (8, 16, 32, 64)}
-COMPARE: dict[str, Callable[[Fraction | float, Fraction | float], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
 
 
 class Case(NamedTuple):

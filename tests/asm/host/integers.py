@@ -4,6 +4,7 @@ gpt/asm/host/integer.py says.
 
 from __future__ import annotations
 
+import operator
 from itertools import product
 
 
@@ -122,14 +123,7 @@ def dot(a: int, b: int, c: int, types: tuple[str, str], sizes: tuple[int, int], 
     return c
 
 
-COMPARE = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
+COMPARE = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 WORDS = ("s16", "u16", "s32", "u32", "s64", "u64")
 
 
@@ -146,7 +140,7 @@ VIDEO = {
     "min": min,
     "max": max,
     "avrg": lambda x, y: (x + y + (x + y >= 0)) >> 1,
-    **{f"set.{name}": COMPARE[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"set.{name}": holds for name, holds in COMPARE.items()},
 }
 LANES = ((2, "10", "10", "32"), (2, "1", "03", "21"), (4, "3210", "3210", "7654"), (4, "31", "7054", "1236"))
 SECOND = {"add": lambda x, c: x + c, "min": min, "max": max}

@@ -22,8 +22,8 @@ if __name__ == "__main__":
 
 from tests.asm.host.driver import CudaError, Driver  # noqa: E402
 
-STRIP = bytes([0xA5]) * 4096  # after a buffer: nobody may write there
-STACK = 16 << 10  # bytes of a thread's stack: of a recursion the driver cannot tell the depth
+STRIP = bytes([0xA5]) * 4096  # after a buffer: must stay as it is
+STACK = 16 << 10  # bytes of a thread's stack: the driver cannot know the depth of a recursion
 Shape = tuple[int, int, int]
 
 

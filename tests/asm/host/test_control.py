@@ -229,7 +229,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
         ("{HEAD}.entry k() {{ call (a); }}", "m:4: no function and no prototype '_': 'call (a);'"),
         ("{HEAD}.entry k() {{ .reg .u32 a; mov.u32 a, 1?2; }}", "m:4: a constant without an operand"),
         ("{HEAD}.entry k() {{ }}\n.entry k() {{ }}", "m:5: 'k' is defined twice"),
-        ("{HEAD}.func f(); .func g();\n.alias f, g; .entry k() {{ call f; }}", "m:5: 'f' is no alias of a function"),
+        ("{HEAD}.func f(); .func g();\n.alias f, g; .entry k() {{ call f; }}", "m:5: 'f' is not an alias of a"),
         (".version 8.0\n.target sm_90\n.address_size 32 .entry k() {{ }}", "m:3: addresses have 64 bits"),
     ],
 )
