@@ -23,30 +23,34 @@ enum { STACK = 64 << 10, BLOCK = 64 << 10, MOST = 1 << 28 }; // bytes
 struct start {
     struct gpt_plan plan;
     unsigned char *stacks;
+    pid_t shell;
 };
 
 static int run(void *start) { return gpt_become(&((struct start *)start)->plan); }
 
 static int run_and_leave(void *given) {
     struct start *start = given;
-    _exit(clone(run, start->stacks + STACK, CLONE_VM | CLONE_VFORK | SIGCHLD, start) < 0);
+    start->shell = clone(run, start->stacks + STACK, CLONE_VM | CLONE_VFORK | SIGCHLD, start);
+    _exit(0);
 }
 
-static bool start(const struct gpt_plan *plan) {
-    struct start start = {*plan,
-                          mmap(NULL, 2 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
+// The shell, or -1 with errno set.
+static pid_t start(const struct gpt_plan *plan) {
+    struct start start = {.plan = *plan, .shell = -1};
+    start.stacks = mmap(NULL, 2 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     sigset_t all, mask;
     if (start.stacks == MAP_FAILED)
-        return false;
+        return -1;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &mask);
-    int status = 1;
     pid_t child = clone(run_and_leave, start.stacks + 2 * STACK, CLONE_VM | CLONE_VFORK, &start);
-    if (child > 0 && waitpid(child, &status, __WCLONE) != child)
-        status = 1;
+    int error = errno;
+    if (child > 0)
+        waitpid(child, NULL, __WCLONE);
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
     munmap(start.stacks, 2 * STACK);
-    return child > 0 && !status;
+    errno = error;
+    return start.shell;
 }
 
 // A stage: beside the library as it lies in a checkout or in an installation, else in PATH.
@@ -63,36 +67,55 @@ static void find_stage(const char *name, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s", name);
 }
 
-static void read_all(int file, struct gpt_bytes *found) {
+// Reads to the end. False, with errno set, if that did not come in time, or is out of reach.
+static bool read_all(int file, struct gpt_bytes *found) {
+    uint64_t until = gpt_now() + GPT_PATIENCE * 1000;
     for (ssize_t got = 1; got && found->size < MOST;) {
         char *to = gpt_make_room(found, BLOCK);
-        got = to ? read(file, to, BLOCK) : 0;
-        if (got < 0 && errno != EINTR)
-            return;
+        errno = to ? ETIMEDOUT : ENOMEM;
+        if (!to || !gpt_wait_for(file, until) || ((got = read(file, to, BLOCK)) < 0 && errno != EINTR))
+            return false;
         found->size += got > 0 ? (size_t)got : 0;
     }
+    return true;
+}
+
+// False, with errno set, if it could not be run.
+static bool run_plan(struct gpt_plan *plan, struct gpt_bytes *output) {
+    int ends[2];
+    if (!plan->environment || plan->input < 0 || plan->errors < 0 || pipe2(ends, O_CLOEXEC))
+        return false;
+    plan->output = ends[1];
+    pid_t shell = start(plan);
+    int error = errno;
+    close(ends[1]);
+    bool good = shell > 0 && read_all(ends[0], output);
+    if (shell > 0 && !good) {
+        error = errno;
+        kill(-shell, SIGKILL);
+    }
+    close(ends[0]);
+    errno = error;
+    return good;
 }
 
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome) {
-    char extract[PATH_MAX], assemble[PATH_MAX];
-    char *words[] = {"sh", "-c", (char *)gpt_lines[which], "gpt", extract, assemble, NULL};
-    int ends[2] = {-1, -1};
+    char places[GPT_STAGES][PATH_MAX], *paths[GPT_STAGES], *words[GPT_STAGES + 5];
+    for (size_t i = 0; i < GPT_STAGES; i++)
+        find_stage(gpt_stages[i], paths[i] = places[i]);
+    gpt_make_words(which, paths, words);
     struct gpt_plan plan = {.words = words,
                             .environment = gpt_make_environment(),
                             .input = gpt_make_file(input->data, input->size),
                             .errors = gpt_make_file("", 0)};
-    find_stage("gpt-extract", extract);
-    find_stage("gpt-asm", assemble);
-    outcome->status = GPT_NO_STATUS;
-    if (plan.input >= 0 && plan.errors >= 0 && plan.environment && !pipe2(ends, O_CLOEXEC)) {
-        plan.output = ends[1];
-        bool started = start(&plan);
-        close(ends[1]);
-        if (started)
-            read_all(ends[0], output);
-        close(ends[0]);
+    if (run_plan(&plan, output))
         outcome->status = gpt_read_errors(plan.errors, outcome->fault, sizeof(outcome->fault));
+    else {
+        bool late = errno == ETIMEDOUT;
+        outcome->status = late ? GPT_MISSING : GPT_NOT_RUN;
+        snprintf(outcome->fault, sizeof(outcome->fault),
+                 late ? GPT_LATE : "cannot run gpt-extract and gpt-asm: %s", strerror(errno));
     }
     if (plan.input >= 0)
         close(plan.input);

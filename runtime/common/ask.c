@@ -1,8 +1,10 @@
 // What a program does that asks stages: gpt-hook's supervisor where one was promised, else a pipeline of its
 // own.
 //
-// The supervisor must be this user's: what it answers is code that will run. For a program that has become
-// another user's it is none, and the program helps itself.
+// The supervisor must be this user's: its answers are code that will run. A program that has become another
+// user's runs pipelines of its own. While a client waits, it asks the supervisor from time to time whether it
+// is there, as it may be stopped: how long a kernel takes says nothing about that. A client that got no
+// answer to this does not ask that supervisor again.
 
 #include <errno.h>
 #include <pthread.h>
@@ -18,29 +20,53 @@
 
 // The supervisor
 
-// Connects to the supervisor. -1 if it is gone, -2 if it is another user's, or out of reach.
-static int reach(const char *name) {
+enum hope { REACHED, APART, GONE, LATE }; // out of reach of this process; ended; silent
+
+static bool late; // it was, once
+
+// Connects to the supervisor.
+static enum hope reach(const char *name, int file) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
     socklen_t size = sizeof(peer);
     size_t length = strlen(name);
-    int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), status = -1;
-    if (file < 0 || length > sizeof(address.sun_path) - 1)
-        goto out;
+    int status;
+    if (length > sizeof(address.sun_path) - 1)
+        return APART;
     memcpy(address.sun_path + 1, name, length); // an abstract one
+    // connect waits if the queue of the socket is full.
+    setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = GPT_SILENCE},
+               sizeof(struct timeval));
     while ((status = connect(file, (void *)&address,
                              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) &&
            errno == EINTR)
         continue;
     const char *network = strrchr(name, '.');
     if (status && (!network || strtoul(network + 1, NULL, 10) != gpt_find_network()))
-        status = -2;
-    if (!status && (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()))
-        status = -2;
-out:
-    if (status && file >= 0)
-        close(file);
-    return status ? status : file;
+        return APART;
+    if (status)
+        return errno == EAGAIN ? LATE : GONE;
+    return getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid() ? APART : REACHED;
+}
+
+static enum hope receive(int server, struct gpt_reply *reply, int *file) {
+    enum { ASKED = 3 }; // times before it is given up
+    for (int asked = 0; asked < ASKED;) {
+        ssize_t got;
+        if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
+            asked++;
+            gpt_send(server, "", GPT_THERE, -1);
+        } else if ((got = gpt_receive(server, reply, sizeof(*reply), file)) == sizeof(*reply))
+            return REACHED;
+        else if (got == GPT_THERE)
+            asked = 0;
+        else if (got >= 0)
+            return GONE;
+        // It closed before it read our last question, which is reported before its reply.
+        else if (errno != ECONNRESET)
+            return APART;
+    }
+    return LATE;
 }
 
 static void read_file(int file, struct gpt_bytes *found) {
@@ -54,37 +80,43 @@ static void read_file(int file, struct gpt_bytes *found) {
     }
 }
 
-// False if there is none that could be asked.
-static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
-                           struct gpt_outcome *outcome) {
-    const char *name = getenv(GPT_BROKER);
-    int server = name && *name ? reach(name) : -2;
-    if (server == -2)
-        return false;
+static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt_bytes *input,
+                     struct gpt_bytes *output, struct gpt_outcome *outcome) {
     struct gpt_question question = {which};
     struct gpt_reply reply;
-    int file = gpt_make_file(input->data, input->size), found = -1;
-    if (file < 0) {
-        outcome->status = GPT_MISSING;
-        snprintf(outcome->fault, sizeof(outcome->fault), "no file in memory of %zu bytes: %s", input->size,
-                 strerror(errno));
-    } else if (server >= 0 && gpt_send(server, &question, sizeof(question), file) &&
-               gpt_receive(server, &reply, sizeof(reply), &found) == sizeof(reply)) {
+    int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), found = -1;
+    int file = gpt_make_file(input->data, input->size);
+    enum hope hope = server < 0 || file < 0 ? APART : reach(name, server);
+    if (hope == REACHED)
+        hope = gpt_send(server, &question, sizeof(question), file) ? receive(server, &reply, &found) : GONE;
+    if (hope == REACHED) {
         outcome->status = reply.status;
         snprintf(outcome->fault, sizeof(outcome->fault), "%.*s", (int)sizeof(reply.fault), reply.fault);
         if (found >= 0)
             read_file(found, output);
-    } else {
-        outcome->status = GPT_MISSING;
-        snprintf(
-            outcome->fault, sizeof(outcome->fault),
-            "the supervisor of gpt-hook, which makes code, cannot be reached: run the program by gpt-hook "
-            "again, or without " GPT_BROKER " in its environment");
     }
     for (size_t i = 0; i < 3; i++)
         if ((int[]){server, file, found}[i] >= 0)
             close((int[]){server, file, found}[i]);
-    return true;
+    return hope;
+}
+
+// False if there is none that answers.
+static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
+                           struct gpt_outcome *outcome) {
+    static bool said;
+    const char *name = getenv(GPT_BROKER);
+    if (!name || !*name || __atomic_load_n(&late, __ATOMIC_RELAXED))
+        return false;
+    enum hope hope = ask(name, which, input, output, outcome);
+    if (hope == LATE)
+        __atomic_store_n(&late, true, __ATOMIC_RELAXED);
+    if (hope > APART && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        snprintf(outcome->note, sizeof(outcome->note),
+                 "the supervisor of gpt-hook, which makes code, %s: a pipeline of its own makes that of each "
+                 "kernel",
+                 hope == LATE ? "does not answer" : "is gone");
+    return hope == REACHED;
 }
 
 // The answer
@@ -135,18 +167,18 @@ static void read_answer(const struct gpt_bytes *records, const char *kind, struc
 
 void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
              struct gpt_outcome *outcome) {
-    static const char *const kinds[] = {[GPT_HOST] = "object", [GPT_UNPACK] = "ptx"};
     struct gpt_bytes request = {0}, whole = {0}, output = {0};
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     *outcome = (struct gpt_outcome){.status = GPT_NO_STATUS};
-    if (!gpt_add_module(&request, image, size, type, kernel))
-        outcome->status = 1,
-        snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large", size);
-    else if (!ask_supervisor(which, &request, &output, outcome) && gpt_add_header(&whole) &&
-             gpt_add(&whole, request.data, request.size) && gpt_add_end(&whole))
+    if (size >= GPT_MOST || !gpt_add_module(&request, image, size, type, kernel) || request.size > GPT_MOST) {
+        outcome->status = 1;
+        snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large: at most 64 MiB",
+                 size);
+    } else if (!ask_supervisor(which, &request, &output, outcome) && gpt_add_header(&whole) &&
+               gpt_add(&whole, request.data, request.size) && gpt_add_end(&whole))
         gpt_run_alone(which, &whole, &output, outcome);
-    read_answer(&output, kinds[which], outcome);
+    read_answer(&output, gpt_lines[which].makes, outcome);
     gpt_empty(&request), gpt_empty(&whole), gpt_empty(&output);
     pthread_setcancelstate(before, NULL);
 }

@@ -28,10 +28,24 @@
 
 #include "unpack.h"
 
+// Seconds: to wait for an answer, a little longer than gpt-asm waits for a compiler; to keep a pipeline that
+// has no request; and to wait for a sign of life of the supervisor.
+#ifndef GPT_PATIENCE
+#define GPT_PATIENCE 660
+#define GPT_LEISURE 60
+#endif
+#ifndef GPT_SILENCE
+#define GPT_SILENCE 30
+#endif
+
 #define GPT_BROKER                                                                                           \
     "GPT_HOOK_BROKER" // the variable with the abstract name of the socket, which ends in its network
 
-enum { GPT_MISSING = 4, GPT_NO_STATUS = 255 }; // of a stage that lacks a tool; of a pipeline that was killed
+#define GPT_LATE "no answer in time from gpt-extract and gpt-asm"
+
+enum { GPT_MOST = 64 << 20 }; // bytes of a record
+// Status of a stage that lacks a tool; of a pipeline that could not be run now; of one that was killed.
+enum { GPT_MISSING = 4, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
 
@@ -67,9 +81,18 @@ enum gpt_pipeline {
     GPT_PIPELINES,
 };
 
-// What the shell runs, $1 being gpt-extract and $2 gpt-asm. When the last stage has ended it writes its
-// status to standard error, and ends the rest.
-extern const char *const gpt_lines[GPT_PIPELINES];
+extern const struct gpt_line {
+    // What the shell runs, $1 and so on being gpt_stages. When the last stage has ended it writes its status
+    // to standard error, and ends the rest.
+    const char *text;
+    const char *makes; // the kind of record whose payload is the answer
+} gpt_lines[GPT_PIPELINES];
+
+enum { GPT_STAGES = 2 };
+extern const char *const gpt_stages[GPT_STAGES]; // their names
+
+// The words of the shell that runs a pipeline of stages at these paths.
+void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], char *words[GPT_STAGES + 5]);
 
 // What a pipeline wrote to standard error: the status in its last line, GPT_NO_STATUS if there is none, and
 // the line before that.
@@ -91,10 +114,12 @@ int gpt_become(const struct gpt_plan *plan); // what a child does, in a session 
 struct gpt_outcome {
     struct gpt_bytes made; // the payload of the last record of the kind that the pipeline makes
     char fault[1024];      // what went wrong, if nothing was made
+    char note[256];        // what the user should know of the supervisor; said once
     int status;            // of a pipeline that has ended
 };
 
-// Asks a pipeline; `type` is that of the image. An answer has something made, or a fault.
+// Asks a pipeline; `type` is that of the image. An answer has something made, or a fault. Who is not answered
+// by the supervisor, for whatever reason, runs a pipeline of its own.
 void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
              struct gpt_outcome *outcome);
 
@@ -106,14 +131,22 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
 
 // pass.c
 
+// As write: where files may not grow as large, a signal comes with the error, which the program must not see.
+ssize_t gpt_write_quietly(int file, const void *data, size_t size);
 int gpt_set_aside(int file); // gives it a number that the program's own files do not reach
 int gpt_make_file(const void *data, size_t size); // with it, from the start; -1 with errno set
+
+uint64_t gpt_now(void);                      // CLOCK_MONOTONIC, ms
+bool gpt_wait_for(int file, uint64_t until); // something to read there, or its end; false if it is too late
 
 unsigned long gpt_find_network(void); // the number of this process's network namespace, 0 if it is not known
 
 struct gpt_question {
     uint32_t pipeline;
 };
+
+// A message of one byte asks whether the supervisor is there, and is answered by another one.
+enum { GPT_THERE = 1 };
 
 struct gpt_reply {
     int32_t status; // 0: a file comes with it
@@ -126,8 +159,8 @@ ssize_t gpt_receive(int socket, void *data, size_t size,
 
 // supervisor.c
 
-// Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. `extract` and
-// `assemble` are the stages.
-void gpt_start_broker(const char *extract, const char *assemble);
+// Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. The paths of the
+// stages are kept.
+void gpt_start_broker(char *const paths[GPT_STAGES]);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,15 +16,15 @@
 enum { HIGH = 700 }; // descriptors from here on hardly are the program's
 
 int gpt_set_aside(int file) {
-    int high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, HIGH);
+    int error = errno, high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, HIGH);
+    errno = error;
     if (high < 0)
         return file;
     close(file);
     return high;
 }
 
-// Where files may not grow as large, a signal comes with the error, which the program must not see.
-static ssize_t write_quietly(int file, const void *data, size_t size) {
+ssize_t gpt_write_quietly(int file, const void *data, size_t size) {
     sigset_t caused, mask;
     sigemptyset(&caused);
     sigaddset(&caused, SIGXFSZ);
@@ -40,11 +41,13 @@ static ssize_t write_quietly(int file, const void *data, size_t size) {
 int gpt_make_file(const void *data, size_t size) {
     int file = gpt_set_aside(memfd_create("gpt", MFD_CLOEXEC));
     for (size_t done = 0; file >= 0 && done < size;) {
-        ssize_t more = write_quietly(file, (const char *)data + done, size - done);
+        ssize_t more = gpt_write_quietly(file, (const char *)data + done, size - done);
         if (more < 0 && errno == EINTR)
             continue;
         if (more <= 0) {
+            int error = errno;
             close(file);
+            errno = error;
             return -1;
         }
         done += (size_t)more;
@@ -82,7 +85,27 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int *file) {
     struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
     if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(*file)))
         memcpy(file, CMSG_DATA(head), sizeof(*file));
-    return got;
+    if (got < 0 || !(message.msg_flags & MSG_CTRUNC))
+        return got;
+    errno = EMFILE; // there is no number for the file
+    return -1;
+}
+
+uint64_t gpt_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+bool gpt_wait_for(int file, uint64_t until) {
+    for (;;) {
+        uint64_t now = gpt_now();
+        int found = poll(&(struct pollfd){file, POLLIN, 0}, 1, now < until ? (int)(until - now) : 0);
+        if (found > 0 || (found < 0 && errno != EINTR))
+            return true; // what is wrong is seen by who reads
+        if (now >= until)
+            return false;
+    }
 }
 
 unsigned long gpt_find_network(void) {

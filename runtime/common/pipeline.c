@@ -11,10 +11,22 @@
 
 #define LAST(stage) "{ " stage "; echo $? >&2; kill 0; }"
 
-const char *const gpt_lines[GPT_PIPELINES] = {
-    [GPT_HOST] = "\"$1\" --ptx | " LAST("\"$2\" --arch host"),
-    [GPT_UNPACK] = LAST("\"$1\" --ptx"),
+#define EXTRACT "\"$1\""
+#define ASM "\"$2\""
+
+const char *const gpt_stages[GPT_STAGES] = {"gpt-extract", "gpt-asm"};
+
+const struct gpt_line gpt_lines[GPT_PIPELINES] = {
+    [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host"), "object"},
+    [GPT_UNPACK] = {LAST(EXTRACT " --ptx"), "ptx"},
 };
+
+void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], char *words[GPT_STAGES + 5]) {
+    char *const first[] = {"sh", "-c", (char *)gpt_lines[which].text, "gpt"};
+    memcpy(words, first, sizeof(first));
+    memcpy(words + 4, paths, GPT_STAGES * sizeof(*paths));
+    words[GPT_STAGES + 4] = NULL;
+}
 
 int gpt_read_errors(int file, char *line, size_t room) {
     char text[4096], *before = NULL, *last = NULL, *rest = text, *end;
@@ -59,5 +71,6 @@ int gpt_become(const struct gpt_plan *plan) {
         _exit(127);
     close_range(3, ~0u, 0);
     execve("/bin/sh", plan->words, plan->environment);
-    _exit(127);
+    static const char fault[] = "/bin/sh cannot be run\n127\n";
+    _exit(write(2, fault, sizeof(fault) - 1) > 0 ? 127 : 126);
 }

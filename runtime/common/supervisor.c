@@ -41,7 +41,7 @@ struct client { // one request
     bool again;            // a worker was killed over it
 };
 
-static const char *stages[2];
+static char *stages[GPT_STAGES];
 static char name[96];
 static int server;
 static struct client clients[MOST_CLIENTS];
@@ -97,16 +97,25 @@ static void accept_one(void) {
     client_count++;
 }
 
-// A client has sent its question, or is gone. What is made for one that is gone goes to the cache of gpt-asm.
+// A client has sent its question, or asks whether somebody is there, or is gone. What is made for one that is
+// gone goes to the cache of gpt-asm.
 static void hear(struct client *client) {
     struct gpt_question question;
-    if (!client->turn &&
-        gpt_receive(client->socket, &question, sizeof(question), &client->file) == sizeof(question) &&
-        client->file >= 0 && question.pipeline < GPT_PIPELINES) {
-        client->which = question.pipeline;
-        client->turn = ++turns;
-    } else
+    int file;
+    ssize_t size = gpt_receive(client->socket, &question, sizeof(question), &file);
+    if (client->turn && size == GPT_THERE && file < 0) {
+        gpt_send(client->socket, "", GPT_THERE, -1);
+        return;
+    }
+    if (client->turn || size != sizeof(question) || file < 0 || question.pipeline >= GPT_PIPELINES) {
+        if (file >= 0)
+            close(file);
         drop(client);
+        return;
+    }
+    client->file = file;
+    client->which = question.pipeline;
+    client->turn = ++turns;
 }
 
 // Workers
@@ -135,7 +144,7 @@ static void give_up(struct worker *worker, bool late) {
         client->worker = NULL;
     } else if (client)
         reply(client, status ? status : GPT_MISSING,
-              late     ? "no answer in time from gpt-extract and gpt-asm"
+              late     ? GPT_LATE
               : *fault ? fault
                        : "gpt-extract or gpt-asm ended without an answer",
               NULL);
@@ -151,8 +160,9 @@ static struct worker *find_worker(enum gpt_pipeline which) {
         else if (!worker->begun && !room)
             room = worker;
     errno = 0;
-    char *words[] = {"sh", "-c", (char *)gpt_lines[which], "gpt", (char *)stages[0], (char *)stages[1], NULL};
-    return room && worker_start(room, which, words) ? room : NULL;
+    char *words[GPT_STAGES + 5];
+    gpt_make_words(which, stages, words);
+    return room && worker_start(room, words) ? room : NULL;
 }
 
 // Gives requests to workers, in their order.
@@ -173,7 +183,7 @@ static void serve(void) {
         else if (worker_give(worker, next->file))
             next->worker = worker;
         else
-            reply(next, GPT_MISSING, "not a request", NULL);
+            reply(next, GPT_MISSING, "not a request, or too large a one", NULL);
     }
 }
 
@@ -232,7 +242,7 @@ static void wait_and_do(int children, int root_file, int most) {
         of[1] = (struct pollfd){worker->input.size ? worker->in : -1, POLLOUT, 0};
     }
     EACH_CLIENT(client)
-    polls[SECOND + (client - clients)] = (struct pollfd){client->socket, client->turn ? 0 : POLLIN, 0};
+    polls[SECOND + (client - clients)] = (struct pollfd){client->socket, POLLIN, 0};
     int count = poll(polls, SECOND + most_clients, until < 0 || (most >= 0 && most < until) ? most : until);
     if (count < 0 && errno != EINTR)
         leave(children);
@@ -291,7 +301,7 @@ static void supervise(pid_t root, int root_file) {
     leave(children);
 }
 
-void gpt_start_broker(const char *extract, const char *assemble) {
+void gpt_start_broker(char *const paths[GPT_STAGES]) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct rlimit files;
     uint64_t number;
@@ -303,7 +313,7 @@ void gpt_start_broker(const char *extract, const char *assemble) {
         getrandom(&number, sizeof(number), 0) != sizeof(number))
         return;
     gpt_hold_standard();
-    stages[0] = extract, stages[1] = assemble;
+    memcpy(stages, paths, sizeof(stages));
     int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx.%lu", getpid(), number, gpt_find_network());
     memcpy(address.sun_path + 1, name, (size_t)length);
     server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

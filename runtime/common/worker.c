@@ -5,25 +5,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "worker.h"
 
-// Seconds: to wait for an answer, a little longer than gpt-asm waits for a compiler; and to keep a pipeline
-// that has no request.
-#ifndef GPT_PATIENCE
-#define GPT_PATIENCE 660
-#define GPT_LEISURE 60
-#endif
-
-enum { BLOCK = 64 << 10, MOST_INPUT = 65 << 20, MOST_OUTPUT = 1 << 28 }; // bytes
-
-uint64_t gpt_now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
-}
+enum { BLOCK = 64 << 10, MOST_OUTPUT = 1 << 28 }; // bytes
 
 static void close_file(int *file) {
     if (*file >= 0)
@@ -31,9 +17,9 @@ static void close_file(int *file) {
     *file = -1;
 }
 
-bool worker_start(struct worker *worker, enum gpt_pipeline which, char **words) {
+bool worker_start(struct worker *worker, char **words) {
     int in[2] = {-1, -1}, out[2] = {-1, -1};
-    *worker = (struct worker){.in = -1, .out = -1, .errors = gpt_make_file("", 0), .which = which};
+    *worker = (struct worker){.in = -1, .out = -1, .errors = gpt_make_file("", 0)};
     char **environment = gpt_make_environment();
     bool good = environment && worker->errors >= 0 && !pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) &&
                 gpt_add_header(&worker->input);
@@ -67,7 +53,7 @@ static bool is_request(const char *data, size_t size) {
 
 bool worker_give(struct worker *worker, int file) {
     struct stat status;
-    if (fstat(file, &status) || !S_ISREG(status.st_mode) || status.st_size > MOST_INPUT)
+    if (fstat(file, &status) || !S_ISREG(status.st_mode) || status.st_size > GPT_MOST)
         return false;
     size_t before = worker->input.size, size = (size_t)status.st_size;
     char *to = gpt_make_room(&worker->input, size);

@@ -9,7 +9,6 @@ struct worker {
     pid_t pid;                      // of its shell, which leads a group; 0: it has ended
     int in, out, errors;            // -1: there is none
     bool begun, busy;               // there is one; it has a request
-    enum gpt_pipeline which;        // of the pipelines
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
     uint64_t syncs;                 // that it was sent
@@ -18,7 +17,7 @@ struct worker {
 
 enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_BROKEN };
 
-bool worker_start(struct worker *worker, enum gpt_pipeline which, char **words); // false with errno set
+bool worker_start(struct worker *worker, char **words); // false with errno set
 
 // Gives it a request: a file with one module record. False if it is not that.
 bool worker_give(struct worker *worker, int file);
@@ -30,7 +29,5 @@ enum worker_state worker_receive(struct worker *worker);
 
 void worker_rest(struct worker *worker); // after an answer
 void worker_end(struct worker *worker);
-
-uint64_t gpt_now(void); // CLOCK_MONOTONIC, ms
 
 #endif

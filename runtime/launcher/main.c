@@ -172,8 +172,8 @@ static void set_report(bool wanted) {
 }
 
 // A stage, as a shell would run it where it is not beside this program.
-static const char *find_stage(const char *name, char path[PATH_MAX]) {
-    return find_neighbour(name, path) ? path : name;
+static char *find_stage(const char *name, char path[PATH_MAX]) {
+    return find_neighbour(name, path) ? path : (char *)name;
 }
 
 static int run(int argc, char **argv) {
@@ -198,8 +198,11 @@ static int run(int argc, char **argv) {
     set("GPT_HOOK_MODULES", NULL);
     set(GPT_BROKER, NULL);
     if (request.simulated) {
-        static char extract[PATH_MAX], assemble[PATH_MAX];
-        gpt_start_broker(find_stage("gpt-extract", extract), find_stage("gpt-asm", assemble));
+        static char places[GPT_STAGES][PATH_MAX];
+        char *paths[GPT_STAGES];
+        for (size_t i = 0; i < GPT_STAGES; i++)
+            paths[i] = find_stage(gpt_stages[i], places[i]);
+        gpt_start_broker(paths);
     }
     if (request.modules)
         save_modules(request.modules);

@@ -36,12 +36,16 @@ static CUresult make(enum gpt_pipeline which, const char *image, size_t size, co
                      struct bytes *made) {
     struct gpt_outcome answer;
     gpt_ask(which, image, size, which == GPT_HOST ? "ptx" : "fatbin", kernel, &answer);
+    if (*answer.note)
+        sim_warn("%s", answer.note);
     *made = (struct bytes){answer.made.data, answer.made.size};
     if (made->data)
         return CUDA_SUCCESS;
     sim_say("%s%.512s%s%s", kernel ? "kernel '" : "compressed PTX", kernel ? kernel : "",
             kernel ? "': " : ": ", answer.fault);
-    return answer.status < GPT_MISSING ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+    return answer.status < GPT_MISSING    ? CUDA_ERROR_INVALID_PTX
+           : answer.status == GPT_NOT_RUN ? CUDA_ERROR_OPERATING_SYSTEM
+                                          : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
 }
 
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
@@ -93,7 +97,9 @@ static CUresult finish(struct entry *entry, CUresult status, void *object) {
             entry->kernel = &entry->module->kernels[i];
     entry->object = object;
     entry->fault = status || entry->kernel ? status : CUDA_ERROR_INVALID_IMAGE;
-    entry->state = entry->fault ? NOT_MAKEABLE : MADE;
+    entry->state = !entry->fault                                 ? MADE
+                   : entry->fault == CUDA_ERROR_OPERATING_SYSTEM ? NOT_MADE // it may be another time
+                                                                 : NOT_MAKEABLE;
     if (entry->kernel)
         sim_describe_entry(entry);
     return entry->fault;

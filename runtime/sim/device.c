@@ -15,14 +15,25 @@ uint64_t sim_delay;
 bool sim_runs = true;
 unsigned sim_timeout;
 
+static void say(const char *begin, const char *format, va_list arguments) {
+    char line[2048];
+    size_t size = strlen(strcpy(line, begin));
+    vsnprintf(line + size, sizeof(line) - size, format, arguments);
+    gpt_write_line(line);
+}
+
 void sim_say(const char *format, ...) {
-    char line[2048] = "libcuda.so.1: error: ";
-    size_t size = strlen(line);
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line + size, sizeof(line) - size, format, arguments);
+    say("libcuda.so.1: error: ", format, arguments);
     va_end(arguments);
-    gpt_write_line(line);
+}
+
+void sim_warn(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say("libcuda.so.1: warning: ", format, arguments);
+    va_end(arguments);
 }
 
 // Tells gpt-hook whom it watches.

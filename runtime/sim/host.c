@@ -2,12 +2,13 @@
 // host_module, what is in them.
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/broker.h"
 #include "run.h"
 
 // The linker takes two files of one name for the same one, and numbers of descriptors come again: the name
@@ -21,29 +22,19 @@ static void name_file(int file, char name[128]) {
     sprintf(at, "%d", file);
 }
 
-static bool write_all(int file, const char *bytes, size_t size) {
-    while (size) {
-        ssize_t written = write(file, bytes, size);
-        if (written <= 0)
-            return false;
-        bytes += written, size -= (size_t)written;
-    }
-    return true;
-}
-
 // Loads an object. Not with the lock: the linker has one of its own. Returns NULL, having said why, if it is
 // not one.
 void *sim_open_object(const char *bytes, size_t size) {
-    int file = memfd_create("gpt-sim", MFD_CLOEXEC);
-    char name[128];
-    void *handle = NULL;
-    if (file >= 0 && write_all(file, bytes, size)) {
-        name_file(file, name);
-        handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    int file = gpt_make_file(bytes, size);
+    if (file < 0) {
+        sim_say("object for the simulated device: no file in memory: %s", strerror(errno));
+        return NULL;
     }
+    char name[128];
+    name_file(file, name);
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     const struct host_module *module = handle ? dlsym(handle, "host_module") : NULL;
-    if (file >= 0)
-        close(file);
+    close(file);
     if (module && module->abi == HOST_ABI)
         return handle;
     sim_say("object for the simulated device: %s",

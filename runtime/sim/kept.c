@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "build.h"
+#include "common/broker.h"
 
 enum { DIGEST = 64, LIMIT = 1 << 28, STALE = 3600 }; // bytes of all files; seconds
 
@@ -54,7 +55,7 @@ static bool read_all(int file, char *to, size_t size) {
 
 static bool write_all(int file, const char *from, size_t size) {
     for (ssize_t put; size; from += put, size -= (size_t)put)
-        if ((put = write(file, from, size)) <= 0)
+        if ((put = gpt_write_quietly(file, from, size)) <= 0)
             return false;
     return true;
 }

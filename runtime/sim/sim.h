@@ -115,6 +115,7 @@ extern bool sim_runs;            // kernels; else a launch is accepted and does 
 extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
 int sim_attribute(int attribute);
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
+void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // context.c
 struct context {

@@ -2,96 +2,17 @@
 
 import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from tests.runtime import hooked, simulated
+from tests.runtime.brokered import HEAD, Run
 from tests.tiers import full
-
-HEAD = ".version 7.0\n.target sm_70\n.address_size 64\n"
-KERNEL = ".visible .entry {}(.param .u64 to) {{ .reg .b64 %d; ld.param.u64 %d, [to]; st.global.u32 [%d], {}; ret; }}\n"
-SCRIPT = """
-import os, signal, sys, threading, time
-from ctypes import *
-from tests.runtime.driving import *
-
-def run(name, value):
-    ok(launch(function(load(sys.argv[1]), name), 1, 1, memory))
-    assert memory.read() == [value]
-
-def begin_all():
-    global memory
-    begin()
-    memory = Memory(1)
-"""
-# As the compiler, but each compilation waits until there is a file `go`.
-SLOW = """#!/bin/sh
-case "$*" in *--version*) ;; *) echo $$ >{0}/begun; while [ ! -e {0}/go ]; do sleep 0.02; done ;; esac
-exec {1} "$@"
-"""
-
-
-class Run:
-    """Programs under gpt-hook, with a cache of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ptx = folder / "code.ptx"
-        names = [*"abcdef", *(f"many{n}" for n in range(8))]
-        self.ptx.write_text(HEAD + "".join(KERNEL.format(name, n) for n, name in enumerate(names)) + "\0")
-        self.env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
-        self.env["LD_LIBRARY_PATH"] = str(hooked.runtime() / "sim")
-        slow = folder / "slow"
-        slow.write_text(SLOW.format(folder, os.environ.get("CC", "cc")))
-        slow.chmod(0o755)
-
-    def start(self, script: str, *args: object, hook: object = "", options: tuple[str, ...] = (), **env: str):
-        text = SCRIPT + dedent(script)
-        line = [sys.executable, "-c", text, str(self.ptx), *map(str, args)]
-        if hook is not None:
-            more = options or ("-o", str(self.folder / "t.mp"))
-            line = [*hooked.command("run", "-f", *more, "--device", "sim", "--"), *line]
-            line[0] = str(hook or line[0])
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(line, env=self.env | env, cwd=hooked.ROOT, text=True, **pipes)
-
-    def __call__(self, script: str, *args: object, **more) -> tuple[int, str, str]:
-        process = self.start(script, *args, **more)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    def alive(self, name: str = "") -> list[int]:
-        """The processes that have to do with these programs, or those of them with a word in their command line."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                ours = str(self.folder / "cache").encode() in (folder / "environ").read_bytes()
-                dead = re.search(r"^State:\s*[ZX]", (folder / "status").read_text(), re.M)
-                words = (folder / "comm").read_bytes() + (folder / "cmdline").read_bytes()
-                if ours and not dead and name.encode() in words:
-                    found.append(int(folder.name))
-        return found
-
-    def compiler(self) -> int:
-        """The slow compiler, once it runs."""
-        begun = self.folder / "begun"
-        hooked.wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
-        return int(begun.read_text())
-
-    def kill(self, name: str) -> None:
-        """Kills the broker, or a stage of its, once the compiler runs."""
-        self.compiler()
-        found = [pid for pid in self.alive(name) if b"sh\0-c" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(found) == 1
-        os.kill(found[0], signal.SIGKILL)
 
 
 @pytest.fixture
@@ -185,40 +106,6 @@ def test_faults_reach_the_user(run, hook):
     assert "kernel 'bad': gpt-asm: error: /nowhere/cc: no C compiler" in err
 
 
-def test_a_worker_that_is_killed_is_replaced(run):
-    process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
-    compiler, (broker,) = run.compiler(), run.alive("gpt-broker")
-    run.kill("gpt-asm\0--arch")  # what it leaves behind stays with the broker
-    hooked.wait_until(lambda: f"PPid:\t{broker}\n" in Path(f"/proc/{compiler}/status").read_text())
-    (run.folder / "go").touch()
-    assert process.communicate(timeout=120) == ("", "")
-    assert process.returncode == 0
-
-
-def test_without_its_supervisor_it_fails(run):
-    script = """
-    begin_all()
-    module = load(sys.argv[1])
-    print([launch(function(module, name), 1, 1, memory) for name in "ab"])
-    """
-    process = run.start(script, CC=str(run.folder / "slow"))
-    run.kill("gpt-broker")
-    (run.folder / "go").touch()
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (0, "[221, 221]\n")
-    for name, line in zip("ab", err.splitlines(), strict=True):
-        assert f"kernel '{name}': the supervisor of gpt-hook" in line
-
-
-def test_a_program_that_is_killed_leaves_nothing(run):
-    """Not the compiler either, which would never end."""
-    process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
-    run.compiler()
-    assert len(run.alive()) > 5
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-
-
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -245,23 +132,6 @@ def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):
     process.stdin.close()
     reader.join()
     assert process.wait() == 0 and process.stderr.read() == ""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
-def test_out_of_its_reach_a_program_helps_itself(run, away):
-    """As well as another user can: the tools may be out of its reach too."""
-    script = """
-    begin_all()
-    module = load(sys.argv[1])
-    """
-    process = run.start(
-        dedent(script) + f"{away}\nprint(launch(function(module, 'a'), 1, 1, memory), flush=True)\nsys.stdin.read()"
-    )
-    assert process.stdout.readline() in ("0\n", "221\n" if "setuid" in away else "0\n")
-    hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)  # the broker was not asked: it keeps them for longer
-    _, err = process.communicate()
-    assert process.returncode == 0 and "supervisor" not in err
 
 
 @pytest.mark.parametrize("count", [12, full(200)])

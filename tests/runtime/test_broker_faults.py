@@ -1,0 +1,190 @@
+"""Asking stages where something is wrong: what is asked, or who, is stopped, killed, away, or short of something."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.brokered import ASKING, Run
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    hooked.wait_until(lambda: not made.alive())
+
+
+@pytest.fixture(scope="session")
+def asking(tmp_path_factory):
+    """A program that asks, with a patience of 1 s."""
+    source = hooked.ROOT / "runtime"
+    flags = [
+        "-w",
+        "-D_GNU_SOURCE",
+        f"-I{source}",
+        "-include",
+        source / "portable.h",
+        "-DGPT_SILENCE=1",
+        source / "sim" / "stages.c",
+    ]
+    return hooked.compile_c(tmp_path_factory.mktemp("asking") / "asking", ASKING, *flags, prelude=False)
+
+
+def ask(process: subprocess.Popen, name: str) -> str:
+    process.stdin.write(f"{name}\n"), process.stdin.flush()
+    return process.stdout.readline()
+
+
+def test_a_worker_that_is_killed_is_replaced(run):
+    process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
+    compiler, (broker,) = run.compiler(), run.alive("gpt-broker")
+    run.kill("gpt-asm\0--arch")  # what it leaves behind stays with the broker
+    hooked.wait_until(lambda: f"PPid:\t{broker}\n" in Path(f"/proc/{compiler}/status").read_text())
+    (run.folder / "go").touch()
+    assert process.communicate(timeout=120) == ("", "")
+    assert process.returncode == 0
+
+
+def test_without_its_supervisor_it_helps_itself(run):
+    """Whether that is killed over a request, or before it."""
+    script = """
+    begin_all()
+    run("a", 0), run("b", 1)
+    print("made")
+    """
+    process = run.start(script, CC=str(run.folder / "slow"))
+    run.kill("gpt-broker")
+    (run.folder / "go").touch()
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "made\n")
+    assert re.fullmatch(r"libcuda.so.1: warning: the supervisor .* is gone: .*\n", err)  # said once
+
+
+def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
+    """And asked no more; but no other whose answer takes long."""
+    process = run.start("", program=asking)
+    ask(process, "a")
+    (broker,) = run.alive("gpt-broker")
+    os.kill(broker, signal.SIGSTOP)
+    for count, name in enumerate("bc"):
+        begun = time.monotonic()
+        note = ask(process, name)
+        assert ("does not answer" in note) == (not count)
+        assert count or time.monotonic() - begun > 1
+    os.kill(broker, signal.SIGCONT)
+    process.stdin.close()
+    assert process.wait() == 0
+    process = run.start("", program=asking, CC=str(run.folder / "slow"))
+    process.stdin.write("d\n"), process.stdin.flush()
+    run.compiler()
+    time.sleep(2.5)  # patience is 1 s
+    (run.folder / "go").touch()
+    assert process.stdout.readline() == "\n"
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+def test_a_program_that_is_killed_leaves_nothing(run):
+    """Not the compiler either, which would never end."""
+    process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
+    run.compiler()
+    assert len(run.alive()) > 5
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("hook", ["", None], ids=["asked", "alone"])
+def test_short_of_files_it_fails_until_there_are_some(run, hook):
+    script = """
+    import resource
+    begin_all()
+    module = load(sys.argv[1])
+    kernels = [function(module, name) for name in "ab"]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = [os.open("/dev/null", 0)]
+    while held[-1] < 63:
+        held.append(os.open("/dev/null", 0))
+    print([launch(kernel, 1, 1, memory) for kernel in kernels])
+    os.closerange(3, 64)
+    print([launch(kernel, 1, 1, memory) for kernel in kernels])
+    """
+    status, out, err = run(script, hook=hook)
+    assert (status, out) == (0, "[304, 304]\n[0, 0]\n")
+    assert re.fullmatch("(.*kernel '[ab]': cannot run gpt-extract and gpt-asm: Too many open files\n){2}", err)
+
+
+def test_where_files_may_not_grow_no_signal_comes(run):
+    """From the one that keeps code, which is larger than the code."""
+    assert run('begin_all(), run("a", 0)')[0] == 0
+    (kept,) = (run.folder / "cache/gpt/sim").iterdir()
+    script = """
+    import resource
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    begin_all()
+    module = load(sys.argv[1])
+    most = int(sys.argv[2])
+    for size, status in ((100, 304), (most - 1, 0)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
+        assert launch(function(module, "a"), 1, 1, memory) == status
+    """
+    size = kept.stat().st_size
+    kept.unlink()
+    status, _, err = run(script, size)
+    assert status == 0, err
+    assert not any((run.folder / "cache/gpt/sim").iterdir())
+
+
+def test_a_daemon_that_overwrites_its_environment_helps_itself(run):
+    """The supervisor does not see it, and has ended."""
+    script = """
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    start, end = map(int, open("/proc/self/stat").read().rsplit(")", 1)[1].split()[47:49])
+    memset(start, 0, end - start)
+    print("begun", flush=True)
+    sys.stdin.read()
+    begin_all(), run("a", 0), run("b", 1)
+    print("made")
+    """
+    process = run.start(script)
+    assert process.stdout.readline() == "begun\n"
+    hooked.wait_until(lambda: not run.alive("gpt-broker"))
+    out, err = process.communicate(timeout=120)
+    assert out == "made\n" and err.count("is gone") == err.count("\n") == 1
+
+
+def test_an_image_that_is_too_large_is_refused(run):
+    script = """
+    begin_all()
+    text = open(sys.argv[1], "rb").read().rstrip(bytes(1)) + (b"//" + 61 * b"." + b"\\n") * (1 << 20) + bytes(1)
+    print(launch(function(load(text), "a"), 1, 1, memory))
+    """
+    status, out, err = run(script)
+    assert (status, out) == (0, "218\n") and "is too large: at most 64 MiB" in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
+def test_out_of_its_reach_a_program_helps_itself(run, away):
+    """As well as another user can: the tools may be out of its reach too."""
+    script = """
+    begin_all()
+    module = load(sys.argv[1])
+    """
+    process = run.start(
+        dedent(script) + f"{away}\nprint(launch(function(module, 'a'), 1, 1, memory), flush=True)\nsys.stdin.read()"
+    )
+    assert process.stdout.readline() in ("0\n", "221\n" if "setuid" in away else "0\n")
+    hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)  # the broker was not asked: it keeps them for longer
+    _, err = process.communicate()
+    assert process.returncode == 0 and "supervisor" not in err
