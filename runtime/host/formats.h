@@ -6,7 +6,7 @@
 #ifndef GPT_HOST_FORMATS_H
 #define GPT_HOST_FORMATS_H
 
-#include "device.h"
+#include "integers.h"
 
 // A function too large to be in every place that calls it: half of the compiler's time.
 #define CALLED static __attribute__((noinline, unused))
