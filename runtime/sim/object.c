@@ -91,6 +91,8 @@ static void acquire(void) { pthread_mutex_lock(&sim_lock); }
 static void release(void) { pthread_mutex_unlock(&sim_lock); }
 
 static void release_child(void) {
+    sim_forget_runs();
+    sim_forget_readers();
     sim_drop_work();
     pthread_mutex_unlock(&sim_lock);
 }

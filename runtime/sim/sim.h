@@ -4,15 +4,15 @@
 //   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
 //   context.c  contexts, and which is current
 //   settings.c settings of contexts and functions, peers
-//   memory.c   device memory, pinned memory, copies; pool.c, virtual.c: other ways to allocate; pointer.c:
-//   what
-//              is known of an address
+//   memory.c   device memory, pinned memory; pool.c, virtual.c: other ways to allocate; pointer.c: what is
+//              known of an address
+//   copy.c     copies and memsets
 //   image.c    images: which code suits the device, what is in it
 //   module.c   modules, libraries, kernels and functions
 //   link.c     PTX linked to PTX
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
-//   stream.c   streams and events
+//   stream.c   streams; queue.c: their work and the threads that do it; event.c: events
 //   streamops.c  values that streams write and wait for
 //   capture.c  streams whose work becomes a graph
 //   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
@@ -164,16 +164,18 @@ CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
 bool sim_is_device(uint64_t start, uint64_t size);
-CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
-CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
-void sim_run_copy(const CUDA_MEMCPY3D *copy);
-void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context);
 CUresult sim_free_heap(CUdeviceptr memory, const struct context *context);
 void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
 void sim_forget_readers(void);
+
+// copy.c
+CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+void sim_run_copy(const CUDA_MEMCPY3D *copy);
+void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 
 // image.c
 struct text { // PTX that is read
@@ -362,14 +364,18 @@ enum { SIM_URGENT = -5 }; // the highest priority: it has no effect
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
 struct stream *sim_stream(struct context *context, void *handle);       // NULL: not a stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
+CUresult sim_wait(struct context *context, struct stream *stream);
+extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
+
+// event.c
 void sim_record(struct event *event, struct stream *stream);
 CUresult sim_wait_event(struct stream *stream, struct event *event);
-CUresult sim_wait(struct context *context, struct stream *stream);
+
+// queue.c
 void sim_drain(struct context *context, bool all);
 void sim_end_queues(const struct context *context);
 void sim_drop_work(void);
 extern __thread bool sim_in_host_function;
-extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
 
 // capture.c: streams whose work becomes a graph
 struct capture {

@@ -1,0 +1,253 @@
+// Copies and memsets: what is checked when they are issued, what they do in their stream, and when their call
+// returns. All copies are three-dimensional.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+// Bytes from the first that is touched to the last, SIZE_MAX if that overflows.
+static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
+    size_t rows, bytes;
+    if (__builtin_mul_overflow(c->Depth - 1, height ? height : c->Height, &rows) ||
+        __builtin_add_overflow(rows, c->Height - 1, &rows) || __builtin_mul_overflow(rows, pitch, &bytes) ||
+        __builtin_add_overflow(bytes, c->WidthInBytes, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+static CUresult check_end(const CUDA_MEMCPY3D *c, uint32_t type, const void *host, uint64_t device,
+                          size_t first, size_t pitch, size_t height) {
+    if (pitch < c->WidthInBytes && (c->Height > 1 || c->Depth > 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEMORYTYPE_HOST)
+        return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEMORYTYPE_UNIFIED)
+        return device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEMORYTYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED; // arrays
+    return sim_is_device(device + first, extent(c, pitch, height)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static size_t first_of(size_t x, size_t y, size_t z, size_t pitch, size_t height) {
+    return (z * height + y) * pitch + x;
+}
+
+CUresult sim_check_copy(const CUDA_MEMCPY3D *c) {
+    if (!c->WidthInBytes || !c->Height || !c->Depth)
+        return CUDA_SUCCESS;
+    CUresult to = check_end(c, c->dstMemoryType, c->dstHost, c->dstDevice,
+                            first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, c->dstHeight),
+                            c->dstPitch, c->dstHeight);
+    return to ? to
+              : check_end(c, c->srcMemoryType, c->srcHost, c->srcDevice,
+                          first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, c->srcHeight), c->srcPitch,
+                          c->srcHeight);
+}
+
+void sim_run_copy(const CUDA_MEMCPY3D *c) {
+    char *to = c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : (char *)c->dstDevice;
+    const char *from = c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : (const char *)c->srcDevice;
+    size_t to_height = c->dstHeight ? c->dstHeight : c->Height,
+           from_height = c->srcHeight ? c->srcHeight : c->Height;
+    to += first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, to_height);
+    from += first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, from_height);
+    for (size_t z = 0; z < c->Depth && c->WidthInBytes; z++)
+        for (size_t y = 0; y < c->Height; y++)
+            memmove(to + (z * to_height + y) * c->dstPitch, from + (z * from_height + y) * c->srcPitch,
+                    c->WidthInBytes);
+}
+
+// Where one end of a copy is.
+enum place { ON_DEVICE, IN_PINNED, IN_PAGEABLE };
+
+static enum place place_of(uint32_t type, const void *host, uint64_t device) {
+    const struct range *range = sim_range(type == CU_MEMORYTYPE_HOST ? (uint64_t)host : device, 1);
+    return !range ? IN_PAGEABLE : range->type == PINNED || range->type == REGISTERED ? IN_PINNED : ON_DEVICE;
+}
+
+enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for it
+
+// Reads what is to be copied, so that the program may change it.
+static bool stage(struct operation *operation) {
+    CUDA_MEMCPY3D *c = &operation->copy, packed = *c;
+    if (!(operation->owned = malloc(c->WidthInBytes * c->Height * c->Depth)))
+        return false;
+    packed.dstMemoryType = CU_MEMORYTYPE_HOST, packed.dstHost = operation->owned;
+    packed.dstXInBytes = packed.dstY = packed.dstZ = 0;
+    packed.dstPitch = c->WidthInBytes, packed.dstHeight = c->Height;
+    sim_run_copy(&packed);
+    c->srcMemoryType = CU_MEMORYTYPE_HOST, c->srcHost = operation->owned;
+    c->srcXInBytes = c->srcY = c->srcZ = 0;
+    c->srcPitch = c->WidthInBytes, c->srcHeight = c->Height;
+    return true;
+}
+
+// What waits for what, by "API synchronization behavior" of the driver's manual: pageable memory is read
+// before the call returns and written before it returns; copies from host to host are done then, those from
+// device to device never; pinned memory is what `async` says.
+static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = stream ? sim_check_copy(c) : CUDA_ERROR_INVALID_HANDLE;
+    if (!status && !async)
+        status = sim_unsafe();
+    if (status || !c->WidthInBytes || !c->Height || !c->Depth)
+        return status;
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c};
+    if (stream->capture)
+        return sim_issue(stream, &operation);
+    enum place to = place_of(c->dstMemoryType, c->dstHost, c->dstDevice);
+    enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
+    bool upload = from == IN_PAGEABLE && to == ON_DEVICE; // so its size is no more than that of memory
+    bool staged = upload && c->WidthInBytes * c->Height * c->Depth <= STAGED;
+    if (staged && !async && (status = sim_wait(context, stream)))
+        return status;
+    if (staged && !stage(&operation))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    status = sim_issue(stream, &operation);
+    bool waits = to == IN_PAGEABLE || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
+                 (from == IN_PINNED && !async) || (upload && !staged);
+    return status || !waits ? status : sim_wait(context, stream);
+}
+
+static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t from_type, size_t size,
+                          void *stream, bool async) {
+    return copy(&(CUDA_MEMCPY3D){.dstMemoryType = to_type,
+                                 .dstHost = (void *)to,
+                                 .dstDevice = to,
+                                 .srcMemoryType = from_type,
+                                 .srcHost = (const void *)from,
+                                 .srcDevice = from,
+                                 .WidthInBytes = size,
+                                 .Height = 1,
+                                 .Depth = 1},
+                stream, async);
+}
+
+enum { HOST = CU_MEMORYTYPE_HOST, GPU = CU_MEMORYTYPE_DEVICE, ANY = CU_MEMORYTYPE_UNIFIED };
+
+API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, NULL, false);
+}
+
+API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, NULL, false);
+}
+
+API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
+    return copy_flat(to, GPU, from, GPU, size, NULL, false);
+}
+
+API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
+    return copy_flat(to, GPU, (uint64_t)from, HOST, size, stream, true);
+}
+
+API cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
+    return copy_flat((uint64_t)to, HOST, from, GPU, size, stream, true);
+}
+
+API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
+    return copy_flat(to, GPU, from, GPU, size, stream, true);
+}
+
+API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) {
+    return copy_flat(to, ANY, from, ANY, size, NULL, false);
+}
+
+API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
+    return copy_flat(to, ANY, from, ANY, size, stream, true);
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, void *stream, bool async) {
+    if (!c)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy(&(CUDA_MEMCPY3D){.srcXInBytes = c->srcXInBytes,
+                                 .srcY = c->srcY,
+                                 .srcMemoryType = c->srcMemoryType,
+                                 .srcHost = c->srcHost,
+                                 .srcDevice = c->srcDevice,
+                                 .srcPitch = c->srcPitch,
+                                 .dstXInBytes = c->dstXInBytes,
+                                 .dstY = c->dstY,
+                                 .dstMemoryType = c->dstMemoryType,
+                                 .dstHost = c->dstHost,
+                                 .dstDevice = c->dstDevice,
+                                 .dstPitch = c->dstPitch,
+                                 .WidthInBytes = c->WidthInBytes,
+                                 .Height = c->Height,
+                                 .Depth = 1},
+                stream, async);
+}
+
+API cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, false); }
+
+API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, false); }
+
+API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream) { return copy_2d(c, stream, true); }
+
+API cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return c ? copy(c, NULL, false) : CUDA_ERROR_INVALID_VALUE; }
+
+API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, void *stream) {
+    return c ? copy(c, stream, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Memsets
+
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
+    size_t row, size;
+    if ((s->elementSize != 1 && s->elementSize != 2 && s->elementSize != 4) || s->dst % s->elementSize ||
+        __builtin_mul_overflow(s->width, s->elementSize, &row) || (s->height > 1 && s->pitch < row))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!row || !s->height)
+        return CUDA_SUCCESS;
+    if (__builtin_mul_overflow(s->pitch, s->height - 1, &size) || __builtin_add_overflow(size, row, &size))
+        return CUDA_ERROR_INVALID_VALUE;
+    return sim_is_device(s->dst, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
+    for (size_t y = 0; y < s->height; y++) {
+        char *to = (char *)s->dst + y * s->pitch;
+        if (s->elementSize == 1)
+            memset(to, (int)s->value, s->width);
+        else
+            for (size_t x = 0; x < s->width; x++)
+                memcpy(to + x * s->elementSize, &s->value, s->elementSize);
+    }
+}
+
+// Memory that the host has too is set when the call returns, unless it is asynchronous.
+static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item, size_t width, size_t height,
+                    void *handle, bool async) {
+    IN_CONTEXT;
+    const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
+    struct stream *stream = sim_stream(context, handle);
+    CUresult status = stream ? sim_check_set(&s) : CUDA_ERROR_INVALID_HANDLE;
+    if (!status && !async)
+        status = sim_unsafe();
+    if (status || !width || !height)
+        return status;
+    bool waits = !async && sim_range(to, 1)->type != DEVICE;
+    status = sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
+    return status || !waits ? status : sim_wait(context, stream);
+}
+
+#define SET(bits, type)                                                                                      \
+    API cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t items) {                                     \
+        return set(to, 0, value, bits / 8, items, 1, NULL, false);                                           \
+    }                                                                                                        \
+    API cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t items, void *stream) {                     \
+        return set(to, 0, value, bits / 8, items, 1, stream, true);                                          \
+    }                                                                                                        \
+    API cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height) {      \
+        return set(to, pitch, value, bits / 8, width, height, NULL, false);                                  \
+    }                                                                                                        \
+    API cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,      \
+                                 void *stream) {                                                             \
+        return set(to, pitch, value, bits / 8, width, height, stream, true);                                 \
+    }
+
+SET(8, unsigned char)
+SET(16, unsigned short)
+SET(32, unsigned)

@@ -1,0 +1,130 @@
+// Events. An event stands for the work that it was last recorded with: what was last in the stream then.
+
+#include <stdlib.h>
+
+#include "queue.h"
+
+_Static_assert(sizeof(struct event) <= OBJECT_SIZE, "fits");
+
+void sim_end_event(struct object *object) {
+    struct event *event = (struct event *)object;
+    free(event->last.nodes);
+    if (event->pending)
+        sim_release_work(event->pending);
+}
+
+static struct event *find_event(void *event) { return is_kind(event, EVENT) ? event : NULL; }
+
+API cuEventCreate(void **event, unsigned flags) {
+    IN_CONTEXT;
+    if (!event)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct event *made = sim_new(EVENT, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->flags = flags;
+    *event = made;
+    return CUDA_SUCCESS;
+}
+
+API cuEventDestroy_v2(void *event) {
+    LOCKED;
+    if (!find_event(event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    sim_delete(event);
+    return CUDA_SUCCESS;
+}
+
+// The work that an event waits for, or NULL: it has been reached.
+static struct work *pending(struct event *event) {
+    if (event->pending && event->pending->done) {
+        event->time = event->pending->time;
+        sim_release_work(event->pending);
+        event->pending = NULL;
+    }
+    return event->pending;
+}
+
+// The event stands for what is last in the stream.
+void sim_record(struct event *event, struct stream *stream) {
+    if (event->pending)
+        sim_release_work(event->pending);
+    event->capture = 0;
+    event->time = sim_now();
+    event->pending = stream->queue->first ? sim_hold_work(stream->queue->last) : NULL;
+}
+
+CUresult sim_wait_event(struct stream *stream, struct event *event) {
+    struct work *work = pending(event);
+    return work ? sim_push(stream->queue, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, work)
+                : CUDA_SUCCESS;
+}
+
+API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
+    IN_CONTEXT;
+    struct event *event = find_event(handle);
+    struct stream *stream = sim_stream(context, stream_handle);
+    if (!event || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture && !(flags & 1))
+        return sim_capture_event(stream, event);
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};
+    CUresult status = sim_issue(stream, &operation);
+    if (!status && !stream->capture && is_there(operation.event))
+        sim_record(event, stream);
+    return status;
+}
+
+API cuEventRecord(void *event, void *stream) { return cuEventRecordWithFlags(event, stream, 0); }
+
+API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
+    IN_CONTEXT;
+    struct event *event = find_event(handle);
+    struct stream *stream = sim_stream(context, stream_handle);
+    if (!event || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture && flags & 1)
+        return sim_issue(
+            stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT, .event = sim_refer(event)});
+    if (stream->capture || sim_is_captured(event))
+        return sim_capture_wait(stream, event);
+    return sim_wait_event(stream, event);
+}
+
+static CUresult check_event(const struct event *event) {
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
+    CUresult broken = ((struct context *)event->object.owner)->error;
+    return broken ? broken : event->capture ? CUDA_ERROR_CAPTURED_EVENT : sim_unsafe();
+}
+
+API cuEventQuery(void *handle) {
+    LOCKED;
+    struct event *event = find_event(handle);
+    CUresult status = check_event(event);
+    return status || !pending(event) ? status : CUDA_ERROR_NOT_READY;
+}
+
+API cuEventSynchronize(void *handle) {
+    LOCKED;
+    struct event *event = find_event(handle);
+    CUresult status = check_event(event);
+    struct reference of = sim_refer(event ? event->object.owner : NULL);
+    if (!status && pending(event))
+        sim_wait_for(event->pending);
+    return status || !is_there(of) ? status : ((struct context *)of.object)->error;
+}
+
+API cuEventElapsedTime_v2(float *ms, void *start, void *end) {
+    LOCKED;
+    struct event *first = find_event(start), *last = find_event(end);
+    if (!first || !last || !ms || (first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || !first->time ||
+        !last->time)
+        return CUDA_ERROR_INVALID_HANDLE; // or was never recorded
+    if (pending(first) || pending(last))
+        return CUDA_ERROR_NOT_READY;
+    *ms = (float)((double)(int64_t)(last->time - first->time) / 1e6);
+    return CUDA_SUCCESS;
+}

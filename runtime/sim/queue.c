@@ -1,0 +1,239 @@
+// Queues of work, one for each stream. The work is done by a thread of the queue's own, in order, and later
+// than the call that issued it. What takes no time (an event) is done at once in a queue that has nothing to
+// do.
+
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "queue.h"
+
+static struct queue *queues;
+static uint64_t numbers;
+static unsigned forks;
+static pthread_cond_t finished = PTHREAD_COND_INITIALIZER; // some work
+__thread bool sim_in_host_function;
+
+uint64_t sim_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static struct timespec as_timespec(uint64_t ns) {
+    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+}
+
+struct work *sim_hold_work(struct work *work) {
+    work->references++;
+    return work;
+}
+
+void sim_release_work(struct work *work) {
+    if (!--work->references)
+        free(work);
+}
+
+static void finish(struct queue *queue, CUresult status) {
+    struct work *work = queue->first;
+    for (size_t i = 0; i < work->count; i++)
+        sim_release_work(work->before[i]);
+    sim_end_operation(&work->operation);
+    work->done = true;
+    work->time = sim_now();
+    queue->first = work->next;
+    queue->count--;
+    if (queue->context) {
+        queue->context->busy -= !queue->first;
+        if (status)
+            queue->context->error = status;
+    }
+    sim_release_work(work);
+}
+
+static void free_queue(struct queue *queue) {
+    struct queue **at = &queues;
+    while (*at != queue)
+        at = &(*at)->next;
+    *at = queue->next;
+    free(queue);
+}
+
+struct queue *sim_open_queue(struct context *context, unsigned flags) {
+    struct queue *made = calloc(1, sizeof(*made));
+    if (!made)
+        return NULL;
+    *made =
+        (struct queue){.next = queues, .context = context, .flags = flags, .wake = PTHREAD_COND_INITIALIZER};
+    return queues = made;
+}
+
+void sim_close_queue(struct queue *queue) {
+    queue->is_closed = true;
+    if (queue->has_thread)
+        pthread_cond_signal(&queue->wake);
+    else
+        free_queue(queue);
+}
+
+// Waits for work in the queue. Returns false if there was none for a second.
+static bool wait_for_work(struct queue *queue) {
+    struct timespec end = as_timespec(sim_now() + 1000000000);
+    int status = 0;
+    while (!queue->first && !queue->is_closed && !status)
+        status = pthread_cond_clockwait(&queue->wake, &sim_lock, CLOCK_MONOTONIC, &end);
+    return queue->first;
+}
+
+// Returns false in a child that the operation forked: nothing of this thread's is there.
+static bool do_first(struct queue *queue) {
+    struct work *work = queue->first;
+    for (size_t i = 0; i < work->count; i++)
+        while (!work->before[i]->done)
+            pthread_cond_wait(&finished, &sim_lock);
+    unsigned forked = forks;
+    struct context *context = queue->context;
+    bool broken = context && context->error; // nothing more runs in it
+    pthread_mutex_unlock(&sim_lock);
+    if (sim_delay) {
+        struct timespec due = as_timespec(work->issued + sim_delay);
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+    }
+    CUresult status = broken ? CUDA_SUCCESS : sim_run(context, &work->operation);
+    pthread_mutex_lock(&sim_lock);
+    if (forks != forked)
+        return false;
+    finish(queue, status);
+    pthread_cond_broadcast(&finished);
+    return true;
+}
+
+static void *run(void *given) {
+    struct queue *queue = given;
+    pthread_mutex_lock(&sim_lock);
+    bool here = true;
+    while (here && wait_for_work(queue))
+        here = do_first(queue);
+    if (here) {
+        queue->has_thread = false;
+        if (queue->is_closed)
+            free_queue(queue);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return NULL;
+}
+
+// The thread gets no signal of the program's.
+static bool start(struct queue *queue) {
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    queue->has_thread = !pthread_create(&thread, NULL, run, queue);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (queue->has_thread)
+        pthread_detach(thread);
+    return queue->has_thread;
+}
+
+// The functions of a driver are not cancellation points.
+void sim_wait_for(struct work *work) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    sim_hold_work(work);
+    while (!work->done)
+        pthread_cond_wait(&finished, &sim_lock);
+    sim_release_work(work);
+    pthread_setcancelstate(before, NULL);
+}
+
+// Waits for all that was issued before it was called; `all`: and for what is issued meanwhile.
+void sim_drain(struct context *context, bool all) {
+    uint64_t limit = all ? UINT64_MAX : numbers;
+    for (struct queue *queue = context->busy ? queues : NULL; queue;)
+        if (queue->context == context && queue->first && queue->first->number <= limit) {
+            sim_wait_for(queue->first);
+            queue = queues;
+        } else
+            queue = queue->next;
+}
+
+// A forked child has no threads: the work that its parent has still to do is the parent's.
+void sim_drop_work(void) {
+    forks++;
+    sim_in_host_function = false;
+    finished = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    for (struct queue *queue = queues, *next; queue; queue = next) {
+        next = queue->next;
+        queue->wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+        queue->has_thread = false;
+        if (queue->first)
+            sim_hold_work(queue->first); // it may be running: a child forked there looks at it again
+        while (queue->first)
+            finish(queue, CUDA_SUCCESS);
+        if (queue->is_closed)
+            free_queue(queue);
+    }
+}
+
+// What is pending is not done for a context that is gone.
+void sim_end_queues(const struct context *context) {
+    for (struct queue *queue = queues; queue; queue = queue->next)
+        if (queue->context == context)
+            queue->context = NULL;
+}
+
+// Whether work of the other queue waits for what is in this one: one of the two is the legacy default
+// stream's, the other a blocking one's.
+static bool is_before(const struct queue *queue, const struct queue *other) {
+    const struct queue *legacy = queue->context ? queue->context->legacy->queue : NULL;
+    return queue->first && queue != other && legacy && queue->context == other->context &&
+           !(queue->flags & CU_STREAM_NON_BLOCKING) && !(other->flags & CU_STREAM_NON_BLOCKING) &&
+           (queue == legacy || other == legacy);
+}
+
+bool sim_is_busy(const struct queue *queue) {
+    const struct context *context = queue->context;
+    for (const struct queue *at = context->busy ? queues : NULL; at; at = at->next)
+        if (at->first && (at == queue || (queue == context->legacy->queue && is_before(at, queue))))
+            return true;
+    return false;
+}
+
+CUresult sim_push(struct queue *queue, struct operation *operation, struct work *event) {
+    size_t count = event != NULL;
+    for (const struct queue *at = queue->context->busy ? queues : NULL; at; at = at->next)
+        count += is_before(at, queue);
+    bool instant = (operation->type == CU_GRAPH_NODE_TYPE_KERNEL && !sim_runs) ||
+                   operation->type == CU_GRAPH_NODE_TYPE_EMPTY ||
+                   operation->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+    if (instant && !sim_delay && !queue->first && !count) {
+        sim_end_operation(operation);
+        return CUDA_SUCCESS;
+    }
+    struct work *work = calloc(1, sizeof(*work) + count * sizeof(*work->before));
+    if (!work || (!queue->has_thread && !start(queue))) {
+        free(work);
+        sim_end_operation(operation);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    work->references = 1;
+    work->number = ++numbers;
+    work->issued = sim_now();
+    work->operation = *operation;
+    if (event)
+        work->before[work->count++] = sim_hold_work(event);
+    for (struct queue *at = work->count < count ? queues : NULL; at; at = at->next)
+        if (is_before(at, queue))
+            work->before[work->count++] = sim_hold_work(at->last);
+    if (queue->first)
+        queue->last->next = work;
+    else {
+        queue->first = work;
+        queue->context->busy++;
+        pthread_cond_signal(&queue->wake);
+    }
+    queue->last = work;
+    queue->count++;
+    return CUDA_SUCCESS;
+}

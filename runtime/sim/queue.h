@@ -1,0 +1,40 @@
+// Queues of work, for streams and events. A queue outlives the handle of its stream.
+
+#ifndef GPT_SIM_QUEUE_H
+#define GPT_SIM_QUEUE_H
+
+#include "sim.h"
+
+struct work {
+    struct work *next;   // in the queue
+    unsigned references; // of the queue, of events, of work that waits for it
+    bool done;
+    uint64_t number;       // of all work that there ever was
+    uint64_t issued, time; // ns; when it was done
+    struct operation operation;
+    size_t count;
+    struct work *before[]; // in other streams
+};
+
+struct queue {
+    struct queue *next;
+    struct context *context; // NULL: is gone
+    unsigned flags;
+    bool has_thread, is_closed;
+    size_t count;
+    struct work *first, *last;
+    pthread_cond_t wake;
+};
+
+struct queue *sim_open_queue(struct context *context, unsigned flags); // NULL if there is no memory
+void sim_close_queue(struct queue *queue);                             // what is in it is still done
+bool sim_is_busy(const struct queue *queue); // or, of the legacy default stream, one that it waits for
+// Puts an operation into a queue, to come after `event` as well, if that is not NULL. Takes the operation
+// over.
+CUresult sim_push(struct queue *queue, struct operation *operation, struct work *event);
+void sim_wait_for(struct work *work); // without the lock
+struct work *sim_hold_work(struct work *work);
+void sim_release_work(struct work *work);
+uint64_t sim_now(void); // ns
+
+#endif
