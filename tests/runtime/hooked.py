@@ -19,6 +19,7 @@ from gpt import stream
 from tests import cuda
 
 ROOT = Path(__file__).parents[2]
+SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 
 # What most C clients begin with: the functions that they use, found by dlsym, and a context.
 PRELUDE = r"""

@@ -4,9 +4,7 @@ cancelled or has a small stack."""
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.hooked import Trace
-
-SHARED = ("-shared", "-fPIC")
+from tests.runtime.hooked import SHARED, Trace
 
 # Functions of which all is known that a row needs, with what no real one does.
 DRIVER = r"""
