@@ -6,6 +6,7 @@ import io
 import struct
 
 from elftools.elf.elffile import ELFFile
+from hypothesis import strategies as st
 
 from tests.formats import forge
 
@@ -44,3 +45,13 @@ def forged(sections, symbols, size=8 << 20):
     rows += [bytes(row)] * sections
     head = forge.elf_header(shoff=len(body), shnum=len(rows), machine=190, type_=2, osabi=0x33)
     return head + body[64:] + b"".join(rows)
+
+
+def damaged(data: bytes, draw: st.DataObject) -> bytearray:
+    """One of the linked cubins with up to four bytes of its headers and tables changed."""
+    out = bytearray(data)
+    shoff = struct.unpack_from("<Q", out, 40)[0]
+    for _ in range(draw.draw(st.integers(1, 4))):
+        place = draw.draw(st.one_of(st.integers(0, 63), st.integers(0x700, 0x15FF), st.integers(shoff, len(out) - 1)))
+        out[place] = draw.draw(st.integers(0, 255))
+    return out

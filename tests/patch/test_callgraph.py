@@ -15,7 +15,7 @@ from gpt.formats.cubin import parse_cubin
 from gpt.patch.callgraph import KeptWhole, find_cut
 from tests import cuda
 from tests.formats import forge, samples
-from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, forged
+from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, damaged, forged
 from tests.tiers import examples, full
 
 
@@ -157,11 +157,7 @@ def test_sections_that_share_bytes():
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
     """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""
-    data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
-    shoff = struct.unpack_from("<Q", data, 40)[0]
-    for _ in range(draw.draw(st.integers(1, 4))):
-        place = draw.draw(st.one_of(st.integers(0, 63), st.integers(0x700, 0x15FF), st.integers(shoff, len(data) - 1)))
-        data[place] = draw.draw(st.integers(0, 255))
+    data = damaged(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})
         names = {kernel["name"] for kernel in parse_cubin(data).kernels}

@@ -22,7 +22,7 @@ from gpt.patch.trim import trim_all
 from tests import cuda
 from tests.formats import oracle, samples
 from tests.patch import checks
-from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, forged
+from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, damaged, forged
 from tests.stages.tools import extract, located, run
 from tests.tiers import examples, first, full
 
@@ -278,11 +278,7 @@ def test_tables_that_are_wrong():
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
     """An answer that passes its own check, or a refusal."""
-    data = bytearray(built("sm_90"))
-    shoff = struct.unpack_from("<Q", data, 40)[0]
-    for _ in range(draw.draw(st.integers(1, 4))):
-        place = draw.draw(st.one_of(st.integers(0, 63), st.integers(0x700, 0x15FF), st.integers(shoff, len(data) - 1)))
-        data[place] = draw.draw(st.integers(0, 255))
+    data = damaged(built("sm_90"), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})
         left = without(data, cut.sections)

@@ -9,7 +9,7 @@ from gpt.ptx import parse, scan
 from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from tests.packages import PACKAGES, fetch
-from tests.ptx.tokens import assert_same_cuts, tokens
+from tests.ptx.tokens import assert_same_cuts, assert_whole_bodies, tokens
 from tests.stages.tools import extract
 
 PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
@@ -28,12 +28,7 @@ def test_every_module(name):
         assert [item.name for item in module.entries] == record["kernels"]
         functions = dict.fromkeys(item.name for item in module.items if item.kind == "func")
         assert [symbol["name"] for symbol in parse_names(data).functions] == list(functions)
-        for function in module.functions:
-            at = function.body + 1
-            for statement in module.statements(function):
-                assert not module.skeleton[at : statement.start].strip()
-                at = statement.end
-            assert not module.skeleton[at : function.end - 1].strip()
+        assert_whole_bodies(module)
         for entry in module.entries[:KERNELS]:
             assert entry.name in [item.name for item in scan.scan_module(prune(module, [entry.name])).entries]
         room -= len(data)

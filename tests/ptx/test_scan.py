@@ -8,6 +8,7 @@ import pytest
 
 from gpt.errors import MalformedError
 from gpt.ptx import scan
+from tests.ptx.tokens import assert_whole_bodies
 
 SHAPES = Path(__file__).with_name("shapes.ptx").read_bytes()
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -49,12 +50,7 @@ def test_items_and_statements_are_all_of_the_text():
         assert not module.skeleton[at : item.start].strip()
         at = item.end
     assert not module.skeleton[at:].strip()
-    for function in module.functions:
-        at = function.body + 1
-        for statement in module.statements(function):
-            assert not module.skeleton[at : statement.start].strip()
-            at = statement.end
-        assert not module.skeleton[at : function.end - 1].strip()
+    assert_whole_bodies(module)
 
 
 def test_offsets_are_those_of_the_bytes():

@@ -35,3 +35,13 @@ def assert_same_cuts(module: Module) -> None:
                 words = tokens(head)
                 assert texts[first : first + len(words) + 1] == [*words, texts[first + len(words)]]
                 assert texts[first + len(words)][0] != "."
+
+
+def assert_whole_bodies(module: Module) -> None:
+    """The statements of a function are all of its body."""
+    for function in module.functions:
+        at = function.body + 1
+        for statement in module.statements(function):
+            assert not module.skeleton[at : statement.start].strip()
+            at = statement.end
+        assert not module.skeleton[at : function.end - 1].strip()

@@ -28,6 +28,15 @@ static inline void *global(T, uint32_t site, uint64_t address, uint64_t size) {
     return (void *)address;
 }
 
+// The lanes that meet all get the sum of their words.
+static void sum(void *const data[HOST_WARP], uint32_t mask) {
+    uint32_t total = 0;
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        total += *(uint32_t *)data[__builtin_ctz(rest)];
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        *(uint32_t *)data[__builtin_ctz(rest)] = total;
+}
+
 static const char *const sites[] = {"10: bar.sync 0;", "11: shfl.sync.bfly.b32;", "12: bra L;",
                                     "13: st.global.u32;"};
 static const struct host_parameter words[] = {{0, 8}, {8, 8}, {16, 8}, {24, 8}};

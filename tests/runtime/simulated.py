@@ -33,6 +33,15 @@ def build(out: Path, source: str, *flags: str | Path) -> Path:
     return hooked.compile_c(out, PRELUDE + source, f"-I{hooked.ROOT}/runtime", *flags)
 
 
+def compile_kernels(out: Path, source: str) -> Path:
+    """Kernels in C, as an object of host code."""
+    file = out.with_suffix(".c")
+    file.write_text(f'#include "kernels.h"\n{source}')
+    folders = (f"-I{hooked.ROOT}/runtime", f"-I{hooked.ROOT}/tests/runtime")
+    cuda.c_compiler("-std=gnu11", "-O1", "-w", *hooked.SHARED, *folders, file, "-o", out)
+    return out
+
+
 def sanitized(sanitizers: str, shared: Path) -> Path:
     """The folder of a simulated device that is built with these sanitizers."""
     # Kernels run on stacks of their own, of which sanitizers need not know what is on them.

@@ -7,18 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests import cuda
-from tests.runtime import hooked
-
-CONVERGE = r"""
-static void sum(void *const data[HOST_WARP], uint32_t mask) {
-    uint32_t total = 0;
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        total += *(uint32_t *)data[__builtin_ctz(rest)];
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        *(uint32_t *)data[__builtin_ctz(rest)] = total;
-}
-"""
+from tests.runtime import hooked, simulated
 
 
 @pytest.fixture
@@ -26,10 +15,7 @@ def play(tmp_path):
     """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote."""
 
     def build_and_run(kernels, script, **env):
-        source, made = tmp_path / "kernels.c", tmp_path / "kernels.so"
-        source.write_text(f'#include "kernels.h"\n{CONVERGE}{kernels}')
-        flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-w", f"-I{hooked.ROOT}/runtime"]
-        cuda.c_compiler(*flags, f"-I{hooked.ROOT}/tests/runtime", source, "-o", made)
+        made = simulated.compile_kernels(tmp_path / "kernels.so", kernels)
         text = "from ctypes import *\nfrom tests.runtime.driving import *\nbegin()\n"
         text += f"PATH = {str(made)!r}\nmodule = load(PATH)\n{dedent(script)}"
         env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env

@@ -2,18 +2,9 @@
 
 import pytest
 
-from tests import cuda
-from tests.runtime import hooked
+from tests.runtime import simulated
 
 KERNELS = r"""
-#include "kernels.h"
-static void sum(void *const data[HOST_WARP], uint32_t mask) {
-    uint32_t total = 0;
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        total += *(uint32_t *)data[__builtin_ctz(rest)];
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        *(uint32_t *)data[__builtin_ctz(rest)] = total;
-}
 static uint32_t *word(T, uint64_t address) { return global(t, 3, address, 4); }
 VARIABLES()
 KERNEL(add) { // 1 to each word: by a warp, by shared memory, from the heap
@@ -206,8 +197,5 @@ int main(int argc, char **argv) {
 
 @pytest.mark.parametrize("source", [GRAPHS, THREADS], ids=["graphs", "threads"])
 def test_nothing_is_used_twice_or_too_late(play, tmp_path, source):
-    kernels, made = tmp_path / "kernels.c", tmp_path / "kernels.so"
-    kernels.write_text(KERNELS)
-    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-w", f"-I{hooked.ROOT}/runtime"]
-    cuda.c_compiler(*flags, f"-I{hooked.ROOT}/tests/runtime", kernels, "-o", made)
+    made = simulated.compile_kernels(tmp_path / "kernels.so", KERNELS)
     play(CLIENT + source, str(made), GPT_SIM_RUN="all")

@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
@@ -194,6 +194,15 @@ def simulate(folder, text: str, inputs: dict[str, list[int]]) -> dict[str, list[
     return json.loads(done.stdout)
 
 
+def results(one: Product, words: list[int]) -> Iterator[tuple[int, int, float]]:
+    """Lane, element and value of the result, of the words of all lanes."""
+    size = sum(one.words(x) for x in "abcd")
+    for lane in range(32):
+        of_lane = words[lane * size : (lane + 1) * size]
+        for i, value in enumerate(unpack(of_lane[-one.words("d") :], one.d)):
+            yield lane, i, value
+
+
 HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
 
 
@@ -225,12 +234,8 @@ def test_mma(tmp_path):
         wanted[name] = one, total
     found = simulate(tmp_path, "".join(text), inputs)
     for name, (one, total) in wanted.items():
-        size = sum(one.words(x) for x in "abcd")
-        for lane in range(32):
-            words = found[name][lane * size : (lane + 1) * size][-one.words("d") :]
-            for i, value in enumerate(unpack(words, one.d)):
-                place = C(lane // 4, lane % 4, i)
-                assert value == total[place], (one.text, lane, i)
+        for lane, i, value in results(one, found[name]):
+            assert value == total[C(lane // 4, lane % 4, i)], (one.text, lane, i)
 
 
 def layout_of(k: int, type_: str) -> tuple[Place, Place]:
@@ -271,12 +276,9 @@ def test_quarters(tmp_path):
         wanted[name] = one, [own["a"] @ own["b"] + own["c"] for own in drawn]
     found = simulate(tmp_path, "".join(text), inputs)
     for name, (one, totals) in wanted.items():
-        size = sum(one.words(x) for x in "abcd")
-        for lane in range(32):
-            words = found[name][lane * size : (lane + 1) * size][-one.words("d") :]
-            for i, value in enumerate(unpack(words, one.d)):
-                place = QUARTERS["c", one.d](lane % 4 + 4 * (lane >= 16), i)
-                assert value == totals[lane % 16 // 4][place], (one.text, lane, i)
+        for lane, i, value in results(one, found[name]):
+            place = QUARTERS["c", one.d](lane % 4 + 4 * (lane >= 16), i)
+            assert value == totals[lane % 16 // 4][place], (one.text, lane, i)
 
 
 class Quarters(Product):
