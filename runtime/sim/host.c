@@ -50,12 +50,9 @@ const struct host_module *sim_module_of(void *handle) { return dlsym(handle, "ho
 
 void sim_describe_entry(struct entry *entry) {
     const struct host_kernel *kernel = entry->kernel;
-    int *attributes = entry->attributes, dynamic = sim_attribute(8) - (int)kernel->shared_size;
     if (kernel->max_threads && kernel->max_threads < (uint32_t)sim_attribute(1))
-        attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)kernel->max_threads;
-    attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] = (int)kernel->shared_size;
-    attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = (int)kernel->local_size;
-    attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = dynamic > 0 ? dynamic : 0;
+        entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)kernel->max_threads;
+    sim_set_sizes(entry, kernel->shared_size, kernel->local_size);
 }
 
 // Objects whose code is gone are closed later, without the lock.

@@ -123,8 +123,8 @@ static CUresult make_first(void *function) {
 static bool is_too_large(const struct operation *operation) {
     const uint32_t *grid = operation->kernel.grid, *block = operation->kernel.block;
     const struct function *function = operation->kernel.function.object;
-    uint64_t shared = operation->kernel.shared + function->entry->kernel->shared_size;
-    uint64_t most = sim_most_resident(block[0] * block[1] * block[2], shared);
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    uint64_t most = sim_resident_blocks(function, threads, operation->kernel.shared) * sim_processors();
     return (uint64_t)grid[0] * grid[1] > most || (uint64_t)grid[0] * grid[1] * grid[2] > most;
 }
 
@@ -233,6 +233,9 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
         run.block[i] = operation->kernel.block[i];
     }
     run.dynamic = operation->kernel.shared;
+    run.most =
+        sim_resident_blocks(function, (uint64_t)run.block[0] * run.block[1] * run.block[2], run.dynamic);
+    run.most += !run.most; // attributes were changed since the launch
     run.cooperative = operation->kernel.cooperative;
     run.workspace[0] = sizeof(run.workspace);
     run.workspace[1] = 0;

@@ -343,8 +343,14 @@ int sim_function_attribute(const struct function *function, int attribute) {
         return function->attributes[attribute];
     if (is_there(function->kernel))
         return sim_function_attribute(function->kernel.object, attribute);
-    if (function->entry)
-        return function->entry->attributes[attribute];
+    struct entry *entry = function->entry;
+    bool depends = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if (depends && entry && entry->text && !entry->measured)
+        sim_measure(((struct library *)function->object.owner)->code, entry->text, entry->text_size);
+    if (entry)
+        return entry->attributes[attribute];
     return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK           ? sim_attribute(1)
            : attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? sim_attribute(8)
                                                                           : 0;
@@ -376,22 +382,9 @@ static CUresult set_attribute(struct function *function, int attribute, int valu
     return CUDA_SUCCESS;
 }
 
-// The function, once its host code is there if that decides the attribute.
-static struct function *find_with(int attribute, void *handle, enum kind kind) {
-    bool decides = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ||
-                   attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ||
-                   attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    struct function *function = find(handle, kind);
-    if (!function || !sim_runs || !decides || !function->entry)
-        return function;
-    struct reference is = sim_refer(function);
-    sim_make_kernel(((struct library *)function->object.owner)->code, function->entry);
-    return is_there(is) ? function : NULL;
-}
-
 API cuFuncGetAttribute(int *value, int attribute, void *function) {
     LOCKED;
-    return get_attribute(value, attribute, find_with(attribute, function, FUNCTION));
+    return get_attribute(value, attribute, find(function, FUNCTION));
 }
 
 API cuFuncSetAttribute(void *function, int attribute, int value) {
@@ -401,8 +394,7 @@ API cuFuncSetAttribute(void *function, int attribute, int value) {
 
 API cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device) {
     LOCKED;
-    return device ? CUDA_ERROR_INVALID_DEVICE
-                  : get_attribute(value, attribute, find_with(attribute, kernel, KERNEL));
+    return device ? CUDA_ERROR_INVALID_DEVICE : get_attribute(value, attribute, find(kernel, KERNEL));
 }
 
 API cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device) {

@@ -14,7 +14,7 @@ static uint64_t shared_of(const struct function *function, size_t dynamic) {
                     unit);
 }
 
-static uint64_t count_blocks(const struct function *function, uint64_t threads, size_t dynamic) {
+uint64_t sim_resident_blocks(const struct function *function, uint64_t threads, size_t dynamic) {
     enum { WARP = 32, REGISTER_UNIT = 256, PARTITIONS = 4 };
     uint64_t warps = round_up(threads, WARP) / WARP, most;
     if (!threads ||
@@ -46,7 +46,7 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int 
         return CUDA_ERROR_INVALID_HANDLE;
     if (!count || threads <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    *count = (int)count_blocks(function, (uint64_t)threads, dynamic);
+    *count = (int)sim_resident_blocks(function, (uint64_t)threads, dynamic);
     return CUDA_SUCCESS;
 }
 
@@ -117,7 +117,7 @@ API cuOccupancyMaxActiveClusters(int *count, void *function, const CUlaunchConfi
     if (!count || !config || !find(function))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t threads = (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ;
-    *count = (int)count_blocks(function, threads, config->sharedMemBytes) *
+    *count = (int)sim_resident_blocks(function, threads, config->sharedMemBytes) *
              sim_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     for (uint32_t i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute *at = &config->attrs[i];

@@ -40,21 +40,6 @@ unsigned sim_processors(void) {
     return count;
 }
 
-// Blocks of so many threads that a multiprocessor holds at once.
-static uint64_t most_blocks(uint64_t threads) {
-    uint64_t warps = (threads + HOST_WARP - 1) / HOST_WARP;
-    uint64_t blocks = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
-    uint64_t most = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) / HOST_WARP;
-    return most / warps < blocks ? most / warps : blocks;
-}
-
-uint64_t sim_most_resident(unsigned threads, uint64_t shared) {
-    uint64_t all = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
-    uint64_t own = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK);
-    uint64_t blocks = most_blocks(threads), fit = shared + own ? all / (shared + own) : blocks;
-    return (blocks < fit ? blocks : fit) * sim_processors();
-}
-
 static uint64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -303,7 +288,6 @@ static void start_helper(void) {
 CUresult sim_run_blocks(struct run *run) {
     unsigned most = sim_processors() - 1;
     run->id = ++launches;
-    run->most = most_blocks((uint64_t)run->block[0] * run->block[1] * run->block[2]);
     run->advanced = now();
     run->wanted = run->blocks - 1 < most ? (unsigned)(run->blocks - 1) : most;
     run->next = runs;

@@ -9,6 +9,7 @@
 //   copy.c     copies and memsets
 //   image.c    images: which code suits the device, what is in it
 //   module.c   modules, libraries, kernels and functions
+//   demand.c   the memory that kernels declare
 //   link.c     PTX linked to PTX
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
@@ -201,6 +202,7 @@ struct entry { // a kernel of an image
     enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
     CUresult fault;                                          // why it cannot be made
     int maker;                                               // the process that makes it
+    bool measured;                                           // its memory is known
     void *object;                                            // its own, or NULL: the image's
     const struct host_module *module;
     const struct host_kernel *kernel;
@@ -255,6 +257,10 @@ CUresult sim_link_fatbins(const void *const *fatbins, char **text);
 void *sim_open_object(const char *bytes, size_t size); // not with the lock; NULL, having said why
 const struct host_module *sim_module_of(void *object);
 void sim_describe_entry(struct entry *entry); // the attributes that its host code says
+
+// demand.c: shared and local memory of an entry, and those of all entries of a text
+void sim_set_sizes(struct entry *entry, size_t shared, size_t local);
+void sim_measure(struct code *code, const char *text, size_t size);
 void sim_close_later(void *object);
 void sim_close_objects(void); // not with the lock
 
@@ -286,6 +292,8 @@ struct function { // also a kernel
     uint32_t set; // bits of attributes that the program set
 };
 int sim_function_attribute(const struct function *function, int attribute);
+// occupancy.c: blocks of it that a multiprocessor holds at once
+uint64_t sim_resident_blocks(const struct function *function, uint64_t threads, size_t dynamic);
 struct library { // also a module
     struct object object;
     struct code *code;
@@ -298,7 +306,6 @@ CUresult sim_module_in(struct library **module, struct context *context, const s
 
 // run.c
 unsigned sim_processors(void);
-uint64_t sim_most_resident(unsigned threads, uint64_t shared); // blocks at once
 void sim_forget_runs(void);
 
 // launch.c
