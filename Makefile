@@ -66,10 +66,10 @@ $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(HEADERS)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
 	    -Wl,--version-script=runtime/hook/versions.map $(filter %.c %.S,$^) -o $@
 
-$(RUNTIME)/libgptreplace.so: runtime/replace/replace.c runtime/build_id.h runtime/say.h
+$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $< -o $@
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
 # What makes host code of PTX: what is kept of another generator is not used.
 GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))

@@ -21,10 +21,6 @@
 // No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
 // at a time; large buffers are static, for the stack is that of whoever calls dlopen.
 
-#include <dirent.h>
-#include <elf.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <link.h>
 #include <stdarg.h>
@@ -36,29 +32,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "build_id.h"
+#include "folder.h"
 #include "say.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MAX_DEPTH 32      // of subfolders
-#define MAX_SEGMENTS 1024 // gpt-patch makes up to 1000
-#define MAX_NOTES 4096    // bytes that are looked into
-
-struct identity {
-    dev_t device;
-    ino_t inode;
-    unsigned size; // of the build id; 0: none
-    unsigned char build_id[GPT_BUILD_ID];
-};
-
-struct file { // of the folder
-    const char *path, *name;
-    size_t stem; // bytes of the name that stand before a version
-    enum { UNREAD, GOOD, BAD } state;
-    bool warned, used;
-    struct identity identity, original; // its own; that of the library that it stands for
-    const char *asked;                  // the name with a slash that it was last loaded for
-};
 
 struct object { // that is loaded
     struct link_map *map;
@@ -70,8 +47,6 @@ struct object { // that is loaded
     const char *origin; // and then what $ORIGIN means
 };
 
-static struct file **files; // by stem
-static size_t file_count, file_room;
 static struct object *objects;
 
 static void warn(const char *where, const char *format, ...) {
@@ -83,124 +58,6 @@ static void warn(const char *where, const char *format, ...) {
         vsnprintf(line + size, sizeof(line) - (size_t)size, format, args);
     va_end(args);
     gpt_write_line(line);
-}
-
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static size_t stem_of(const char *name) {
-    for (const char *at = name; (at = strstr(at, ".so")); at++)
-        if (!at[3 + strspn(at + 3, ".0123456789")])
-            return (size_t)(at + 3 - name);
-    return strlen(name);
-}
-
-// The identity of a shared object that is whole; says why not otherwise.
-static const char *identify(const char *path, struct identity *identity) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0)
-        return strerror(errno);
-    const char *fault = "is not a shared object of this machine";
-    struct stat status;
-    Elf64_Ehdr head;
-    static Elf64_Phdr segments[MAX_SEGMENTS];
-    *identity = (struct identity){0};
-    if (fstat(file, &status) || !S_ISREG(status.st_mode) ||
-        pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
-        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_machine != EM_X86_64 || head.e_type != ET_DYN ||
-        head.e_phentsize != sizeof(*segments) || head.e_phnum > MAX_SEGMENTS)
-        goto done;
-    ssize_t size = head.e_phnum * (ssize_t)sizeof(*segments);
-    fault = "is truncated";
-    if (pread(file, segments, (size_t)size, (off_t)head.e_phoff) != size)
-        goto done;
-    identity->device = status.st_dev;
-    identity->inode = status.st_ino;
-    for (int i = 0; i < head.e_phnum; i++) {
-        const Elf64_Phdr *segment = &segments[i];
-        if (segment->p_offset > (uint64_t)status.st_size ||
-            segment->p_filesz > (uint64_t)status.st_size - segment->p_offset)
-            goto done;
-        if (segment->p_type != PT_NOTE || identity->size)
-            continue;
-        static unsigned char notes[MAX_NOTES];
-        size_t room = segment->p_filesz < sizeof(notes) ? segment->p_filesz : sizeof(notes);
-        if (pread(file, notes, room, (off_t)segment->p_offset) != (ssize_t)room)
-            goto done;
-        const unsigned char *id;
-        identity->size = gpt_find_build_id(notes, room, segment->p_align, &id);
-        if (identity->size)
-            memcpy(identity->build_id, id, identity->size);
-    }
-    fault = NULL;
-done:
-    close(file);
-    return fault;
-}
-
-// The folder
-
-static int by_stem(const void *a, const void *b) {
-    const struct file *one = *(struct file *const *)a, *two = *(struct file *const *)b;
-    size_t size = one->stem < two->stem ? one->stem : two->stem;
-    int order = memcmp(one->name, two->name, size);
-    if (!order)
-        order = (one->stem > two->stem) - (one->stem < two->stem);
-    return order ? order : strcmp(one->path, two->path);
-}
-
-static void add_file(const char *path) {
-    if (file_count == file_room) {
-        size_t room = file_room ? 2 * file_room : 64;
-        struct file **more = realloc(files, room * sizeof(*files));
-        if (!more)
-            return;
-        files = more, file_room = room;
-    }
-    struct file *file = calloc(1, sizeof(*file));
-    if (!file || !(file->path = strdup(path)))
-        return;
-    file->name = base_name(file->path);
-    file->stem = stem_of(file->name);
-    files[file_count++] = file;
-}
-
-static void read_folder(const char *path, int depth) {
-    DIR *folder = depth < MAX_DEPTH ? opendir(path) : NULL;
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        char inner[PATH_MAX];
-        struct stat status;
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
-            snprintf(inner, sizeof(inner), "%s/%s", path, entry->d_name) >= (int)sizeof(inner) ||
-            lstat(inner, &status))
-            continue;
-        if (S_ISDIR(status.st_mode))
-            read_folder(inner, depth + 1);
-        else if (!stat(inner, &status) && S_ISREG(status.st_mode))
-            add_file(inner);
-    }
-    if (folder)
-        closedir(folder);
-}
-
-// The files whose stem is that of the name: the first of them and, in `count`, how many.
-static struct file **find_files(const char *name, size_t *count) {
-    struct file key = {.path = "", .name = name, .stem = stem_of(name)};
-    size_t low = 0, high = file_count;
-    for (const struct file *wanted = &key; low < high;) {
-        size_t middle = (low + high) / 2;
-        if (by_stem(&files[middle], &wanted) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    *count = 0;
-    while (low + *count < file_count && files[low + *count]->stem == key.stem &&
-           !memcmp(files[low + *count]->name, name, key.stem))
-        ++*count;
-    return files + low;
 }
 
 // What stands for a library
@@ -247,12 +104,12 @@ static void warn_once(struct file *file, const char *path, const char *format, c
 
 static struct file *choose(const char *path, const char *name, struct identity *original) {
     size_t count;
-    struct file **found = find_files(name, &count), *best = NULL, *other = NULL;
-    if (!count || identify(path, original))
+    struct file **found = replace_find_files(name, &count), *best = NULL, *other = NULL;
+    if (!count || replace_identify(path, original))
         return NULL; // the linker reports what cannot be read there
     for (size_t i = 0; i < count; i++) {
         struct file *file = found[i];
-        const char *fault = file->state == UNREAD ? identify(file->path, &file->identity) : NULL;
+        const char *fault = file->state == UNREAD ? replace_identify(file->path, &file->identity) : NULL;
         if (file->state == UNREAD)
             file->state = fault ? BAD : GOOD;
         if (fault)
@@ -379,10 +236,8 @@ EXPORT unsigned la_version(unsigned version) {
     }
     if (!folder || !*folder)
         return 0;
-    read_folder(folder, 0);
-    if (!file_count)
-        return 0; // the linker goes on without this library
-    qsort(files, file_count, sizeof(*files), by_stem);
+    if (!replace_read_folder(folder))
+        return 0;   // the linker goes on without this library
     return version; // la_objsearch, la_objopen and la_objclose are the same in each
 }
 
@@ -417,7 +272,7 @@ EXPORT unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *co
     object->next = objects;
     objects = object;
     size_t count = 0;
-    struct file **found = *map->l_name ? find_files(base_name(map->l_name), &count) : NULL;
+    struct file **found = *map->l_name ? replace_find_files(base_name(map->l_name), &count) : NULL;
     char origin[PATH_MAX];
     for (size_t i = 0; i < count; i++)
         if (found[i]->asked && !strcmp(found[i]->path, map->l_name) && folder_of(found[i]->asked, origin)) {

@@ -1,5 +1,6 @@
 // The auditing library, on libraries and names: which build id a file has, what stands for what.
 
+#include "../../runtime/replace/folder.c"
 #include "../../runtime/replace/replace.c"
 #include "harness.h"
 
@@ -8,7 +9,7 @@ static void read_names(const char *text) {
     for (size_t room = 1; room <= sizeof(into); room += 9)
         expand_origin(text, "/a/folder", into, room);
     size_t count;
-    find_files(base_name(text), &count);
+    replace_find_files(base_name(text), &count);
     if (stem_of(base_name(text)) > strlen(base_name(text)))
         abort();
     char folder[PATH_MAX];
@@ -22,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         for (int i = 0; i < 3; i++)
             add_file((const char *[]){"/x/libfoo.so", "/x/libfoo.so.1", "/x/y/bar"}[i]);
     harness_file(data, size);
-    if (!identify(harness_path, &identity) && identity.size > sizeof(identity.build_id))
+    if (!replace_identify(harness_path, &identity) && identity.size > sizeof(identity.build_id))
         abort();
     char *text = strndup((const char *)data, size);
     if (text)
