@@ -1,8 +1,13 @@
 """How clients of the simulated device run."""
 
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
 import pytest
 
-from tests.runtime import simulated
+from tests.runtime import hooked, simulated
 from tests.tiers import full
 
 
@@ -17,5 +22,23 @@ def play(request, tmp_path, shared):
         done = simulated.run(program, *args, folder=folder, **env)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
+
+    return build_and_run
+
+
+@pytest.fixture
+def play_kernels(tmp_path):
+    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote."""
+
+    def build_and_run(kernels, script, **env):
+        made = simulated.compile_kernels(tmp_path / "kernels.so", kernels)
+        text = "from ctypes import *\nfrom tests.runtime.driving import *\nbegin()\n"
+        text += f"PATH = {str(made)!r}\nmodule = load(PATH)\n{dedent(script)}"
+        env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done
 
     return build_and_run

@@ -1,34 +1,7 @@
 """The simulated device runs kernels: objects of `gpt-asm --arch host`, here written in C."""
 
-import os
-import subprocess
-import sys
-from textwrap import dedent
 
-import pytest
-
-from tests.runtime import hooked, simulated
-
-
-@pytest.fixture
-def play(tmp_path):
-    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote."""
-
-    def build_and_run(kernels, script, **env):
-        made = simulated.compile_kernels(tmp_path / "kernels.so", kernels)
-        text = "from ctypes import *\nfrom tests.runtime.driving import *\nbegin()\n"
-        text += f"PATH = {str(made)!r}\nmodule = load(PATH)\n{dedent(script)}"
-        env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env
-        done = subprocess.run(
-            [sys.executable, "-c", text], env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return build_and_run
-
-
-def test_threads_blocks_barriers_and_warps(play):
+def test_threads_blocks_barriers_and_warps(play_kernels):
     kernels = r"""
     VARIABLES()
     KERNEL(fill) {
@@ -118,10 +91,10 @@ def test_threads_blocks_barriers_and_warps(play):
     assert found[::2] == [0xFFFFFFFF] * 32 + [0xFF] * 8
     assert found[1::2] == ([0, 0x22222222, 0, 0] * 8 + [0, 0x22, 0, 0] * 2)
     """
-    play(kernels, script)
+    play_kernels(kernels, script)
 
 
-def test_spin_locks_and_grid_barriers(play):
+def test_spin_locks_and_grid_barriers(play_kernels):
     kernels = r"""
     VARIABLES()
     static uint32_t *lock_of(T, uint64_t to) { return global(t, 3, to, 8); }
@@ -185,147 +158,10 @@ def test_spin_locks_and_grid_barriers(play):
     ok(launch(function(module, "grid"), 32 * most.value, 64, memory, cooperative=True))
     assert memory.read()[0] == 3 * 32 * most.value
     """
-    play(kernels, script)
+    play_kernels(kernels, script)
 
 
-FAULTS = r"""
-VARIABLES()
-KERNEL(store) {
-    ARGUMENT(uint64_t, to, 0);
-    if (CTAID == 2 && TID == 5)
-        GLOBAL(to) = 1;
-    else
-        for (int i = 0; TID == 7 && i < 1000000000; i++) // the launch ends all the same
-            BRANCH();
-}
-KERNEL(fault) {
-    ARGUMENT(uint64_t, kind, 0);
-    t->services->fault(t, 1, kind, 0x20);
-}
-KERNEL(lacks) { // a mask without the thread itself
-    MEET(2, sum, &(uint32_t){0});
-}
-KERNEL(stuck) { // half of a warp waits for the rest, which waits at a barrier
-    if (TID < 20)
-        MEET(UINT32_MAX, sum, &(uint32_t){0});
-    if (TID != 31)
-        BARRIER();
-    else
-        t->services->barrier(t, 0, HOST_BARRIER_SYNC, 1, 64, false);
-}
-KERNEL(spins) {
-    ARGUMENT(uint64_t, to, 0);
-    while (!__atomic_load_n((uint32_t *)global(t, 3, to, 4), __ATOMIC_RELAXED))
-        BRANCH();
-}
-KERNEL(assertion) {
-    ARGUMENT(uint64_t, to, 0);
-    if (TID == 1)
-        t->services->fail(t, 1, to, to + 8, 42, to + 16);
-}
-KERNEL(heap) {
-    ARGUMENT(uint64_t, again, 0);
-    uint64_t got = t->services->allocate(t, 3, 100), huge = t->services->allocate(t, 3, 1ull << 40);
-    GLOBAL(got + 96) = huge;
-    t->services->release(t, 3, got);
-    if (again)
-        t->services->release(t, 3, got);
-}
-MODULE(HAS(store, 1), HAS(fault, 1), HAS(lacks, 0), HAS(stuck, 0), HAS(spins, 1), HAS(assertion, 1), HAS(heap, 1))
-"""
-
-
-def test_faults_end_the_launch_and_break_the_context(play):
-    script = r"""
-    def goes_wrong(status, name, grid, block, *arguments):
-        global module
-        ok(launch(function(module, name), grid, block, *arguments))
-        assert synchronize() == status, (name, synchronize())
-        assert synchronize() == status
-        assert cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(4)) == status
-        begin()
-        module = load(PATH)
-
-    memory = Memory(100)
-    goes_wrong(700, "store", 4, 32, memory.value + 404)
-    memory = Memory(100)
-    goes_wrong(700, "store", 4, 32, memory.value - 4)
-    memory = Memory(100)
-    ok(cu.cuMemFree_v2(memory))
-    goes_wrong(700, "store", 4, 32, memory.value + 8)
-    goes_wrong(700, "store", 4, 32, 0)
-    for kind, status in enumerate([700, 716, 700, 700, 700, 719, 715, 715, 710]):
-        goes_wrong(status, "fault", 1, 1, kind)
-    goes_wrong(715, "lacks", 1, 1)
-    goes_wrong(702, "stuck", 1, 32)
-    memory = Memory(1)
-    goes_wrong(702, "spins", 1, 1, memory)
-    memory = Memory(6)
-    memory.write(list(memoryview(b"i < n\0\0\0" b"file.cu\0" b"f()\0\0\0\0\0").cast("I")))
-    goes_wrong(710, "assertion", 1, 2, memory)
-    ok(launch(function(module, "heap"), 1, 40, 0))
-    ok(synchronize())
-    goes_wrong(700, "heap", 1, 1, 1)
-    """
-    done = play(FAULTS, script, GPT_SIM_TIMEOUT="1")
-    said = [line.removeprefix("libcuda.so.1: error: ") for line in done.stderr.splitlines()]
-    store = "kernel 'store': block (2,0,0), thread (5,0,0): '13: st.global.u32;': illegal address 0x"
-    assert all(line.startswith(store) for line in said[:4])
-    assert [line.partition(", ")[2].split(", ")[-1] for line in said[:3]] == [
-        "4 bytes after an allocation of 400 bytes",
-        "4 bytes before an allocation of 400 bytes",
-        "8 bytes into an allocation of 400 bytes that was freed",
-    ]
-    assert said[3].endswith("illegal address 0x0")
-    at = "kernel 'fault': block (0,0,0), thread (0,0,0): '11: shfl.sync.bfly.b32;': "
-    assert [line.removeprefix(at) for line in said[4:13]] == [
-        "illegal address 0x20",
-        "misaligned address 0x20",
-        "address 0x20 is outside of the shared memory of 0 bytes",
-        *(line.removeprefix(at) for line in said[7:8]),
-        "calls too deep",
-        "trap",
-        "call of 0x20, which is not a function",
-        "illegal operand 0x20",
-        "assertion failed",
-    ]
-    assert said[13].endswith("'11: shfl.sync.bfly.b32;': illegal operand 0x2")
-    stuck = "'11: shfl.sync.bfly.b32;': deadlock: of 32 threads 20 wait here, 12 elsewhere, 0 have exited"
-    assert said[14] == f"kernel 'stuck': block (0,0,0), thread (0,0,0): {stuck}"
-    assert said[15].endswith("'12: bra L;': no thread has got on for 1 seconds (GPT_SIM_TIMEOUT)")
-    assert said[16] == "file.cu:42: f(): block: [0,0,0], thread: [1,0,0] Assertion `i < n` failed."
-    assert "free of 0x" in said[18] and len(said) == 19
-
-
-def test_launches_beyond_the_limits(play):
-    kernels = r"""
-    VARIABLES()
-    KERNEL(few) {}
-    KERNEL(fixed) {}
-    MODULE(HAS(few, 0, .max_threads = 64), HAS(fixed, 1, .required = {8, 2, 1}, .shared_size = 40000))
-    """
-    script = r"""
-    few, fixed = function(module, "few"), function(module, "fixed")
-    sizes = [(1, 64), (1, 65), (1, (1, 1, 65)), (0, 1), ((1, 65536), 1)]
-    assert [launch(few, *size) for size in sizes] == [0, 1, 1, 1, 1]
-    assert [launch(fixed, 1, (8, 2), 0), launch(fixed, 1, 16, 0)] == [0, 1]
-    assert launch(fixed, 1, (8, 2), 0, shared=9152) == 0
-    assert launch(fixed, 1, (8, 2), 0, shared=9153) == 1
-    ok(cu.cuFuncSetAttribute(fixed, 8, 180000))
-    assert launch(fixed, 1, (8, 2), 0, shared=180000) == 0
-    value = c_int()
-    ok(cu.cuFuncGetAttribute(byref(value), 1, fixed))
-    assert value.value == 40000
-    assert cu.cuLaunchKernel(fixed, 1, 1, 1, 8, 2, 1, 0, None, None, None) == 1 # no arguments
-    ok(cu.cuDeviceGetAttribute(byref(value), 16, 0))
-    assert launch(few, 32 * value.value, 64, cooperative=True) == 0
-    assert launch(few, 32 * value.value + 1, 64, cooperative=True) == 720
-    ok(synchronize())
-    """
-    play(kernels, script)
-
-
-def test_variables_windows_and_parameters(play):
+def test_variables_windows_and_parameters(play_kernels):
     kernels = r"""
     static const uint32_t table[3] = {7, 8, 9}, weights[2] = {5, 6};
     static const struct host_address to[] = {
@@ -364,10 +200,10 @@ def test_variables_windows_and_parameters(play):
     ok(launch(function(other, "sums"), 1, 1, memory, 79))
     assert memory.read()[0] == 8 + 6 + 5 + 6
     """
-    play(kernels, script)
+    play_kernels(kernels, script)
 
 
-def test_streams_contexts_forks_and_unloading(play):
+def test_streams_contexts_forks_and_unloading(play_kernels):
     kernels = r"""
     VARIABLES()
     KERNEL(wait) {
@@ -416,10 +252,10 @@ def test_streams_contexts_forks_and_unloading(play):
     ok(cu.cuCtxDestroy_v2(first))
     assert memory.read() == [1, 7 * 120]
     """
-    play(kernels, script)
+    play_kernels(kernels, script)
 
 
-def test_a_graph_that_goes_while_it_is_launched(play):
+def test_a_graph_that_goes_while_it_is_launched(play_kernels):
     kernels = r"""
     VARIABLES()
     KERNEL(fill) { ARGUMENT(uint64_t, to, 0); ARGUMENT(uint64_t, value, 8); GLOBAL(to) = value; }
@@ -445,10 +281,10 @@ def test_a_graph_that_goes_while_it_is_launched(play):
     ok(cu.cuStreamSynchronize(stream))
     assert memory.read() == [7]
     """
-    play(kernels, script, GPT_SIM_DELAY="100000")
+    play_kernels(kernels, script, GPT_SIM_DELAY="100000")
 
 
-def test_a_capture_that_begins_while_a_graph_waits_for_room(play):
+def test_a_capture_that_begins_while_a_graph_waits_for_room(play_kernels):
     """The launch fails, as the stream's other work would, and leaves no node without a graph."""
     script = """
     import threading, time
@@ -481,4 +317,4 @@ def test_a_capture_that_begins_while_a_graph_waits_for_room(play):
     ok(cu.cuCtxSynchronize())
     assert answers[0] in (0, 900), answers
     """
-    play("VARIABLES()\nKERNEL(fill) { }\nMODULE(HAS(fill, 0))", script)
+    play_kernels("VARIABLES()\nKERNEL(fill) { }\nMODULE(HAS(fill, 0))", script)

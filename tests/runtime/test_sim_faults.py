@@ -1,0 +1,137 @@
+"""Kernels that go wrong on the simulated device: the message, the error of the context; launches beyond limits."""
+
+FAULTS = r"""
+VARIABLES()
+KERNEL(store) {
+    ARGUMENT(uint64_t, to, 0);
+    if (CTAID == 2 && TID == 5)
+        GLOBAL(to) = 1;
+    else
+        for (int i = 0; TID == 7 && i < 1000000000; i++) // the launch ends all the same
+            BRANCH();
+}
+KERNEL(fault) {
+    ARGUMENT(uint64_t, kind, 0);
+    t->services->fault(t, 1, kind, 0x20);
+}
+KERNEL(lacks) { // a mask without the thread itself
+    MEET(2, sum, &(uint32_t){0});
+}
+KERNEL(stuck) { // half of a warp waits for the rest, which waits at a barrier
+    if (TID < 20)
+        MEET(UINT32_MAX, sum, &(uint32_t){0});
+    if (TID != 31)
+        BARRIER();
+    else
+        t->services->barrier(t, 0, HOST_BARRIER_SYNC, 1, 64, false);
+}
+KERNEL(spins) {
+    ARGUMENT(uint64_t, to, 0);
+    while (!__atomic_load_n((uint32_t *)global(t, 3, to, 4), __ATOMIC_RELAXED))
+        BRANCH();
+}
+KERNEL(assertion) {
+    ARGUMENT(uint64_t, to, 0);
+    if (TID == 1)
+        t->services->fail(t, 1, to, to + 8, 42, to + 16);
+}
+KERNEL(heap) {
+    ARGUMENT(uint64_t, again, 0);
+    uint64_t got = t->services->allocate(t, 3, 100), huge = t->services->allocate(t, 3, 1ull << 40);
+    GLOBAL(got + 96) = huge;
+    t->services->release(t, 3, got);
+    if (again)
+        t->services->release(t, 3, got);
+}
+MODULE(HAS(store, 1), HAS(fault, 1), HAS(lacks, 0), HAS(stuck, 0), HAS(spins, 1), HAS(assertion, 1), HAS(heap, 1))
+"""
+
+
+def test_faults_end_the_launch_and_break_the_context(play_kernels):
+    script = r"""
+    def goes_wrong(status, name, grid, block, *arguments):
+        global module
+        ok(launch(function(module, name), grid, block, *arguments))
+        assert synchronize() == status, (name, synchronize())
+        assert synchronize() == status
+        assert cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(4)) == status
+        begin()
+        module = load(PATH)
+
+    memory = Memory(100)
+    goes_wrong(700, "store", 4, 32, memory.value + 404)
+    memory = Memory(100)
+    goes_wrong(700, "store", 4, 32, memory.value - 4)
+    memory = Memory(100)
+    ok(cu.cuMemFree_v2(memory))
+    goes_wrong(700, "store", 4, 32, memory.value + 8)
+    goes_wrong(700, "store", 4, 32, 0)
+    for kind, status in enumerate([700, 716, 700, 700, 700, 719, 715, 715, 710]):
+        goes_wrong(status, "fault", 1, 1, kind)
+    goes_wrong(715, "lacks", 1, 1)
+    goes_wrong(702, "stuck", 1, 32)
+    memory = Memory(1)
+    goes_wrong(702, "spins", 1, 1, memory)
+    memory = Memory(6)
+    memory.write(list(memoryview(b"i < n\0\0\0" b"file.cu\0" b"f()\0\0\0\0\0").cast("I")))
+    goes_wrong(710, "assertion", 1, 2, memory)
+    ok(launch(function(module, "heap"), 1, 40, 0))
+    ok(synchronize())
+    goes_wrong(700, "heap", 1, 1, 1)
+    """
+    done = play_kernels(FAULTS, script, GPT_SIM_TIMEOUT="1")
+    said = [line.removeprefix("libcuda.so.1: error: ") for line in done.stderr.splitlines()]
+    store = "kernel 'store': block (2,0,0), thread (5,0,0): '13: st.global.u32;': illegal address 0x"
+    assert all(line.startswith(store) for line in said[:4])
+    assert [line.partition(", ")[2].split(", ")[-1] for line in said[:3]] == [
+        "4 bytes after an allocation of 400 bytes",
+        "4 bytes before an allocation of 400 bytes",
+        "8 bytes into an allocation of 400 bytes that was freed",
+    ]
+    assert said[3].endswith("illegal address 0x0")
+    at = "kernel 'fault': block (0,0,0), thread (0,0,0): '11: shfl.sync.bfly.b32;': "
+    assert [line.removeprefix(at) for line in said[4:13]] == [
+        "illegal address 0x20",
+        "misaligned address 0x20",
+        "address 0x20 is outside of the shared memory of 0 bytes",
+        *(line.removeprefix(at) for line in said[7:8]),
+        "calls too deep",
+        "trap",
+        "call of 0x20, which is not a function",
+        "illegal operand 0x20",
+        "assertion failed",
+    ]
+    assert said[13].endswith("'11: shfl.sync.bfly.b32;': illegal operand 0x2")
+    stuck = "'11: shfl.sync.bfly.b32;': deadlock: of 32 threads 20 wait here, 12 elsewhere, 0 have exited"
+    assert said[14] == f"kernel 'stuck': block (0,0,0), thread (0,0,0): {stuck}"
+    assert said[15].endswith("'12: bra L;': no thread has got on for 1 seconds (GPT_SIM_TIMEOUT)")
+    assert said[16] == "file.cu:42: f(): block: [0,0,0], thread: [1,0,0] Assertion `i < n` failed."
+    assert "free of 0x" in said[18] and len(said) == 19
+
+
+def test_launches_beyond_the_limits(play_kernels):
+    kernels = r"""
+    VARIABLES()
+    KERNEL(few) {}
+    KERNEL(fixed) {}
+    MODULE(HAS(few, 0, .max_threads = 64), HAS(fixed, 1, .required = {8, 2, 1}, .shared_size = 40000))
+    """
+    script = r"""
+    few, fixed = function(module, "few"), function(module, "fixed")
+    sizes = [(1, 64), (1, 65), (1, (1, 1, 65)), (0, 1), ((1, 65536), 1)]
+    assert [launch(few, *size) for size in sizes] == [0, 1, 1, 1, 1]
+    assert [launch(fixed, 1, (8, 2), 0), launch(fixed, 1, 16, 0)] == [0, 1]
+    assert launch(fixed, 1, (8, 2), 0, shared=9152) == 0
+    assert launch(fixed, 1, (8, 2), 0, shared=9153) == 1
+    ok(cu.cuFuncSetAttribute(fixed, 8, 180000))
+    assert launch(fixed, 1, (8, 2), 0, shared=180000) == 0
+    value = c_int()
+    ok(cu.cuFuncGetAttribute(byref(value), 1, fixed))
+    assert value.value == 40000
+    assert cu.cuLaunchKernel(fixed, 1, 1, 1, 8, 2, 1, 0, None, None, None) == 1 # no arguments
+    ok(cu.cuDeviceGetAttribute(byref(value), 16, 0))
+    assert launch(few, 32 * value.value, 64, cooperative=True) == 0
+    assert launch(few, 32 * value.value + 1, 64, cooperative=True) == 720
+    ok(synchronize())
+    """
+    play_kernels(kernels, script)
