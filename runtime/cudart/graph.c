@@ -74,12 +74,16 @@ DEFINE(cudaGraphExecKernelNodeSetParams, (void *exec, void *node, const struct k
 
 // Copies
 
+// The box, and the context that it is copied in.
+static int box_here(struct driver_box *made, const struct box *box, void **context) {
+    int status = cudart_box(made, box);
+    return status ? status : cudart_context(context);
+}
+
 static int add_copy(NODE, const struct box *given) {
     struct driver_box box;
     void *context;
-    int status = cudart_box(&box, given);
-    if (!status)
-        status = cudart_context(&context);
+    int status = box_here(&box, given, &context);
     return status ? status
                   : DRIVER(cuGraphAddMemcpyNode, (NODE, const struct driver_box *, void *), node, graph,
                            after, count, &box, context);
@@ -95,9 +99,7 @@ static int set_copy(void *node, const struct box *given) {
 static int set_exec_copy(void *exec, void *node, const struct box *given) {
     struct driver_box box;
     void *context;
-    int status = cudart_box(&box, given);
-    if (!status)
-        status = cudart_context(&context);
+    int status = box_here(&box, given, &context);
     return status ? status
                   : DRIVER(cuGraphExecMemcpyNodeSetParams,
                            (void *, void *, const struct driver_box *, void *), exec, node, &box, context);
