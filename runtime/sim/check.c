@@ -56,7 +56,7 @@ void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault,
     struct lane *lane = lane_of(thread);
     char fact[128], near[256] = "";
     snprintf(fact, sizeof(fact), faults[fault].fact, (unsigned long long)address);
-    if (fault == HOST_FAULT_ADDRESS)
+    if (fault == HOST_FAULT_ADDRESS && !sim_heap_describe(run_of(lane)->context, address, near))
         sim_describe(address, near);
     else if (fault == HOST_FAULT_SHARED || fault == HOST_FAULT_LOCAL)
         snprintf(near, sizeof(near), " of %u bytes",
@@ -87,7 +87,10 @@ static bool find(const struct lane *lane, uint64_t address, uint64_t size, struc
         *place = (struct host_place){(uint64_t)run->workspace, sizeof(run->workspace)};
         return true;
     }
-    return sim_find_memory(address, size, &place->start, &place->size);
+    if (sim_find_memory(address, size, &place->start, &place->size))
+        return true;
+    *place = (struct host_place){0}; // to be looked for each time: device code may have freed it
+    return sim_heap_has(run->context, address, size);
 }
 
 bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size) {

@@ -196,22 +196,6 @@ CUresult sim_free(CUdeviceptr memory) {
     return drop(memory, DEVICE) || drop(memory, MANAGED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// What malloc of device code returns is its context's, and is freed by device code only.
-CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context) {
-    size_t used = 0;
-    for (size_t i = 0; i < count; i++)
-        used += ranges[i].type == HEAP && ranges[i].owner == context ? ranges[i].size : 0;
-    size_t most = sim_limit(context, CU_LIMIT_MALLOC_HEAP_SIZE);
-    return size > most || used > most - size ? CUDA_ERROR_OUT_OF_MEMORY
-                                             : allocate(memory, size, context, HEAP);
-}
-
-CUresult sim_free_heap(CUdeviceptr memory, const struct context *context) {
-    size_t at = find(memory);
-    bool own = at && ranges[at - 1].owner == context;
-    return own && drop(memory, HEAP) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 void sim_forget_readers(void) { change = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER; }
 
 API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {

@@ -86,15 +86,21 @@ void sim_delete(void *object) {
     } while (at != top && (at = next));
 }
 
-static void acquire(void) { pthread_mutex_lock(&sim_lock); }
+static void acquire(void) {
+    pthread_mutex_lock(&sim_lock);
+    sim_hold_heaps(true);
+}
 
-static void release(void) { pthread_mutex_unlock(&sim_lock); }
+static void release(void) {
+    sim_hold_heaps(false);
+    pthread_mutex_unlock(&sim_lock);
+}
 
 static void release_child(void) {
     sim_forget_runs();
     sim_forget_readers();
     sim_drop_work();
-    pthread_mutex_unlock(&sim_lock);
+    release();
 }
 
 // A forked child has all objects, and nobody else in the middle of a change to them.

@@ -122,22 +122,14 @@ void sim_assert(struct host_thread *thread, uint32_t site, uint64_t message, uin
 
 uint64_t sim_heap_allocate(struct host_thread *thread, uint32_t site, uint64_t size) {
     (void)site;
-    LOCKED;
-    CUdeviceptr memory = 0;
-    return sim_allocate_heap(&memory, size, run_of(lane_of(thread))->context) ? 0 : memory;
+    return sim_heap_take(run_of(lane_of(thread))->context, size);
 }
 
 void sim_heap_release(struct host_thread *thread, uint32_t site, uint64_t address) {
     struct run *run = run_of(lane_of(thread));
-    CUresult status = CUDA_SUCCESS;
-    if (address) {
-        LOCKED;
-        status = sim_free_heap(address, run->context);
-    }
-    if (status) {
-        sim_fail(run, lane_of(thread), site, CUDA_ERROR_ILLEGAL_ADDRESS,
-                 "free of 0x%llx, which malloc did not return, or which was freed",
-                 (unsigned long long)address);
-        sim_end_lane(lane_of(thread));
-    }
+    if (!address || sim_heap_give(run->context, address))
+        return;
+    sim_fail(run, lane_of(thread), site, CUDA_ERROR_ILLEGAL_ADDRESS,
+             "free of 0x%llx, which malloc did not return, or which was freed", (unsigned long long)address);
+    sim_end_lane(lane_of(thread));
 }

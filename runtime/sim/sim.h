@@ -9,6 +9,7 @@
 //   copy.c     copies and memsets
 //   image.c    images: which code suits the device, what is in it
 //   module.c   modules, libraries, kernels and functions
+//   heap.c     malloc of device code
 //   demand.c   the memory that kernels declare
 //   link.c     PTX linked to PTX
 //   occupancy.c  how many blocks fit
@@ -128,6 +129,7 @@ struct context {
     unsigned flags;
     uint64_t limits[CU_LIMIT_MAX]; // 0: not set
     int cache_config;
+    struct heap *heap; // of device code; NULL: it has none yet
 };
 CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
 
@@ -152,7 +154,7 @@ uint64_t sim_limit(const struct context *context, int limit);
 struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
-    enum memory { DEVICE, HEAP, MANAGED, PINNED, REGISTERED, MAPPED } type;
+    enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED } type;
     unsigned flags; // that the program asked for
     struct reference pool;
 };
@@ -165,8 +167,6 @@ CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
 bool sim_is_device(uint64_t start, uint64_t size);
-CUresult sim_allocate_heap(CUdeviceptr *memory, size_t size, struct context *context);
-CUresult sim_free_heap(CUdeviceptr memory, const struct context *context);
 void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
@@ -177,6 +177,14 @@ CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+
+// heap.c: malloc of device code, which is freed by device code only. None needs the lock.
+uint64_t sim_heap_take(struct context *context, uint64_t size); // 0: there is no memory
+bool sim_heap_give(struct context *context, uint64_t address);  // false: not what malloc returned, or freed
+bool sim_heap_has(const struct context *context, uint64_t address, uint64_t size);
+bool sim_heap_describe(const struct context *context, uint64_t address, char text[256]); // as sim_describe
+void sim_end_heap(struct context *context);
+void sim_hold_heaps(bool hold); // over a fork
 
 // image.c
 struct text { // PTX that is read
