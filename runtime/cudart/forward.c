@@ -1,8 +1,6 @@
 // What the driver has with the same meaning and the same parameters: the context's settings, streams, events,
 // pools, graphs. graph.c has the nodes of graphs whose parameters are others.
 
-#include <string.h>
-
 #include "cudart.h"
 
 #define FORWARD(name, driver, parameters, ...)                                                               \

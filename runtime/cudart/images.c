@@ -30,7 +30,6 @@ struct named {
     void **managed; // where the program keeps the address of a variable of managed memory
     size_t size;
     void *kernel;
-    uint64_t address;
     bool is_kernel;
 };
 

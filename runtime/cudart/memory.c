@@ -1,7 +1,5 @@
 // Memory: allocation, copies, values, and where an address lies.
 
-#include <string.h>
-
 #include "box.h"
 
 // Allocation. A size of 0 is not an error, and allocates nothing.
