@@ -56,6 +56,10 @@ class Clock:
         ns = np.clip(since * self.ns_per_tick, -LIMIT, LIMIT)
         return ns.astype(np.int64) + self.monotonic
 
+    def realtime_at(self, ticks: int) -> int:
+        """A time stamp as ns since the epoch."""
+        return self.realtime(int(self.times(np.array([ticks], np.uint64))[0]))
+
     def realtime(self, monotonic: int) -> int:
         """A time of CLOCK_MONOTONIC as ns since the epoch, at least 0."""
         return max(0, monotonic - self.monotonic + self._realtime)

@@ -8,11 +8,13 @@ its function, and a function before its module: what an id means is known at the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt import records
 from gpt.errors import MalformedError
 from gpt.stream import Segments
+from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
 from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
@@ -22,6 +24,8 @@ Record = dict[str, Any]
 CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl"))  # what is known of calls
 RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
+COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
+SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
 
@@ -56,10 +60,10 @@ class Process:
 
     `started` is false for a segment that only names another process. `status` is that of its `end`; None if there is
     none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, and `devices`
-    architectures with what they run, as in their records.
+    architectures with what they run, as in their records. `folder` is that of its trace, None if it has none.
     """
 
-    def __init__(self, header: Record, kinds: frozenset[str]) -> None:
+    def __init__(self, header: Record, kinds: frozenset[str], folder: Path | None = None) -> None:
         """Raises MalformedError if the header makes no sense."""
         if fault := records.check(header):
             raise MalformedError(fault)
@@ -79,6 +83,7 @@ class Process:
         self.gpu_times = Collector("gpu_times", GPU_TIMES, GPU_TIMES)
         self.launches = Collector("launches", LAUNCHES, LAUNCHES)
         self.counts = Collector("counts", COUNTS, COUNTS)
+        self.probes = Probes(folder, "buffer" in kinds)
         self._kinds = kinds
         self._ioctls: dict[str, int] = {}
 
@@ -91,7 +96,8 @@ class Process:
     @property
     def full(self) -> bool:
         """Whether it is time to take the rows."""
-        return self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
+        collectors = self.calls, self.gpu_times, self.launches, self.counts, self.probes
+        return any(collector.full for collector in collectors)
 
     def add(self, record: Record) -> None:
         """Takes a record in. Raises MalformedError if it is nonsense."""
@@ -147,6 +153,8 @@ class Process:
                 self.modules.append((record["id"], module))
             case "lookup":
                 self.lookups.append((record["module"], record["what"]))
+            case "map" | "kernel" | "probed" | "buffer" | "unprobed":
+                self.probes.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
 

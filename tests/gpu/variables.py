@@ -184,7 +184,8 @@ def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int
     """How many addresses a probe saw. All must be of the program's variables and buffers."""
     seen = 0
     for number, placed in enumerate(woven.maps):
-        counts, records = rows(woven, number, buffers[number])
+        case = Case(woven.kernel, (GRID, 1, 1), (BLOCK, 1, 1), 0, same(0), same(0))
+        counts, records = rows(woven, number, buffers[number], case)
         assert counts.any(), f"{woven.kernel}: {placed.map.name} is empty"
         if placed.map.name == "thread_slots":
             addresses = records["address"][records["address"] != 0]

@@ -147,7 +147,7 @@ def _check(case: Case, plain: Answer, answer: Answer) -> None:
     differs = launch.differs(launch.found(answer), launch.found(plain))
     assert not differs, f"the result differs: {differs}"
     for number in range(len(case.woven.maps)):
-        CHECKS[case.probe](case, *rows(case.woven, number, answer[count + number]))
+        CHECKS[case.probe](case, *rows(case.woven, number, answer[count + number], launch))
 
 
 def equal(case: Case, what: str, found: Any) -> None:

@@ -21,7 +21,9 @@ COUNTS = {"count": "u64", "first": "u64", "function": "u32", "pad": "u32"}
 QUERIES = {"count": "u64", "first": "u64", "api": "u32", "pad": "u32"}
 GPU_TIMES = {"begin": "u64", "duration": "u64", "call": "u64", "stream": "u64", "api": "u32", "function": "u32",
              "thread": "u32", "pad": "u32"}  # fmt: skip
-CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i"}
+BLOCK_SCHED = {"start": "u64", "end": "u64", "elapsed": "u32", "sm": "u32"}  # fields of the probes' maps
+GMEM_BYTES = dict.fromkeys(("read", "written", "async", "bulk", "expected"), "u64")
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "f32": "f"}
 
 TYPES = {  # name -> type, op
     "cuMemAlloc": ("memory", "alloc"),
@@ -67,6 +69,32 @@ def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
     """Of (begin, duration, api, function)."""
     packed = [(begin, duration, begin, 0, api_, function) for begin, duration, api_, function in values]
     return records.make("gpu_times", **rows([(*row, 1, 0) for row in packed], GPU_TIMES))
+
+
+def probe_map(
+    name: str, id_: int = 1, type_: str = "array", level: str = "warp", capacity: int = 1, **fields: str
+) -> dict:
+    """A `map` with these fields."""
+    told = layout_of(fields)
+    told["stride"] = max(8, -(-told["stride"] // 8) * 8)
+    return records.make("map", id=id_, name=name, type=type_, level=level, capacity=capacity, **told)
+
+
+def kernel(id_: int, function: int, name: str, *maps: int) -> dict:
+    """A probed kernel."""
+    return records.make("kernel", id=id_, name=name, function=function, maps=list(maps))
+
+
+def probed(id_: int, kernel_: int, function: int, blocks: int, threads: int) -> dict:
+    """A launch of it."""
+    return records.make("probed", id=id_, kernel=kernel_, function=function, thread=1, start=1000 + id_, device=0,
+                        stream=7, grid=[blocks, 1, 1], block=[threads, 1, 1], shared=0)  # fmt: skip
+
+
+def buffer(launch_: int, data: bytes, map_: int = 1, **keys: object) -> dict:
+    """What it saved."""
+    inside = {} if keys else {"data": data}
+    return records.make("buffer", launch=launch_, map=map_, size=len(data), **inside, **keys)
 
 
 def launch(start: int, duration: int, api_: int, function: int, stream_: int = 0) -> tuple:

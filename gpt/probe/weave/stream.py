@@ -10,6 +10,7 @@ from typing import Any
 from gpt import records
 from gpt.errors import GptError, MalformedError
 from gpt.probe.model import ProbeFile
+from gpt.probe.weave.save import PlacedMap
 from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
@@ -22,6 +23,20 @@ Records = Iterator[dict[str, Any]]
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
+    """The record of a map of a woven kernel."""
+    return records.make(
+        "map",
+        id=id_,
+        name=placed.map.name,
+        type=placed.type,
+        level=placed.map.level,
+        capacity=placed.capacity,
+        stride=placed.map.stride,
+        fields=placed.fields(),
+    )
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -122,16 +137,7 @@ class Weaving:
         ptx = self._numbered(record, kernels=[woven.kernel], data=woven.data, original=original or None)
         yield ptx
         for id_, placed in enumerate(woven.maps, first):
-            yield records.make(
-                "map",
-                id=id_,
-                name=placed.map.name,
-                type=placed.type,
-                level=placed.map.level,
-                capacity=placed.capacity,
-                stride=placed.map.stride,
-                fields=placed.fields(),
-            )
+            yield make_map(id_, placed)
         yield records.make(
             "kernel",
             id=ptx["id"],

@@ -1,0 +1,289 @@
+"""Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object a record.
+
+gpt-stream(5), PROBE BUFFERS, has the layout of a buffer. Its bytes stand in the trace or in a file beside it, which is
+mapped. Threads write chunks of their own, so a `buffer` may come before the `probed`, `map` or `kernel` that it
+refers to: it waits until these are there.
+
+Whoever wrote the trace chose every number in it. A buffer is looked at when its size is what the map says for the grid
+and the block of its launch, and when there are as many bytes; so no array is larger than the trace and its files.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt import packed
+from gpt.errors import MalformedError, MissingError, TruncatedError
+from gpt.formats.paths import open_regular
+
+Record = dict[str, Any]
+Counts = npt.NDArray[np.uint64]
+Slots = npt.NDArray[np.void]
+
+COUNT = 8  # bytes of a count, and of the number of a unit
+WARP = 32  # threads
+BATCH = 16 << 20  # bytes of buffers that are collected
+MOST = 1000  # buffers that are collected
+LEVELS = ("thread", "warp", "block")
+TYPES = ("array", "total", "log")
+
+
+class Saved(NamedTuple):
+    """What is in a buffer: views of its bytes, which cannot be written to.
+
+    Of an array and of a total, `counts` has the shape (blocks, units of a block), and `slots` (blocks, units of a
+    block, capacity). Of a log, `counts` is the one count, `slots` are the entries that are there, and `units` the
+    number of the unit of each. `dropped` records did not fit; but see gpt-stream(5) on a capacity of 1.
+    """
+
+    counts: Counts
+    slots: Slots
+    units: Counts | None
+    dropped: int
+
+
+class MapLayout:
+    """How a map lies in the buffer of a launch."""
+
+    def __init__(self, record: Record) -> None:
+        """Raises MalformedError if the `map` record makes no sense."""
+        fields = packed.parse_fields(record)
+        self.id: int = record["id"]
+        self.name: str = record["name"]
+        self.type: str = record["type"]
+        self.level: str = record["level"]
+        self.capacity: int = record["capacity"]
+        self.stride: int = record["stride"]
+        for value, known in ((self.type, TYPES), (self.level, LEVELS)):
+            if value not in known:
+                raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
+        self.unsigned = {field.name for field in fields if field.type[0] == "u"}  # its fields
+        self._slot = np.dtype(
+            {
+                "names": [field.name for field in fields],
+                "formats": ["<" + field.code for field in fields],
+                "offsets": [field.offset for field in fields],
+                "itemsize": self.stride,
+            }
+        )
+
+    def units(self, threads: int) -> int:
+        """How many a block of so many threads has."""
+        return {"thread": threads, "warp": -(-threads // WARP), "block": 1}[self.level]
+
+    def size(self, blocks: int, threads: int) -> int:
+        """Bytes of the buffer for so many blocks, of so many threads each."""
+        if self.type == "log":
+            return COUNT + self.capacity * (COUNT + self.stride)
+        return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
+
+    def read(self, data: bytes | memoryview | mmap.mmap, blocks: int, threads: int, offset: int = 0) -> Saved:
+        """What the bytes from `offset` on hold. Raises MalformedError if there are fewer than `size`."""
+        size = self.size(blocks, threads)
+        if len(data) - offset < size or not blocks or not threads:
+            raise MalformedError(f"map '{self.name}': {len(data) - offset} bytes of {size}")
+        if self.type == "log":
+            return self._read_log(data, offset)
+        units = self.units(threads)
+        unit = COUNT + self.capacity * self.stride
+        steps = (units * unit, unit)
+        counts: Counts = np.ndarray((blocks, units), "<u8", data, offset, steps)
+        shape = (blocks, units, self.capacity)
+        slots: Slots = np.ndarray(shape, self._slot, data, offset + COUNT, (*steps, self.stride))
+        dropped = 0
+        if self.type == "array":
+            over = counts[counts > self.capacity]  # rarely any
+            dropped = int((over - np.uint64(self.capacity)).sum())
+        return Saved(counts, slots, None, dropped)
+
+    def _read_log(self, data: bytes | memoryview | mmap.mmap, offset: int) -> Saved:
+        counts: Counts = np.ndarray((1,), "<u8", data, offset)
+        count, step = int(counts[0]), (COUNT + self.stride,)
+        shape = (min(count, self.capacity),)
+        units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
+        slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
+        return Saved(counts, slots, units, max(0, count - self.capacity))
+
+
+@dataclass(frozen=True)
+class ProbedLaunch:
+    """A launch of a kernel with probes in it; `start` is a time stamp."""
+
+    id: int
+    kernel: int
+    function: int
+    thread: int
+    start: int
+    device: int
+    stream: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+    @property
+    def blocks(self) -> int:
+        """How many the grid has."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        """How many a block has."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+def _parse_launch(record: Record) -> ProbedLaunch:
+    for key in ("grid", "block"):
+        if len(record[key]) != 3 or not all(record[key]):
+            raise MalformedError(f"probed.{key} is not three numbers from 1 on")
+    numbers = {key: record[key] for key in ("id", "kernel", "function", "thread", "start", "device", "stream")}
+    return ProbedLaunch(**numbers, grid=tuple(record["grid"]), block=tuple(record["block"]))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What the probes of a launch saved to a map; its bytes are looked at when they are asked for.
+
+    `kernel` is the mangled name of the kernel, `lost` why there are no bytes.
+    """
+
+    launch: ProbedLaunch
+    map: MapLayout
+    kernel: str
+    lost: str | None
+    _record: Record
+    _files: SideFiles
+
+    def read(self) -> Saved:
+        """The arrays. Raises MissingError if the bytes are lost or the file is absent, TruncatedError if it ends
+        before them, and MalformedError if the record makes no sense.
+        """
+        record, launch = self._record, self.launch
+        wanted = self.map.size(launch.blocks, launch.threads)
+        if record["size"] != wanted:
+            raise MalformedError(f"buffer of {record['size']} bytes; map '{self.map.name}' has {wanted}")
+        if self.lost is not None:
+            raise MissingError(self.lost)
+        if "data" in record:
+            if len(record["data"]) != wanted:
+                raise MalformedError(f"buffer of {wanted} bytes has {len(record['data'])}")
+            return self.map.read(record["data"], launch.blocks, launch.threads)
+        offset = record.get("offset", 0)
+        data = self._files.open(record["path"], offset + wanted)
+        return self.map.read(data, launch.blocks, launch.threads, offset)
+
+
+class SideFiles:
+    """The files that buffers are in: regular ones in the folder of the trace, mapped. The last one stays open."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._name = ""
+        self._mapped: mmap.mmap | None = None
+
+    def open(self, name: str, size: int) -> mmap.mmap:
+        """At least `size` bytes from the beginning of a file; raises as `Buffer.read`."""
+        if self._mapped is not None and name == self._name and len(self._mapped) >= size:
+            return self._mapped
+        if not name or "/" in name:
+            raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
+        if self._folder is None:
+            raise MissingError(f"{name}: cannot be found from standard input")
+        try:
+            with open_regular(self._folder / name, follow=False) as file:
+                length = os.fstat(file.fileno()).st_size
+                if length < size:
+                    raise TruncatedError(f"{name}: {length} bytes of {size}")
+                self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
+        except OSError as error:
+            raise MissingError(f"{name}: {error.strerror or error}") from None
+        except MissingError as error:
+            raise MissingError(f"{name}: {error.fact}") from None
+        return self._mapped
+
+
+class Probes:
+    """What a segment says by now of its probed launches.
+
+    `maps` are by id. `probed` and `unprobed` count launches: by function, and by function and reason. Buffers are kept
+    until they are taken, and launches with `with_buffers` until all of theirs were.
+    """
+
+    def __init__(self, folder: Path | None, with_buffers: bool = True) -> None:
+        self.maps: dict[int, MapLayout] = {}
+        self.probed = Counter[int]()
+        self.unprobed = Counter[tuple[int, str]]()
+        self._with_buffers = with_buffers
+        self._files = SideFiles(folder)
+        self._kernels: dict[int, _Kernel] = {}
+        self._launches: dict[int, ProbedLaunch] = {}
+        self._taken: dict[int, set[int]] = {}  # maps whose buffers were, by launch
+        self._buffers: list[Record] = []
+        self._size = 0  # of those that came since the last `take`
+        self._fresh = 0  # how many these are
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to `take`."""
+        return self._size >= BATCH or self._fresh >= MOST
+
+    @property
+    def pending(self) -> int:
+        """Launches of which not all buffers have come and were taken."""
+        return len(self._launches)
+
+    def add(self, record: Record) -> None:
+        """Takes in a record that is of the kind that it says. Raises MalformedError if it makes no sense."""
+        match record["kind"]:
+            case "map":
+                self.maps[record["id"]] = MapLayout(record)
+            case "kernel":
+                self._kernels[record["id"]] = _Kernel(record["name"], frozenset(record.get("maps", ())))
+            case "probed":
+                launch = _parse_launch(record)
+                self.probed[launch.function] += 1
+                if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
+                    raise MalformedError(f"two probed launches have the number {launch.id}")
+            case "unprobed":
+                self.unprobed[record["function"], record["reason"]] += record["launches"]
+            case "buffer":
+                if ("data" in record) + ("path" in record) + ("lost" in record) != 1:
+                    raise MalformedError("buffer: not one of data, path and lost")
+                self._buffers.append(record)
+                self._size += len(record.get("data", b""))
+                self._fresh += 1
+
+    def take(self) -> Iterator[Buffer]:
+        """The buffers that came since the last time, as far as what they refer to is there."""
+        found, self._buffers, self._size, self._fresh = self._buffers, [], 0, 0
+        for record in found:
+            launch, layout = self._launches.get(record["launch"]), self.maps.get(record["map"])
+            kernel = self._kernels.get(launch.kernel) if launch else None
+            if not (launch and layout and kernel):
+                self._buffers.append(record)
+                continue
+            taken = self._taken.setdefault(launch.id, set())
+            if layout.id not in kernel.maps or layout.id in taken:
+                raise MalformedError(f"buffer of launch {launch.id}: not one of map '{layout.name}'")
+            taken.add(layout.id)
+            if len(taken) == len(kernel.maps):
+                del self._launches[launch.id], self._taken[launch.id]
+            yield Buffer(launch, layout, kernel.name, record.get("lost"), record, self._files)
+
+    def check_taken(self) -> None:
+        """Raises MalformedError if a buffer refers to what never came."""
+        if self._buffers:
+            record = self._buffers[0]
+            raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")
+
+
+class _Kernel(NamedTuple):
+    name: str
+    maps: frozenset[int]
