@@ -41,7 +41,8 @@ class Form(StrEnum):
 Traces = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input by default.")]
 Format = Annotated[Form | None, typer.Option("--format", help="Write Markdown or CSV.")]
 
-PASSED_ON = frozenset(("function", "library", "device", "module", "lookup"))  # what a process knows, and others use
+# What a process knows, and others use. Launches of probed kernels are some of it: their buffers refer to them.
+PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 
 
 class Analysis(Protocol):
@@ -58,6 +59,9 @@ class Analysis(Protocol):
 
     def answer(self) -> Answers:
         """What there is to say of all that was read."""
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Why there is nothing to say, of a trace that has records of these kinds."""
 
 
 class Column(NamedTuple):
@@ -89,6 +93,35 @@ def make_answer(
     return records.make("answer", name=name, **packer.keys(), top=top, verdict=list(verdict))
 
 
+def make_array_answer(
+    name: str,
+    columns: Sequence[Column],
+    values: Sequence[Any],
+    verdict: Sequence[str] = (),
+    top: int | None = None,
+) -> Record:
+    """An `answer` with an array for each column, none of which is text; a number stands for an array of it."""
+    import numpy as np
+
+    declared, fields, stride = [], [], 0
+    for column in columns:
+        declared.append({**column.declare(), "offset": stride})
+        fields.append("<" + packed.TYPES[column.type.rstrip("?")])
+        stride += np.dtype(fields[-1]).itemsize
+    rows = np.empty(len(values[0]), [(column.name, field) for column, field in zip(columns, fields, strict=True)])
+    for column, array in zip(columns, values, strict=True):
+        if rows[column.name].dtype.kind == "u" and np.asarray(array).dtype.kind == "f":
+            array = np.clip(np.rint(array), 0, 1 << 63)
+        rows[column.name] = array
+    keys = {"columns": declared, "stride": stride, "texts": [], "rows": rows.tobytes()}
+    return records.make("answer", name=name, **keys, top=top, verdict=list(verdict))
+
+
+def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:
+    """What to say of a trace without calls."""
+    return None if kinds & (wanted | {"child"}) else "no calls in the stream: 'gpt-hook run' records some"
+
+
 def _fit(type_: str, value: Any) -> Any:
     """A number for a column; what malformed rows add up to may not fit."""
     if value is None or type_[0] != "u":
@@ -115,6 +148,7 @@ def run(stage: Stage, analysis: Analysis, traces: Sequence[Path]) -> int:
     passage = _Passage(stage, analysis)
     followed = Follow(traces or [None], lambda path: stage.read([path] if path else ()))
     for trace in followed:
+        passage.folder = trace.path.parent if trace.path else None
         with _survived(stage, passage, trace.name):
             for record in trace:
                 passage.pass_on(record)
@@ -129,10 +163,8 @@ def _survived(stage: Stage, passage: _Passage, name: str) -> Iterator[None]:
     """Says what is wrong with a trace, and lets the run go on."""
     try:
         yield
-    except MalformedError as error:
-        passage.say(stage.error(error if error.where else MalformedError(error.fact, name), ref=name))
     except GptError as error:
-        passage.say(stage.error(error, ref=name))
+        passage.say(stage.error(error if error.where else type(error)(error.fact, name), ref=name))
     except OSError as error:
         if error.filename == STDOUT:
             raise
@@ -145,6 +177,7 @@ class _Passage:
     """One run: what was read and is not written yet."""
 
     def __init__(self, stage: Stage, analysis: Analysis) -> None:
+        self.folder: Path | None = None  # of the trace that is read
         self._stage = stage
         self._analysis = analysis
         self._taken = analysis.kinds - PASSED_ON
@@ -194,7 +227,7 @@ class _Passage:
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
-        self._processes[segment] = Process(header, self._analysis.kinds)
+        self._processes[segment] = Process(header, self._analysis.kinds, self.folder)
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -239,10 +272,10 @@ class _Passage:
             return
         for path in absent:
             self._write(self._stage.warn(path, "the trace of a child is absent and not counted", path))
-        used = self._analysis.kinds | {"answer", "child", "sync"}
-        idle = self._kinds - {"header", "end", "diag"} and not self._kinds & used
-        if idle and not (self._told or self._stage.faults):
+        idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
+        lack = self._analysis.find_lack(self._kinds) if idle else None
+        if lack and not (self._told or self._stage.faults):
             self._stage.flush()  # it ends quietly if nobody reads
-            self._write(self._stage.error(GptError("no calls in the stream: 'gpt-hook run' records some")))
+            self._write(self._stage.error(GptError(lack)))
         self._write_answer()
         self._write_end()

@@ -72,6 +72,10 @@ class Events:
     def end(self, process: Process) -> None:
         """Nothing yet: another process may have earlier calls."""
 
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether there are calls."""
+        return base.find_lack(kinds, self.kinds)
+
     def answer(self) -> Answers:
         """Writes the lines; they are not records."""
         if self._json:

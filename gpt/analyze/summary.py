@@ -78,9 +78,9 @@ class Summary:
 
     def __init__(self) -> None:
         from gpt.analyze.totals import Totals
-        from gpt.trace.process import RUNS
+        from gpt.trace.process import COVERED, RUNS
 
-        self.kinds = RUNS
+        self.kinds = RUNS | COVERED
         self._done = Totals()  # of processes that are over
         self._processes: list[tuple[Any, ...]] = []  # rows of the same
         self._current: ProcessTotals | None = None
@@ -102,6 +102,10 @@ class Summary:
             self._processes.append(_process_row(self._current))
         self._current = None
 
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether there are calls."""
+        return base.find_lack(kinds, self.kinds)
+
     def answer(self) -> base.Answers:
         """The sums."""
         from gpt.analyze.totals import Totals
@@ -116,8 +120,9 @@ class Summary:
             yield _make_functions(totals)
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
-        if totals.kernels:
-            yield make_answer("kernels", KERNELS, _iter_kernels(totals), top=TOP)
+        verdict = list(totals.coverage.verdict())
+        if totals.kernels or verdict:
+            yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:

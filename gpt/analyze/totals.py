@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
@@ -108,9 +109,11 @@ class Totals:
     def __init__(self) -> None:
         self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # whatever the program asked for them as
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
+        self.coverage = Coverage()
 
     def merge(self, other: Totals) -> None:
         """Takes in what another one has."""
+        self.coverage.merge(other.coverage)
         for api, function in other.functions.items():
             self.functions[api].merge(function)
         _check_number(self.functions)
@@ -182,6 +185,7 @@ class ProcessTotals:
         graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
+        found.coverage = make_coverage(process)
         return found
 
 

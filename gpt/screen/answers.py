@@ -36,6 +36,7 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "": human_count,
     "ns": human_time,
     "bytes": human,
+    "cycles": human_count,
     "%": human_share,
     "id": str,
 }

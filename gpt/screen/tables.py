@@ -114,6 +114,8 @@ class LibraryTables:
         self._modules.append((record["module"], record["arch"], *counts))
 
     def _add_kernel(self, record: Record) -> None:
+        if "function" in record:
+            return  # of a trace: what its launches did is asked for, not what it is
         if "registers" in record:
             keys = ("name", "arch", *NEEDS, *(f"{key}_before" for key in NEEDS))
             self._kernels.append({key: record[key] for key in keys if key in record})

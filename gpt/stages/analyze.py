@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpt import cli
+from gpt.analyze.block_sched import block_sched
 from gpt.analyze.events import events
+from gpt.analyze.gmem_bytes import gmem_bytes
 from gpt.analyze.summary import summary
 
-ANALYSES: dict[str, Callable[..., int]] = {"summary": summary, "events": events}
+ANALYSES: dict[str, Callable[..., int]] = {
+    "summary": summary,
+    "events": events,
+    "block_sched": block_sched,
+    "gmem_bytes": gmem_bytes,
+}
 
 
 def main() -> int:

@@ -187,6 +187,20 @@ def test_a_graph_that_makes_no_sense():
     summed(forge.trace(wrong), status=3, warnings=1)
 
 
+def test_launches_with_and_without_probes_are_counted():
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
+    unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in
+                ((1, 3, "no PTX"), (2, 4, "no PTX"), (2, 1, "x"), (2, 2, "y"), (2, 1, "z"))]  # fmt: skip
+    launched = forge.launches({1: 5, 2: 900})
+    probed = [forge.probed(number, 9, 1, 1, 32) for number in range(1200)]
+    line = "1,200 launches ran with probes, 11 without: no PTX (7), y (2), x (1), 1 more reasons"
+    assert summed(forge.trace(*kernel, launched, *probed, *unprobed))["verdicts"] == [line]
+    assert summed(forge.trace(*probed[:2]))["verdicts"] == ["2 launches ran with probes"]
+    assert summed(forge.trace(*kernel, launched))["verdicts"] == []
+    found = summed(forge.trace(forge.probe_map("m", n="u64"), *probed[:1], forge.buffer(0, b"")))
+    assert len(found["map"]) == len(found["probed"]) == len(found["buffer"]) == 1  # passed on
+
+
 def test_calls_that_were_only_counted():
     counts = records.make("counts", **forge.rows([(30, 5, 1, 0), (4, 5, 1, 0)], forge.QUERIES))
     found = summed(forge.trace(*APIS, counts, forge.calls([(5, 8, 1, 0)])))

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,13 @@ def trace_seeds(sample: Sample) -> list[bytes]:
         records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2]),
         records.make("ioctl", thread=1, device="/dev/nvidia0", request=7, name="NV_ESC", start=1100, duration=3),
         records.make("range", id=1, type="push", thread=1, name="step", start=900),
-        records.make("range_end", id=1, thread=1, end=1900), records.make("sync", id=1),
+        records.make("range_end", id=1, thread=1, end=1900),
+        forge.probe_map("block_sched", 1, **forge.BLOCK_SCHED),
+        forge.probe_map("gmem_bytes", 2, "total", **forge.GMEM_BYTES),
+        forge.kernel(1, 1, "_Z3onePf", 1, 2), forge.probed(1, 1, 1, 3, 32),
+        forge.buffer(1, struct.pack("<QQQII", 1, 5000, 900, 70, 4) * 3),
+        forge.buffer(1, struct.pack("<6Q", 32, 1, 2, 3, 4, 5) * 3, 2),
+        records.make("unprobed", function=1, launches=2, reason="no PTX"), records.make("sync", id=1),
     ]  # fmt: skip
     plain = forge.pack(forge.trace(*inner))
     chunked = forge.pack(forge.trace(end=False)) + forge.chunk(forge.pack(inner))[: 34 + len(plain)]
@@ -176,7 +183,8 @@ def answer_seeds(sample: Sample) -> list[bytes]:
 
 
 changed = record_mutator(pack)
-TRACE = (("summary",), ("summary", "--json"), ("events", "--json"), ("summary", "--format", "md"))
+TRACE = (("summary",), ("summary", "--json"), ("events", "--json"), ("summary", "--format", "md"),
+         ("block_sched", "--json"), ("gmem_bytes",))  # fmt: skip
 SHOWN = (("summary",), ("summary", "--json"), ("summary", "--format", "md"), ("summary", "--format", "csv"))
 STREAMS = [
     Target("extract", module_seeds, stage("extract", *[

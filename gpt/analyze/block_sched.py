@@ -1,0 +1,253 @@
+"""gpt-analyze block_sched: which blocks each SM ran when, and what it cost to begin the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpt import cli
+from gpt.analyze import base
+from gpt.analyze.base import Column, make_answer, make_array_answer
+from gpt.analyze.maps import MapAnalysis
+
+if TYPE_CHECKING:
+    from gpt.analyze.schedule import Schedule
+    from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+    from gpt.trace.process import Process
+
+CYCLES = (
+    Column("running", "u64", "cycles"),
+    Column("scheduling", "u64", "cycles"),
+    Column("share", "f64", "%"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("blocks", "u64"),
+    Column("sms", "u64", title="SMs"),
+    Column("slots", "u64"),
+    *CYCLES,
+    Column("silent", "u64", title="blocks lost", shown="any"),
+)
+LAUNCHES = (
+    Column("kernel", "text", "kernel", "launches of"),
+    Column("launch", "u64", "id", "no"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("id", "u64", "id", shown="never"),
+    Column("device", "u64", "id", shown="never"),
+    Column("stream", "u64", "id", shown="never"),
+    Column("start", "u64", "ns", shown="never"),
+    Column("threads", "u64", title="threads"),
+    *KERNELS[2:],
+    Column("span", "u64?", "ns", "time"),
+)
+SMS = (
+    Column("sm", "u64", "id", "SM"),
+    Column("blocks", "u64"),
+    Column("slots", "u64"),
+    *CYCLES,
+    Column("began", "u64?", "ns", "first began"),
+    Column("ended", "u64?", "ns", "last ended"),
+)
+BLOCKS = (
+    Column("sm", "u64", "id", "SM"),
+    Column("slot", "u64", "id"),
+    Column("block", "u64", "id"),
+    Column("begin", "u64", "cycles"),
+    Column("running", "u64", "cycles"),
+    Column("scheduling", "u64?", "cycles"),
+    Column("began", "u64?", "ns"),
+    Column("ended", "u64?", "ns"),
+)
+NONE = (1 << 64) - 1  # no value of a u64?
+TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
+MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
+
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the blocks of a launch: a .png or .svg.")
+]
+Number = Annotated[
+    int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
+]
+
+
+def block_sched(
+    traces: base.Traces = None,
+    launch: Number = None,
+    plot: Plot = None,
+    form: base.Format = None,
+    as_stream: cli.Stream = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Show which blocks each SM ran when."""
+    analysis = BlockSched(launch)
+    stage = base.open_stage(form, as_stream, json, from_json)
+    if plot is None:
+        return base.run(stage, analysis, traces or ())
+    from gpt.screen import gantt
+
+    gantt.check(plot)
+    status = base.run(stage, analysis, traces or ())
+    if analysis.shown:
+        _draw(plot, analysis.shown)
+    return status
+
+
+class _Totals:
+    """The sums of a kernel, or of one launch of it; its cycles are means over the SMs that a launch used."""
+
+    def __init__(self) -> None:
+        self.launches = self.blocks = self.sms = self.slots = self.silent = 0
+        self.running = self.scheduling = 0.0
+
+    def add(self, other: _Totals) -> None:
+        self.launches += other.launches
+        self.blocks += other.blocks
+        self.silent += other.silent
+        self.running += other.running
+        self.scheduling += other.scheduling
+        self.sms = max(self.sms, other.sms)
+        self.slots = max(self.slots, other.slots)
+
+    def row(self) -> tuple[Any, ...]:
+        """From `blocks` on."""
+        cycles = self.running, self.scheduling, _share(self.running, self.scheduling)
+        return self.blocks, self.sms, self.slots, *cycles, self.silent
+
+    def line(self) -> str:
+        """The line that scripts know."""
+        return f"No.block:{self.blocks} Running:{round(self.running)} Scheduling:{round(self.scheduling)}(cycle)"
+
+
+def _share(running: float, scheduling: float) -> float:
+    return 100 * scheduling / ((running + scheduling) or 1)
+
+
+class Shown(NamedTuple):
+    """The launch whose SMs and blocks are shown; `number` is its number in all traces, from 1."""
+
+    number: int
+    kernel: str
+    launch: ProbedLaunch
+    schedule: Schedule
+    totals: _Totals
+
+
+class BlockSched(MapAnalysis):
+    """The sums of all launches, and the schedule of one: of number `wanted`, or that with the most cycles."""
+
+    name = "block_sched"
+
+    def __init__(self, wanted: int | None = None) -> None:
+        from gpt.analyze.schedule import FIELDS
+
+        super().__init__()
+        self.fields = FIELDS
+        self.shown: Shown | None = None
+        self._wanted = wanted
+        self._number = 0
+        self._kernels: dict[str, _Totals] = {}
+        self._rows: list[tuple[Any, ...]] = []  # of launches
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Replays a launch."""
+        from gpt.analyze.schedule import make_schedule
+
+        launch, totals = buffer.launch, _Totals()
+        totals.launches, totals.blocks = 1, launch.blocks
+        schedule = make_schedule(saved)
+        totals.silent = schedule.silent if schedule else launch.blocks
+        span: float | None = None
+        if schedule:
+            totals.running, totals.scheduling = float(schedule.running.mean()), float(schedule.scheduling.mean())
+            totals.sms, totals.slots = len(schedule.sms), int(schedule.slots.max())
+            span = float(schedule.ended.max()) if schedule.ns_per_clock else None
+        self._kernels.setdefault(buffer.kernel, _Totals()).add(totals)
+        self._number += 1
+        if schedule and self._is_shown(totals):
+            self.shown = Shown(self._number, buffer.kernel, launch, schedule, totals)
+        if len(self._rows) < MOST_LAUNCHES:
+            start = process.clock.realtime_at(launch.start)
+            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start, launch.threads
+            self._rows.append((buffer.kernel, *ids, *totals.row(), span))
+
+    def _is_shown(self, totals: _Totals) -> bool:
+        if self._wanted is not None or self.shown is None:
+            return self._wanted in (None, self._number)
+        best = self.shown.totals
+        return totals.running + totals.scheduling > best.running + best.scheduling
+
+    def iter_answers(self, verdict: list[str]) -> base.Answers:
+        """Kernels, launches, and of one launch its SMs and blocks."""
+        total = _Totals()
+        for kernel in self._kernels.values():
+            total.add(kernel)
+        ordered = sorted(self._kernels.items(), key=lambda k: (-k[1].running - k[1].scheduling, k[0]))
+        rows = [(name, kernel.launches, *kernel.row()) for name, kernel in ordered]
+        yield make_answer("kernels", KERNELS, rows, [total.line(), *verdict], top=TOP)
+        more = self._number - len(self._rows)
+        verdict = [f"{more:,} more launches are only in the sums"] if more else []
+        yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
+        if self.shown:
+            yield from _iter_shown(self.shown, self._wanted is None)
+        elif self._wanted:
+            yield make_answer("sms", SMS, [], [f"there is no launch {self._wanted} with blocks"])
+
+
+def _iter_shown(shown: Shown, chosen: bool) -> base.Answers:
+    """The SMs and the blocks of a launch."""
+    import numpy as np
+
+    schedule = shown.schedule
+    known = schedule.ns_per_clock is not None
+    running, scheduling = schedule.running, schedule.scheduling
+    blocks = np.bincount(schedule.which)
+    first = np.cumsum(blocks) - blocks
+    verdict = [f"launch {shown.number}" + (", the longest: --launch shows another" if chosen else "")]
+    if not known:
+        verdict.append("the times of its warps fit no clock rate: no times")
+    values: list[Any] = [
+        *(schedule.sms, blocks, schedule.slots, running, scheduling),
+        100 * scheduling / np.maximum(running + scheduling, 1),
+        schedule.began[first] if known else NONE,
+        np.maximum.reduceat(schedule.ended, first) if known else NONE,
+    ]
+    yield make_array_answer("sms", SMS, values, verdict, top=TOP_SMS)
+    values = [
+        *(schedule.sms[schedule.which], schedule.slot, schedule.block, schedule.begin),
+        schedule.end - schedule.begin,
+        np.where(schedule.gap < 0, NONE, schedule.gap.astype(np.uint64)),
+        schedule.began if known else np.full(len(schedule.block), NONE, np.uint64),
+        schedule.ended if known else np.full(len(schedule.block), NONE, np.uint64),
+    ]
+    more = len(schedule.block) - MOST_BLOCKS
+    verdict = [f"{more:,} more blocks are not listed"] if more > 0 else []
+    values = [array[:MOST_BLOCKS] for array in values]
+    yield make_array_answer("blocks", BLOCKS, values, verdict, top=TOP_BLOCKS)
+
+
+def _draw(path: Path, shown: Shown) -> None:
+    """The blocks as bars on rows of SMs."""
+    from gpt.screen import gantt
+    from gpt.screen.demangle import readable
+
+    schedule, launch, totals = shown.schedule, shown.launch, shown.totals
+    shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))
+    cycles = f"{totals.running:,.0f} cycles running, {totals.scheduling:,.0f} scheduling an SM"
+    gantt.draw(
+        path,
+        gantt.Bars(
+            [str(sm) for sm in schedule.sms], schedule.which, schedule.slot, schedule.began, schedule.ended,
+            schedule.block,
+        ),
+        gantt.Titles(
+            readable([shown.kernel])[0],
+            f"grid {shape[0]}, block {shape[1]}: {launch.blocks:,} blocks on {totals.sms} SMs; {cycles}",
+            "ns" if schedule.ns_per_clock else "clocks", "SM", "block",
+        ),
+    )  # fmt: skip

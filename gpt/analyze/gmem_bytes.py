@@ -1,0 +1,102 @@
+"""gpt-analyze gmem_bytes: how many bytes of global memory kernels read and write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gpt import cli
+from gpt.analyze import base
+from gpt.analyze.base import Column, make_answer
+from gpt.analyze.maps import MapAnalysis
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+SUMMED = ("read", "written", "async", "bulk")  # what is added up to `total`
+FIELDS = (*SUMMED, "expected")
+BYTES = (
+    Column("total", "u64", "bytes"),
+    Column("read", "u64", "bytes"),
+    Column("written", "u64", "bytes"),
+    Column("async", "u64", "bytes", shown="any"),
+    Column("bulk", "u64", "bytes", shown="any"),
+    Column("expected", "u64", "bytes", shown="any"),
+    Column("dropped", "u64", title="lost", shown="any"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("share", "f64", "%"),
+    *BYTES,
+)
+LAUNCHES = (
+    Column("kernel", "text", "kernel", "launches of"),
+    Column("launch", "u64", "id", "no"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("id", "u64", "id", shown="never"),
+    Column("device", "u64", "id", shown="never"),
+    Column("stream", "u64", "id", shown="never"),
+    Column("start", "u64", "ns", shown="never"),
+    Column("blocks", "u64"),
+    Column("threads", "u64"),
+    *BYTES,
+)
+TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total"
+
+
+def gmem_bytes(
+    traces: base.Traces = None,
+    form: base.Format = None,
+    as_stream: cli.Stream = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Sum up the bytes that kernels read and write."""
+    return base.run(base.open_stage(form, as_stream, json, from_json), GmemBytes(), traces or ())
+
+
+class GmemBytes(MapAnalysis):
+    """The sums of each kernel, and of each launch."""
+
+    name = "gmem_bytes"
+    fields = FIELDS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = 0
+        self._kernels: dict[str, Counter[str]] = {}
+        self._rows: list[tuple[Any, ...]] = []  # of launches
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Adds a launch."""
+        launch = buffer.launch
+        sums = {name: int(saved.slots[name].sum()) for name in FIELDS}
+        sums |= {"total": sum(sums[name] for name in SUMMED), "dropped": saved.dropped}
+        self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
+        self._number += 1
+        if len(self._rows) < MOST_LAUNCHES:
+            start = process.clock.realtime_at(launch.start)
+            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start
+            self._rows.append((buffer.kernel, *ids, launch.blocks, launch.threads, *_bytes(sums)))
+
+    def iter_answers(self, verdict: list[str]) -> base.Answers:
+        """Kernels, that with the most bytes first, and launches."""
+        total = sum(sums["total"] for sums in self._kernels.values())
+        ordered = sorted(self._kernels.items(), key=lambda k: (-k[1]["total"], k[0]))
+        rows = [(name, sums["launches"], 100 * sums["total"] / (total or 1), *_bytes(sums)) for name, sums in ordered]
+        expected = [EXPECTED] if any(sums["expected"] for _, sums in ordered) else []
+        yield make_answer("kernels", KERNELS, rows, [f"gmem_bytes:{total}", *expected, *verdict], top=TOP)
+        more = self._number - len(self._rows)
+        verdict = [f"{more:,} more launches are only in the sums"] if more else []
+        yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
+
+
+def _bytes(sums: Counter[str] | dict[str, int]) -> tuple[int, ...]:
+    """The columns BYTES."""
+    return tuple(sums[column.name] for column in BYTES)

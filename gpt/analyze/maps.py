@@ -1,0 +1,103 @@
+"""What analyses of one map share: the way from a process to the arrays that each launch saved, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpt.analyze.base import Answers
+from gpt.analyze.coverage import Coverage, make_coverage
+from gpt.errors import GptError, MissingError, TruncatedError
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+KILLED, ABSENT = "it was not written before the process was killed", "it is not in the trace"
+
+
+class MapAnalysis:
+    """An analysis of the map `name`, whose records have `fields`, unsigned all of them.
+
+    `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
+    """
+
+    streams = True
+    name: str
+    fields: tuple[str, ...]
+
+    def __init__(self) -> None:
+        from gpt.trace.process import SAVES
+
+        self.kinds = SAVES | {"clock", "function", "launch", "launches"}
+        self._known = False  # whether a trace has the map
+        self._read = 0  # launches
+        self._lost = Counter[str]()  # launches, by reason
+        self._done = Coverage()  # of processes that are over
+        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in what a launch saved."""
+        raise NotImplementedError
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """The answers, if a launch saved anything."""
+        raise NotImplementedError
+
+    def take(self, process: Process) -> None:
+        """Takes the buffers in that a process has collected."""
+        launches = self._launches[process]
+        for _, found in process.launches.take():
+            for function, count in found[["function", "count"]].tolist():
+                launches[function] += count
+        for buffer in process.probes.take():
+            if buffer.map.name == self.name:
+                self._take(process, buffer)
+        self._known |= any(layout.name == self.name for layout in process.probes.maps.values())
+
+    def _take(self, process: Process, buffer: Buffer) -> None:
+        layout = buffer.map
+        missing = [f"unsigned field '{name}'" for name in self.fields if name not in layout.unsigned]
+        if layout.type == "log" or not layout.capacity:
+            missing.append("slot for each unit")
+        if missing:
+            raise GptError(f"map '{self.name}' has no {missing[0]}: not that of the built-in probe")
+        try:
+            saved = buffer.read()
+        except (MissingError, TruncatedError) as error:
+            self._lost[error.fact] += 1
+            return
+        self._read += 1
+        self.add(process, buffer, saved)
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        self._done.merge(make_coverage(process, self._launches.pop(process, None)))
+        if process.probes.pending:
+            self._lost[KILLED if process.status is None else ABSENT] += process.probes.pending
+        process.probes.check_taken()
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Which probe would have recorded it."""
+        if self._read:
+            return None
+        if self._known:
+            return f"no launch has a buffer of map '{self.name}'"
+        return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
+
+    def answer(self) -> Answers:
+        """What there is to say, and what kept more from being said."""
+        coverage = Coverage()
+        coverage.merge(self._done)
+        for process, launches in self._launches.items():
+            coverage.merge(make_coverage(process, launches))
+        if self._read:
+            yield from self.iter_answers([*coverage.verdict(), *self._lost_lines()])
+        yield from coverage.answer()
+
+    def _lost_lines(self) -> Iterator[str]:
+        for reason, count in self._lost.most_common(3):
+            yield f"{count:,} launches lost what they saved: {reason}"
+        if more := sum(sorted(self._lost.values())[:-3]):
+            yield f"{more:,} launches lost what they saved for other reasons"

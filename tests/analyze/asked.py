@@ -1,0 +1,40 @@
+"""gpt-analyze, asked by tests: the answers as rows, whatever form they came in."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from typing import Any
+
+from gpt import jsonl, packed, records
+from tests.trace import forge
+
+
+def run(name: str, *args: Any, data: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command = ["gpt-analyze", name, *map(str, args)]
+    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False, **options)
+
+
+class Answers:
+    """`rows` and `verdicts` by the name of the answer; `others` are the kinds of the other records."""
+
+    def __init__(self, lines: bytes) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.verdicts: dict[str, list[str]] = {}
+        self.others: list[str] = []
+        for record in jsonl.read_lines(io.BytesIO(lines), "out"):
+            assert records.check(record) is None
+            if record["kind"] != "answer":
+                self.others.append(record["kind"])
+                continue
+            fields, rows = packed.unpack_rows(record)
+            told = [zip((field.name for field in fields), row, strict=True) for row in rows]
+            self.rows[record["name"]] = [{name: value for name, value in row if value is not None} for row in told]
+            self.verdicts[record["name"]] = record["verdict"]
+
+
+def ask(name: str, *segments: list[dict], args: tuple[Any, ...] = (), status: int = 0, errors: int = 0) -> Answers:
+    """What it says of a stream."""
+    done = run(name, "--json", *args, data=forge.pack(*segments))
+    assert (done.returncode, len(done.stderr.splitlines())) == (status, errors), done.stderr
+    return Answers(done.stdout)

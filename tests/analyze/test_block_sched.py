@@ -1,0 +1,341 @@
+"""gpt-analyze block_sched: schedules of known blocks, against a scheduler that walks through them one by one."""
+
+import heapq
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt import records
+from gpt.analyze.schedule import make_schedule
+from gpt.trace.buffers import MapLayout
+from tests.analyze.asked import Answers, ask, run
+from tests.tiers import examples
+from tests.trace import forge
+
+FIELDS = forge.BLOCK_SCHED
+MAP = forge.probe_map("block_sched", **FIELDS)
+SLOT = np.dtype([("count", "<u8"), ("start", "<u8"), ("end", "<u8"), ("elapsed", "<u4"), ("sm", "<u4")])
+NAME = "_Z6matmulIfEvPT_PKS0_i"
+EPOCH = 10**18
+
+
+def saved(blocks, warps=1):
+    """Bytes of blocks (start, clocks, sm), each with warps that begin one clock after the other; 2 clocks a ns."""
+    data = np.zeros((len(blocks), warps), SLOT)
+    for number, (start, took, sm) in enumerate(blocks):
+        for warp in range(warps):
+            at = start + warp * (took > warp)
+            data[number, warp] = (1, at, EPOCH + (start + took) // 2, start + took - at, sm)
+    return data.tobytes()
+
+
+def trace(*launches, warps=1, name=NAME, first=0, **header):
+    """A segment with a launch for each list of blocks."""
+    found = [records.make("function", id=4, name=name), MAP, forge.kernel(3, 4, name, 1)]
+    for number, blocks in enumerate(launches, first):
+        found += [forge.probed(number, 3, 4, len(blocks), 32 * warps), forge.buffer(number, saved(blocks, warps))]
+    return forge.trace(*found, **header)
+
+
+def schedule(blocks, warps=1):
+    return make_schedule(MapLayout(MAP).read(saved(blocks, warps), len(blocks), 32 * warps))
+
+
+def walked(blocks):
+    """For each SM running and scheduling cycles and slots, by a walk through its blocks."""
+    found = {}
+    for sm in sorted({sm for _, _, sm in blocks}):
+        ended, running, scheduling, slots = [], 0, 0, 0
+        for start, took in sorted((start, took) for start, took, of in blocks if of == sm):
+            running += took
+            if ended and ended[0] <= start:
+                scheduling += start - heapq.heappop(ended)
+            else:
+                slots += 1
+            heapq.heappush(ended, start + took)
+        found[sm] = (running, scheduling, slots)
+    return found
+
+
+BLOCKS = [(1000, 100, 0), (1000, 50, 0), (1060, 50, 0), (1105, 50, 0), (7_000_000, 100, 9)]
+
+
+def test_cycles_are_those_of_a_first_in_first_out_scheduler():
+    # SM 0: slots 0 (1000-1100, 1105-1155) and 1 (1000-1050, 1060-1110): 250 and 5 + 10; SM 9: 100 and 0
+    found = ask("block_sched", trace(BLOCKS))
+    (kernel,) = found.rows["kernels"]
+    assert kernel == {"name": NAME, "launches": 1, "blocks": 5, "sms": 2, "slots": 2, "running": 175, "scheduling": 8,
+                      "share": pytest.approx(100 * 7.5 / 182.5), "silent": 0}  # fmt: skip
+    assert found.verdicts["kernels"] == ["No.block:5 Running:175 Scheduling:8(cycle)", "1 launches ran with probes"]
+    sms = [(row["sm"], row["blocks"], row["slots"], row["running"], row["scheduling"]) for row in found.rows["sms"]]
+    assert sms == [(0, 4, 2, 250, 15), (9, 1, 1, 100, 0)]
+    blocks = [(r["sm"], r["slot"], r["block"], r["begin"], r["running"], r.get("scheduling"))
+              for r in found.rows["blocks"]]  # fmt: skip
+    assert blocks == [
+        (0, 0, 0, 0, 100, None),
+        (0, 1, 1, 0, 50, None),
+        (0, 1, 2, 60, 50, 10),
+        (0, 0, 3, 105, 50, 5),
+        (9, 0, 4, 0, 100, None),
+    ]
+
+
+BLOCK = st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 2))
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(BLOCK, min_size=1, max_size=40), st.integers(1, 3))
+def test_whatever_the_blocks_are_it_is_what_a_walk_finds(blocks, warps):
+    found = schedule(blocks, warps)
+    rows = zip(found.running.tolist(), found.scheduling.tolist(), found.slots.tolist(), strict=True)
+    assert dict(zip(found.sms.tolist(), rows, strict=True)) == walked(blocks)
+    for sm in range(len(found.sms)):
+        for slot in range(found.slots[sm]):
+            here = (found.which == sm) & (found.slot == slot)
+            begin, end, gap = found.begin[here], found.end[here], found.gap[here]
+            assert gap[0] == -1 and (gap[1:] == begin[1:] - end[:-1]).all() and (gap[1:] >= 0).all()
+    assert found.slot.max() < found.slots.max() and sorted(found.block) == list(range(len(blocks)))
+
+
+def test_times_across_sms_are_those_of_the_common_clock():
+    """The clocks of the SMs have nothing in common; the ns do, and here two clocks are one."""
+    blocks = [(start, 1000, sm) for sm in range(4) for start in range(0, 20000, 1100)]
+    data = np.frombuffer(saved(blocks, 2), SLOT).copy()
+    data["end"] = EPOCH + (data["start"] + data["elapsed"]) // 2 // 32 * 32 + 300 * data["sm"]  # it ticks each 32 ns
+    data["start"] += data["sm"] * np.uint64(1 << 40)
+    found = make_schedule(MapLayout(MAP).read(data.tobytes(), len(blocks), 64))
+    assert found.ns_per_clock == pytest.approx(0.5, rel=0.01)
+    assert found.began == pytest.approx(found.begin / 2 + 300 * found.which, abs=40)
+    assert found.ended == pytest.approx(found.end / 2 + 300 * found.which, abs=40)
+    assert found.began.min() == 0
+
+
+@pytest.mark.parametrize("end", [0, 10**9])
+def test_times_that_fit_no_clock_are_not_given(end):
+    data = np.frombuffer(saved(BLOCKS), SLOT).copy()
+    data["end"] = np.arange(len(data)) * np.uint64(end)
+    found = [records.make("function", id=4, name=NAME), MAP, forge.kernel(3, 4, NAME, 1)]
+    found += [forge.probed(0, 3, 4, 5, 32), forge.buffer(0, data.tobytes())]
+    answers = ask("block_sched", forge.trace(*found))
+    assert "span" not in answers.rows["launches"][0] and "began" not in answers.rows["blocks"][0]
+    assert answers.rows["kernels"][0]["running"] == 175
+    assert "the times of its warps fit no clock rate: no times" in answers.verdicts["sms"]
+
+
+def test_warps_that_saved_nothing_do_not_count():
+    data = np.frombuffer(saved(BLOCKS, 2), SLOT).copy().reshape(5, 2)
+    data[0, 0] = 0  # its other warp began one clock later
+    data[3] = 0
+    data["count"][1, 1] = 3  # in groups: the record is that of the last one
+    found = make_schedule(MapLayout(MAP).read(data.tobytes(), 5, 64))
+    assert found.silent == 1 and sorted(found.block) == [0, 1, 2, 4]
+    assert found.running.tolist() == [199, 100]
+    silent = [MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 5, 64), forge.buffer(0, bytes(data.nbytes))]
+    answers = ask("block_sched", forge.trace(*silent))
+    (row,) = answers.rows["kernels"]
+    assert (row["blocks"], row["silent"], row["running"], row["sms"]) == (5, 5, 0, 0)
+    assert answers.verdicts["kernels"][0] == "No.block:5 Running:0 Scheduling:0(cycle)"
+
+
+def test_launches_add_up_and_the_longest_is_shown():
+    longer = [(start, 2 * took, sm) for start, took, sm in BLOCKS]
+    first, second = trace(BLOCKS, longer, BLOCKS), trace(BLOCKS, name="_Z1kv", pid=11, first=40)
+    found = ask("block_sched", first, second)
+    assert [(r["name"], r["launches"], r["blocks"]) for r in found.rows["kernels"]] == [(NAME, 3, 15), ("_Z1kv", 1, 5)]
+    launches = [(r["launch"], r["kernel"], r["pid"], r["id"], r["stream"]) for r in found.rows["launches"]]
+    assert launches == [(1, NAME, 10, 0, 7), (2, NAME, 10, 1, 7), (3, NAME, 10, 2, 7), (4, "_Z1kv", 11, 40, 7)]
+    assert found.rows["launches"][0]["start"] == EPOCH + 1000
+    assert found.verdicts["sms"] == ["launch 2, the longest: --launch shows another"]
+    assert [row["running"] for row in found.rows["blocks"]][:1] == [200]
+    fourth = ask("block_sched", first, second, args=("--launch", 4))
+    assert fourth.verdicts["sms"] == ["launch 4"] and fourth.rows["blocks"][0]["running"] == 100
+    absent = ask("block_sched", first, args=("--launch", 4))
+    assert absent.verdicts["sms"] == ["there is no launch 4 with blocks"] and "blocks" not in absent.rows
+
+
+def test_a_stream_keeps_what_others_use():
+    found = ask("block_sched", trace(BLOCKS))
+    assert found.others == ["header", "function", "map", "kernel", "probed", "end"]
+
+
+def test_what_ran_without_probes_and_what_was_lost_is_said():
+    more = [
+        records.make("function", id=8, name="_Z1kv"),
+        *(
+            records.make("unprobed", function=8, launches=n, reason=reason)
+            for n, reason in ((5, "no PTX"), (1, "late"))
+        ),
+        records.make("unprobed", function=4, launches=2, reason="no PTX"),
+        forge.launches({4: 9, 8: 10, 77: 3}),
+        *(forge.probed(number, 3, 4, 5, 32) for number in range(1, 4)),
+        forge.buffer(1, bytes(5 * 32), lost="the disk is full"),
+        forge.buffer(2, bytes(5 * 32), path="nowhere"),
+    ]
+    segment = trace(BLOCKS)
+    found = ask("block_sched", [*segment[:-1], *more])  # it has no end
+    assert found.verdicts["kernels"][1:] == [
+        "4 launches ran with probes, 18 without: no probe was asked for (10), no PTX (7), late (1)",
+        "1 launches lost what they saved: the disk is full",
+        "1 launches lost what they saved: nowhere: cannot be found from standard input",
+        "1 launches lost what they saved: it was not written before the process was killed",
+    ]
+    assert [(row["kernel"], row["reason"], row["launches"]) for row in found.rows["unprobed"]] == [
+        ("_Z1kv", "no PTX", 5),
+        ("_Z1kv", "no probe was asked for", 4),
+        ("#77", "no probe was asked for", 3),
+        (NAME, "no probe was asked for", 3),
+        (NAME, "no PTX", 2),
+        ("_Z1kv", "late", 1),
+    ]
+
+
+def test_buffers_beside_the_trace(tmp_path):
+    data = saved(BLOCKS)
+    (tmp_path / "t.mp.buffers").write_bytes(b"x" * 999 + data)
+    segment = [MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 5, 32)]
+    segment.append(forge.buffer(0, data, path="t.mp.buffers", offset=999))
+    (tmp_path / "t.mp").write_bytes(forge.pack(forge.trace(*segment)))
+    done = run("block_sched", "--json", tmp_path / "t.mp")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert Answers(done.stdout).rows["kernels"][0]["running"] == 175
+
+
+@pytest.mark.parametrize(
+    ("segment", "fact"),
+    [
+        ([forge.launches({1: 2})], "no map 'block_sched' in the trace: 'gpt-hook run -p block_sched' records one"),
+        ([forge.probe_map("other", n="u64")], "no map 'block_sched' in the trace: 'gpt-hook run -p block_sched'"),
+        ([MAP, records.make("unprobed", function=1, launches=2, reason="no PTX")], "no launch has a buffer of map"),
+    ],
+)
+def test_a_trace_without_such_a_map(segment, fact):
+    done = run("block_sched", data=forge.pack(forge.trace(*segment)))
+    assert done.returncode == 1 and done.stderr.decode().startswith(f"gpt-analyze: error: {fact}")
+    assert len(done.stderr.splitlines()) == 1
+    assert (b"no PTX" in done.stdout) == (segment[0] is MAP)
+
+
+@pytest.mark.parametrize(
+    ("map_", "fact"),
+    [
+        (forge.probe_map("block_sched", start="u64", end="u64", elapsed="u32"), "unsigned field 'sm'"),
+        (forge.probe_map("block_sched", **{**FIELDS, "elapsed": "i32"}), "unsigned field 'elapsed'"),
+        (forge.probe_map("block_sched", capacity=0, **FIELDS), "slot for each unit"),
+        (forge.probe_map("block_sched", type_="log", **FIELDS), "slot for each unit"),
+    ],
+)
+def test_a_map_of_that_name_that_is_another(map_, fact):
+    segment = forge.trace(map_, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 1, 1), forge.buffer(0, b""))
+    done = run("block_sched", data=forge.pack(segment))
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        f"gpt-analyze: error: <stdin>: map 'block_sched' has no {fact}: not that of the built-in probe\n"
+    )
+
+
+def test_text_markdown_and_csv():
+    data = forge.pack(trace(BLOCKS))
+    env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    text = run("block_sched", data=data, env=env).stdout.decode()
+    assert text.replace("\n", "").isprintable() and max(map(len, text.splitlines())) <= 80
+    lines = text.splitlines()
+    assert lines[0].split() == ["kernel", "launches", "blocks", "SMs", "slots", "running", "scheduling", "share"]
+    assert lines[2] == "No.block:5 Running:175 Scheduling:8(cycle)"
+    assert "woven" not in text
+    wide = run("block_sched", data=data, env={**env, "COLUMNS": "160"}).stdout.decode()
+    assert "matmul<float>(float*, float const*, int)" in wide and "time" in wide
+    markdown = run("block_sched", "--format", "md", data=data).stdout.decode()
+    assert len(markdown) <= 8000 and "No.block:5 Running:175 Scheduling:8\\(cycle\\)" in markdown
+    table = run("block_sched", "--format", "csv", data=data).stdout.decode()
+    assert "0,0,3,105,50,5," in table and f"{NAME},1,5,2,2,175,8," in table
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_a_plot(tmp_path, form):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plot.{form}"
+    done = run("block_sched", "--plot", path, data=forge.pack(trace(BLOCKS, name="_Z1kv$\x1b\n")))
+    assert (done.returncode, done.stderr) == (0, b"")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG" if form == "png" else b"<?xml") and len(data) > 5000
+    assert b"No.block:5" in done.stdout
+
+
+def test_plots_that_cannot_be(tmp_path):
+    pytest.importorskip("matplotlib")
+    data = forge.pack(trace(BLOCKS))
+    for path, status, fact in (
+        ("plot.pdf", 2, "plot.pdf: the name of a plot ends in .png or .svg"),
+        ("absent/plot.png", 4, "absent/plot.png: No such file or directory"),
+    ):
+        done = run("block_sched", "--plot", path, data=data, cwd=tmp_path)
+        assert (done.returncode, done.stderr.decode()) == (status, f"gpt-analyze: error: {fact}\n")
+    done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(forge.trace(MAP)))
+    assert done.returncode == 1 and not (tmp_path / "p.png").exists()
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run("block_sched", "--plot", "p.png", data=forge.pack(trace(BLOCKS)), cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert b"matplotlib: pip install 'gpu-probe-toolchain[plot]'" in done.stderr
+
+
+def test_a_hundred_thousand_blocks(tmp_path):
+    blocks, warps = 100_000, 4
+    number = np.arange(blocks, dtype=np.uint64)
+    data = np.zeros((blocks, warps), SLOT)
+    data["count"] = 1
+    data["sm"] = (number % 132)[:, None]
+    data["start"] = (number // 132 * 1100 + (number % 132 << np.uint64(32)))[:, None]
+    data["elapsed"] = 1000
+    data["end"] = EPOCH + (number // 132 * 1100 + 1000)[:, None]
+    segment = [MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, blocks, 32 * warps)]
+    (tmp_path / "t.mp").write_bytes(forge.pack(forge.trace(*segment, forge.buffer(0, data.tobytes()))))
+    before = os.times()
+    done = run("block_sched", tmp_path / "t.mp")
+    after = os.times()
+    assert done.returncode == 0 and "No.block:100000 Running:757576 Scheduling:75658(cycle)" in done.stdout.decode()
+    used = sum(after[2:4]) - sum(before[2:4])
+    assert used < 2, f"{used:.1f} s of CPU time"
+
+
+WORDS = st.sampled_from([0, 1, 2, 31, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1])
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.tuples(*[WORDS] * 5), min_size=6, max_size=6))
+def test_the_wildest_numbers_are_no_fault(rows):
+    data = np.array([(*row[:3], row[3] & 0xFFFFFFFF, row[4] & 0xFFFFFFFF) for row in rows], SLOT)
+    with np.errstate(all="raise"):
+        found = make_schedule(MapLayout(MAP).read(data.tobytes(), 3, 64))
+    if found:
+        assert (found.end > found.begin).all() and (found.gap >= -1).all() and np.isfinite(found.ended).all()
+
+
+def test_numbers_that_are_too_large_are_shown(tmp_path):
+    rows = [(1, (1 << 64) - 1, (1 << 64) - 1, (1 << 32) - 1, 5), (1, 0, 0, 1, 5)]
+    data = np.array(rows, SLOT).tobytes()
+    segment = forge.trace(MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 2, 32), forge.buffer(0, data))
+    for form in ([], ["--json"], ["--format", "md"], ["--format", "csv"]):
+        done = run("block_sched", *form, data=forge.pack(segment))
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+SAMPLE = forge.pack([*trace(BLOCKS)[:-1], forge.launches({4: 2}), *trace(BLOCKS)[-1:]])
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
+def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+    data = bytearray(SAMPLE)
+    for at, value in changes:
+        data[at : at + len(value)] = value
+    for name in ("block_sched", "gmem_bytes"):
+        done = run(name, "--json", data=bytes(data))
+        assert done.returncode in (0, 1, 3) and len(done.stderr.splitlines()) == (done.returncode > 0), done.stderr
+        assert b"internal" not in done.stderr and b"Warning" not in done.stderr
