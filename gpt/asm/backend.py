@@ -20,6 +20,7 @@ class Options:
     line_info: bool = False
     tool: str | None = None  # a path, in place of the tool that would be found
     timeout: float = 600  # seconds for a module
+    check: bool = False  # nothing is made
 
 
 @dataclass(frozen=True)

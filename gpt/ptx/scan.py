@@ -65,6 +65,7 @@ _ITEM = compiled(
     | \Z)""",
     re.ASCII | re.VERBOSE,
 )
+_BRACE = compiled(r"[{}]")
 _VERSION = compiled(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
 _TARGET = compiled(r"\.target\s+sm_(\d{1,4})", re.ASCII)
 _LOC = compiled(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
@@ -289,6 +290,17 @@ def blank(text: str, name: str = "PTX") -> str:
     return _QUOTED.sub(spaces, text)
 
 
+def _nesting(skeleton: str, start: int) -> int:
+    """How many braces deep the text is at most, from an offset to where the first of them ends."""
+    depth = most = 0
+    for found in _BRACE.finditer(skeleton, start):
+        depth += 1 if found[0] == "{" else -1
+        most = max(most, depth)
+        if depth <= 0:
+            break
+    return most
+
+
 def _items(module: Module) -> Iterator[Item]:
     skeleton = module.skeleton
     for count, found in enumerate(_ITEM.finditer(skeleton)):
@@ -299,6 +311,8 @@ def _items(module: Module) -> Iterator[Item]:
         if count >= MAX_ITEMS:
             raise module.malformed(start, f"over {MAX_ITEMS} functions, variables and directives:")
         if group == "bad" or any(found.start(torn) >= 0 for torn in _TORN_ITEM):
+            if group == "function" and _nesting(skeleton, start) > MAX_NESTING:
+                raise module.fault(start, f"braces nested more than {MAX_NESTING} deep")
             raise module.malformed(start, "unexpected" if group == "bad" else "no end to")
         match group:
             case "function":

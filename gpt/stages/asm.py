@@ -41,6 +41,7 @@ def asm(
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only what this kernel needs; repeatable.")
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check; the objects are empty (--arch host).")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too; report both.")] = False,
     level: Annotated[
         int | None, typer.Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
@@ -84,7 +85,9 @@ def asm(
     targets = parse_targets(arch)
     if fatbin and any(target.family != "sm" for target in targets):
         raise UsageError("--fatbin: code for host cannot be packed")
-    options = Options(level, registers, relocatable, line_info, ptxas, timeout)
+    if check and (save or any(target.family != "host" for target in targets)):
+        raise UsageError("--check: for --arch host, without --save")
+    options = Options(level, registers, relocatable, line_info, ptxas, timeout, check)
     assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))
     if save:
         save.mkdir(parents=True, exist_ok=True)

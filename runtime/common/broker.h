@@ -77,6 +77,7 @@ struct gpt_record gpt_read_record(struct cursor *cursor); // sets `bad` if none 
 
 enum gpt_pipeline {
     GPT_HOST,   // an object for this machine, of a kernel of PTX
+    GPT_CHECK,  // an empty one, of PTX whose kernels can all be made
     GPT_UNPACK, // the PTX in a fatbin
     GPT_PIPELINES,
 };

@@ -18,6 +18,7 @@ const char *const gpt_stages[GPT_STAGES] = {"gpt-extract", "gpt-asm"};
 
 const struct gpt_line gpt_lines[GPT_PIPELINES] = {
     [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host"), "object"},
+    [GPT_CHECK] = {EXTRACT " --ptx | " LAST(ASM " --arch host --check"), "object"},
     [GPT_UNPACK] = {LAST(EXTRACT " --ptx"), "ptx"},
 };
 

@@ -35,14 +35,17 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
 static CUresult make(enum gpt_pipeline which, const char *image, size_t size, const char *kernel,
                      struct bytes *made) {
     struct gpt_outcome answer;
-    gpt_ask(which, image, size, which == GPT_HOST ? "ptx" : "fatbin", kernel, &answer);
+    gpt_ask(which, image, size, which == GPT_UNPACK ? "fatbin" : "ptx", kernel, &answer);
     if (*answer.note)
         sim_warn("%s", answer.note);
     *made = (struct bytes){answer.made.data, answer.made.size};
     if (made->data)
         return CUDA_SUCCESS;
-    sim_say("%s%.512s%s%s", kernel ? "kernel '" : "compressed PTX", kernel ? kernel : "",
-            kernel ? "': " : ": ", answer.fault);
+    sim_say("%s%.512s%s%s",
+            kernel               ? "kernel '"
+            : which == GPT_CHECK ? "PTX"
+                                 : "compressed PTX",
+            kernel ? kernel : "", kernel ? "': " : ": ", answer.fault);
     return answer.status < GPT_MISSING    ? CUDA_ERROR_INVALID_PTX
            : answer.status == GPT_NOT_RUN ? CUDA_ERROR_OPERATING_SYSTEM
                                           : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
@@ -126,4 +129,27 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry) {
     }
     sim_release_code(code);
     return status;
+}
+
+// Whether all kernels can be made; what was found good once is not looked at again.
+static CUresult check_all(const struct code *code) {
+    char key[65];
+    struct bytes found = {0}, good = {"", 1};
+    name_code(code->text, code->text_size, "--check", key);
+    bool kept = sim_get_kept(key, &found);
+    CUresult status = kept ? CUDA_SUCCESS : make(GPT_CHECK, code->text, code->text_size, NULL, &found);
+    if (!kept && !status)
+        sim_keep(key, &good);
+    free(found.data);
+    return status;
+}
+
+CUresult sim_check_text(struct code *code) {
+    if (!code->text || !sim_runs)
+        return CUDA_SUCCESS;
+    CUresult status = sim_check_target(code);
+    if (status || code->entry_count != 1)
+        return status ? status : check_all(code);
+    LOCKED;
+    return sim_make_kernel(code, code->entries);
 }

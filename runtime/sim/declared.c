@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "host/abi.h"
-#include "sim.h"
+#include "image.h"
 
 enum { MOST_BYTES = 1 << 30, MOST_DEPTH = 64, MOST_DIMENSIONS = 8 };
 

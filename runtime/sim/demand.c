@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "image.h"
 
 struct span { // a piece of the text
     const char *start, *end;

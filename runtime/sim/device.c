@@ -27,6 +27,9 @@ void sim_say(const char *format, ...) {
     va_start(arguments, format);
     say("libcuda.so.1: error: ", format, arguments);
     va_end(arguments);
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
 }
 
 void sim_warn(const char *format, ...) {

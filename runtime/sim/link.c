@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "image.h"
 
 struct part { // one module's text
     struct part *next;
@@ -18,9 +18,7 @@ struct part { // one module's text
 struct link {
     struct object object;
     struct part *parts;
-    char *log; // where the program wants errors
-    size_t log_size;
-    size_t *log_used;
+    struct jit jit;
     char *result;
 };
 
@@ -34,14 +32,6 @@ void sim_end_link(struct object *object) {
         free(part);
     }
     free(link->result);
-}
-
-static CUresult complain(const struct link *link, CUresult status, const char *text) {
-    if (link->log && link->log_size)
-        snprintf(link->log, link->log_size, "%s", text);
-    if (link->log_used)
-        *link->log_used = link->log ? strlen(link->log) : 0;
-    return status;
 }
 
 // Reading PTX
@@ -206,10 +196,9 @@ static CUresult link_parts(struct link *link) {
     for (size_t i = 0; i < symbols.count && !status; i++) {
         const struct symbol *symbol = &symbols.all[i], *other = find_same(&symbols, symbol, true);
         if (symbol->linkage == VISIBLE && other && other->linkage == VISIBLE) {
-            char text[512];
-            snprintf(text, sizeof(text), "two modules define '%.*s'",
-                     (int)(symbol->size < 400 ? symbol->size : 400), symbol->name);
-            status = complain(link, CUDA_ERROR_INVALID_PTX, text);
+            sim_say("two modules define '%.*s'", (int)(symbol->size < 400 ? symbol->size : 400),
+                    symbol->name);
+            status = CUDA_ERROR_INVALID_PTX;
         }
     }
     size_t size;
@@ -218,7 +207,6 @@ static CUresult link_parts(struct link *link) {
         int number = 0;
         struct symbols none = {0};
         fwrite(newest->text, 1, (size_t)(first - newest->text), out);
-        fputc('\n', out);
         for (const struct part *part = link->parts; part; part = part->next, number++) {
             read_part(part, &none, &header, &version);
             write_part(out, &symbols, part, header, number);
@@ -259,18 +247,6 @@ CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
 
 // Functions
 
-static void read_options(struct link *link, unsigned count, const int *options, void **values) {
-    for (unsigned i = 0; i < count; i++) {
-        if (options[i] == CU_JIT_ERROR_LOG_BUFFER)
-            link->log = values[i];
-        else if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) {
-            link->log_size = (unsigned)(uintptr_t)values[i];
-            link->log_used = (size_t *)&values[i]; // it gets how much was written
-        }
-    }
-    complain(link, CUDA_SUCCESS, "");
-}
-
 API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
     IN_CONTEXT;
     if (!state || (count && (!options || !values)))
@@ -278,9 +254,9 @@ API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
     struct link *made = sim_new(LINK, context);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    read_options(made, count, options, values);
+    sim_read_jit(&made->jit, count, options, values);
     *state = made;
-    return CUDA_SUCCESS;
+    return sim_log_jit(&made->jit, CUDA_SUCCESS);
 }
 
 static CUresult check_link(const struct link *link) {
@@ -301,9 +277,9 @@ static CUresult add_data(struct link *link, const char *data, size_t size) {
     while (*at)
         at = &(*at)->next;
     *at = read.parts;
-    return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_IMAGE
-               ? complain(link, status, "no PTX for the device: only PTX can be linked, see gpt-sim(7)")
-               : status;
+    if (status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_IMAGE)
+        sim_say("no PTX for the device: only PTX can be linked, see gpt-sim(7)");
+    return sim_log_jit(&link->jit, status);
 }
 
 API cuLinkAddData_v2(void *state, int type, void *data, size_t size, const char *name, unsigned count,
@@ -334,14 +310,42 @@ API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, in
     return status;
 }
 
-API cuLinkComplete(void *state, void **image, size_t *size) {
+// Links what was added, once; `text` is a copy of the result, to be freed.
+static CUresult complete(struct link *link, char **text) {
     IN_CONTEXT;
-    struct link *link = state;
-    if (!is_kind(state, LINK))
+    if (!is_kind(link, LINK))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!image || !link->parts)
+    if (!link->parts)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status = link->result ? CUDA_SUCCESS : link_parts(link);
+    *text = status ? NULL : strdup(link->result);
+    return status || *text ? status : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult check_text(const char *text) {
+    struct code *code;
+    CUresult status = sim_read_image(&code, text, SIZE_MAX);
+    if (status)
+        return status;
+    status = sim_check_text(code);
+    LOCKED;
+    sim_release_code(code);
+    return status;
+}
+
+API cuLinkComplete(void *state, void **image, size_t *size) {
+    if (!image)
+        return CUDA_ERROR_INVALID_VALUE;
+    char *text = NULL;
+    CUresult status = complete(state, &text);
+    if (!status)
+        status = check_text(text);
+    free(text);
+    LOCKED;
+    struct link *link = state;
+    if (!is_kind(link, LINK))
+        return CUDA_ERROR_INVALID_HANDLE;
+    sim_log_jit(&link->jit, status);
     if (status)
         return status;
     *image = link->result;

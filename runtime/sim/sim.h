@@ -7,11 +7,13 @@
 //   memory.c   device memory, pinned memory; pool.c, virtual.c: other ways to allocate; pointer.c: what is
 //              known of an address
 //   copy.c     copies and memsets
-//   image.c    images: which code suits the device, what is in it
-//   module.c   modules, libraries, kernels and functions
+//   image.c    images, and objects of gpt-asm; fatbin.c, cubin.c, ptx.c (its variables: declared.c): their
+//              kinds; code.c: what is read of them
+//   build.c    host code of PTX; kept.c keeps it, host.c loads it
+//   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
 //   demand.c   the memory that kernels declare
-//   link.c     PTX linked to PTX
+//   link.c     PTX linked to PTX; jit.c: logs of compilers
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams; queue.c: their work and the threads that do it; event.c: events
@@ -118,6 +120,19 @@ extern unsigned sim_timeout;     // seconds without progress that end a launch; 
 int sim_attribute(int attribute);
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern __thread char sim_said[1024]; // the last error of this thread
+
+// jit.c
+struct jit { // where a program wants logs, by options that stay where they are
+    struct jit_log {
+        char *text;
+        uintptr_t room;
+        void **size; // is told how much was written
+    } errors, information;
+};
+void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
+CUresult sim_log_jit(const struct jit *jit,
+                     CUresult status); // what was said, if that is an error, which it returns
 
 // context.c
 struct context {
@@ -186,17 +201,7 @@ bool sim_heap_describe(const struct context *context, uint64_t address, char tex
 void sim_end_heap(struct context *context);
 void sim_hold_heaps(bool hold); // over a fork
 
-// image.c
-struct text { // PTX that is read
-    const char *at, *end;
-    const char *token;
-    size_t size; // of the token
-};
-bool sim_next_token(struct text *text); // false at the end
-bool sim_is_token(const struct text *text, const char *word);
-unsigned long sim_next_number(struct text *text);
-bool sim_is_word(char c);                      // whether a name may have it
-size_t sim_type_size(const struct text *text); // bytes of the type that the token is, 0 if it is none
+// code.c
 struct parameter {
     size_t offset, size;
 };
@@ -230,29 +235,34 @@ struct code {
     struct variable *variables;
     size_t entry_count, variable_count, entry_room, variable_room;
     struct block *blocks; // what all that lies in
-    void *object;         // the image is one of host code
+    const char *text;     // the image is PTX, or NULL
+    size_t text_size;
+    void *object; // the image is one of host code
 };
-void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
-char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
-void sim_add_variable(struct code *code, struct variable variable);
-// declared.c: after .global or .const, up to the semicolon: [.align N] [.v4] .type name[N][N] = {...}, name
-// ...
-// Those of a `function`, if it is not NULL.
-void sim_read_variables(struct code *code, struct text *text, bool constant, const char *function);
+void sim_release_code(struct code *code);
+
+// image.c
 // Takes what suits the device out of an image. `room` is how many bytes there are, SIZE_MAX where the program
 // hands over an address, as to the driver. The image is not looked at again.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // for free(), zeros after them
+
+// fatbin.c
 // Calls `take` with the PTX of an image that suits the device best, and returns its status. Not with the
 // lock.
 CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
                       void *data);
-CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // for free(), zeros after them
-void sim_release_code(struct code *code);
 
 // build.c
 // Sees that a kernel has host code. With the lock, which it may release meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
+// Whether an image that is PTX can be made host code of; that of its kernel is, if there is but one. Not with
+// the lock.
+CUresult sim_check_text(struct code *code);
+
+// ptx.c
+CUresult sim_check_target(const struct code *code); // whether PTX is for this device, and for this CUDA
 
 // The PTX that is compressed in an element of a fatbin; to be freed. Not with the lock.
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size);

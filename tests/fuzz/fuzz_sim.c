@@ -1,11 +1,16 @@
 // The simulated device, on images in files: which element suits, what it holds.
 
+#include "../../runtime/sim/code.c"
+#include "../../runtime/sim/cubin.c"
 #include "../../runtime/sim/declared.c"
+#include "../../runtime/sim/fatbin.c"
 #include "../../runtime/sim/image.c"
+#include "../../runtime/sim/ptx.c"
 #include "harness.h"
 
 int sim_major = 9, sim_minor;
 bool sim_runs;
+void sim_say(const char *format, ...) { (void)format; }
 void *sim_open_object(const char *bytes, size_t size) { // no code of a file is run
     (void)bytes, (void)size;
     return NULL;

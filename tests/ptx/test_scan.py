@@ -98,7 +98,7 @@ def test_spans_hold_the_text_of_a_statement():
         (HEAD + ".entry f()\n{\n  #ret;\n}", "k:6:3", "unexpected '#'"),
         (HEAD + '.file 1 "x', "k:4:9", "string without end"),
         (HEAD + "/* x", "k:4:1", "comment without end"),
-        (HEAD + ".entry f()" + "{" * 65 + "}" * 65, "k:4:1", "no end to '.entry'"),
+        (HEAD + ".entry f()" + "{" * 65 + "}" * 65, "k:4:1", "braces nested more than 32 deep"),
     ],
 )
 def test_malformed_text_is_refused_with_its_place(text, where, fact):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
+from tests import cuda
 from tests.runtime import hooked
 
 HEAD = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -61,7 +62,10 @@ class Run:
         self.folder = folder
         self.ptx = folder / "code.ptx"
         names = [*"abcdef", *(f"many{n}" for n in range(8))]
-        self.ptx.write_text(HEAD + "".join(KERNEL.format(name, n) for n, name in enumerate(names)) + "\0")
+        text = HEAD + "".join(KERNEL.format(name, n) for n, name in enumerate(names))
+        self.ptx.write_text(text + "\0")
+        self.image = folder / "code.fatbin"  # what scripts load: PTX in it is not checked as a whole
+        self.image.write_bytes(cuda.fatbin([("sm_70", "ptx", text.encode())], "none"))
         self.env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
         self.env["LD_LIBRARY_PATH"] = str(hooked.runtime() / "sim")
         slow = folder / "slow"
@@ -78,7 +82,7 @@ class Run:
         **env: str,
     ):
         first = [program] if program else [sys.executable, "-c", SCRIPT + dedent(script)]
-        line = [*map(str, first), str(self.ptx), *map(str, args)]
+        line = [*map(str, first), str(self.ptx if program else self.image), *map(str, args)]
         if hook is not None:
             more = options or ("-o", str(self.folder / "t.mp"))
             line = [*hooked.command("run", "-f", *more, "--device", "sim", "--"), *line]

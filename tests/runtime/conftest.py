@@ -42,3 +42,17 @@ def play_kernels(tmp_path):
         return done
 
     return build_and_run
+
+
+@pytest.fixture
+def sim_play(tmp_path):
+    """Runs a script with driving.py on the simulated device, with a cache of its own; `command` goes before it."""
+
+    def run(script, *args, command=(), **env):
+        text = f"from ctypes import *\nimport sys\nfrom tests.runtime.driving import *\nbegin()\n{dedent(script)}"
+        env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env
+        env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        line = [*command, sys.executable, "-c", text, *map(str, args)]
+        return subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300)
+
+    return run

@@ -94,10 +94,11 @@ def test_the_second_kernel_waits_for_no_start(run):
 
 @pytest.mark.parametrize("hook", ["", None], ids=["asked", "alone"])
 def test_faults_reach_the_user(run, hook):
+    run.image = run.ptx
     run.ptx.write_text(HEAD + ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n\0")
     script = """
     begin_all()
-    print(launch(function(load(sys.argv[1]), "bad"), 1, 1))
+    print(cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[1]).read_bytes()))
     """
     fact = "libcuda.so.1: error: kernel 'bad': line 7: not supported: 'frob.b32 %r1, 5;'\n"
     assert run(script, hook=hook) == (0, "218\n", fact)

@@ -58,6 +58,7 @@ class Host:
         if not (HEADERS / "abi.h").is_file():
             raise MissingError("not built: run 'make runtime'", str(HEADERS))
         self._timeout = options.timeout
+        self._checks = options.check
         self._processes = Processes(options.timeout)
 
     @staticmethod
@@ -73,7 +74,8 @@ class Host:
 
     def key(self, text: bytes, target: HostTarget) -> list[bytes]:
         """The compiler, how it is called, the headers, and the sources of all that makes C."""
-        return [self._identity.encode(), " ".join(self._flags).encode(), _sources()]
+        flags = "--check" if self._checks else " ".join(self._flags)
+        return [self._identity.encode(), flags.encode(), _sources()]
 
     def make(self, text: bytes, name: str, target: HostTarget) -> Made:
         """Compiles a module. Raises Faults if it has something that is not supported."""
@@ -86,7 +88,7 @@ class Host:
             more = len(found) - MAX_FAULTS
             raise Faults(found[:MAX_FAULTS] + ([(name, f"for host: {more} more of these")] if more > 0 else []))
         kernels = {item.name: code.needs(item.name) for item in code.module.entries}
-        return Made(self._compile(source, name), kernels, [])
+        return Made(b"" if self._checks else self._compile(source, name), kernels, [])
 
     def stop(self) -> None:
         """Ends what runs, and compiles nothing more."""

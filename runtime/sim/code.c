@@ -1,0 +1,88 @@
+// What is read of an image: its kernels, their parameters, and its variables.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "image.h"
+
+// A block of bytes that lives as long as the code.
+struct block {
+    struct block *next;
+    _Alignas(16) char bytes[];
+};
+
+void *sim_new_block(struct code *code, size_t size) { // zero, with a byte more than asked for
+    struct block *made = size < SIZE_MAX / 2 ? calloc(1, sizeof(*made) + size + 1) : NULL;
+    if (!made)
+        return NULL;
+    made->next = code->blocks;
+    code->blocks = made;
+    return made->bytes;
+}
+
+char *sim_keep_text(struct code *code, const char *bytes, size_t size) {
+    char *kept = sim_new_block(code, size);
+    return kept ? memcpy(kept, bytes, size) : NULL;
+}
+
+struct entry *sim_add_entry(struct code *code, const char *name) {
+    struct entry *larger =
+        name ? sim_grow(code->entries, code->entry_count, &code->entry_room, sizeof(*larger)) : NULL;
+    if (!larger)
+        return NULL;
+    code->entries = larger;
+    struct entry *made = &larger[code->entry_count++];
+    *made = (struct entry){.name = name,
+                           .attributes = {
+                               [CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = sim_attribute(1),
+                               [CU_FUNC_ATTRIBUTE_NUM_REGS] = 32,
+                               [CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 10 * sim_major + sim_minor,
+                               [CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = sim_attribute(8),
+                               [CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] = -1,
+                           }};
+    return made;
+}
+
+void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size) {
+    enum { MOST = 4096 };
+    if (index >= MOST)
+        return;
+    if (index >= entry->count) {
+        struct parameter *larger = realloc(entry->parameters, (index + 1) * sizeof(*larger));
+        if (!larger)
+            return;
+        memset(larger + entry->count, 0, (index + 1 - entry->count) * sizeof(*larger));
+        entry->parameters = larger;
+        entry->count = index + 1;
+    }
+    entry->parameters[index] = (struct parameter){offset, size};
+}
+
+void sim_add_variable(struct code *code, struct variable variable) {
+    struct variable *larger = variable.name && variable.size ? sim_grow(code->variables, code->variable_count,
+                                                                        &code->variable_room, sizeof(*larger))
+                                                             : NULL;
+    if (!larger)
+        return;
+    code->variables = larger;
+    larger[code->variable_count++] = variable;
+}
+
+void sim_release_code(struct code *code) {
+    if (--code->references)
+        return;
+    for (struct block *block = code->blocks, *next; block; block = next) {
+        next = block->next;
+        free(block);
+    }
+    for (size_t i = 0; i < code->entry_count; i++) {
+        free(code->entries[i].parameters);
+        if (code->entries[i].object)
+            sim_close_later(code->entries[i].object);
+    }
+    if (code->object)
+        sim_close_later(code->object);
+    free(code->entries);
+    free(code->variables);
+    free(code);
+}

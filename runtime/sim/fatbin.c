@@ -1,0 +1,109 @@
+// Fatbins: which of their elements suit the device.
+
+#include <elf.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "image.h"
+
+// How well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// highest minor one, else PTX with the highest target; 0: not at all.
+unsigned sim_suits(const struct fatbin_element *element) {
+    unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
+    bool same_major = arch / 10 == device / 10;
+    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
+        (element->flags & FATBIN_SUFFIX_F && !same_major))
+        return 0;
+    if (element->kind == FATBIN_CUBIN && same_major && !sim_runs)
+        return 1000 + arch;
+    return element->kind == FATBIN_PTX ? arch : 0;
+}
+
+// Whether a cubin is for the device.
+bool sim_is_for_device(const void *cubin) {
+    const Elf64_Ehdr *head = cubin;
+    bool newer = head->e_ident[EI_OSABI] == 0x41;
+    struct fatbin_element element = {.kind = FATBIN_CUBIN,
+                                     .arch = (newer ? head->e_flags >> 8 : head->e_flags) & 0xff};
+    return sim_suits(&element);
+}
+
+// The elements of a region, one after the other; NULL at the end, and where the region is malformed.
+static const struct fatbin_element *next_element(const struct fatbin_region *region,
+                                                 const struct fatbin_element *element) {
+    const char *end = (const char *)region + region->header_size + region->size;
+    const char *at = element ? (const char *)element + element->header_size + element->payload_size
+                             : (const char *)region + region->header_size;
+    const struct fatbin_element *next = (const void *)at;
+    if (at >= end || (size_t)(end - at) < sizeof(*next))
+        return NULL;
+    bool fits = next->header_size >= sizeof(*next) && next->header_size <= (size_t)(end - at) &&
+                next->payload_size <= (size_t)(end - at) - next->header_size;
+    return fits && !(next->header_size % 8) && !(next->payload_size % 8) ? next : NULL;
+}
+
+CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room) {
+    if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
+        region->size > room - sizeof(*region))
+        return CUDA_ERROR_INVALID_IMAGE;
+    unsigned best = 0;
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        best = sim_suits(at) > best ? sim_suits(at) : best;
+    if (!best)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));) {
+        if (sim_suits(at) != best)
+            continue;
+        if (at->flags & FATBIN_PACKED && sim_runs) {
+            char *text;
+            size_t size;
+            CUresult status = sim_unpack(at, &text, &size);
+            const char *kept = status ? NULL : sim_keep_text(code, text, size);
+            if (status || !kept)
+                return status ? status : CUDA_ERROR_OUT_OF_MEMORY;
+            free(text);
+            sim_read_ptx(code, kept, size);
+            continue;
+        }
+        if (at->flags & FATBIN_PACKED) {
+            code->packed = true;
+            continue;
+        }
+        const char *bytes = sim_keep_text(code, (const char *)at + at->header_size, at->payload_size);
+        if (!bytes)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        (at->kind == FATBIN_PTX ? sim_read_ptx : sim_read_cubin)(code, bytes, at->payload_size);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+                      void *data) {
+    const struct fatbin_wrapper *wrapper = image;
+    if (room < sizeof(uint32_t))
+        return CUDA_ERROR_INVALID_IMAGE;
+    if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room >= sizeof(*wrapper))
+        image = wrapper->data, room = SIZE_MAX;
+    const struct fatbin_region *region = image;
+    if (region->magic != FATBIN_MAGIC)
+        return memmem(image, room, ".version", 8) ? take(data, image, room) : CUDA_ERROR_INVALID_IMAGE;
+    if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
+        region->size > room - sizeof(*region))
+        return CUDA_ERROR_INVALID_IMAGE;
+    const struct fatbin_element *best = NULL;
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        if (at->kind == FATBIN_PTX && sim_suits(at) > (best ? sim_suits(best) : 0))
+            best = at;
+    if (!best)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!(best->flags & FATBIN_PACKED))
+        return take(data, (const char *)best + best->header_size, best->payload_size);
+    char *text;
+    size_t size;
+    CUresult status = sim_unpack(best, &text, &size);
+    if (!status) {
+        status = take(data, text, size);
+        free(text);
+    }
+    return status;
+}

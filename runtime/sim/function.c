@@ -1,0 +1,109 @@
+// Names and attributes of kernels and functions.
+
+#include "sim.h"
+
+static struct function *find(void *handle, enum kind kind) {
+    return is_kind(handle, kind) || (kind == FUNCTION && is_kind(handle, KERNEL)) ? handle : NULL;
+}
+
+static CUresult get_name(const char **name, const struct function *function) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncGetName(const char **name, void *function) {
+    LOCKED;
+    return get_name(name, find(function, FUNCTION));
+}
+
+API cuKernelGetName(const char **name, void *kernel) {
+    LOCKED;
+    return get_name(name, find(kernel, KERNEL));
+}
+
+int sim_function_attribute(const struct function *function, int attribute) {
+    if (function->set >> attribute & 1)
+        return function->attributes[attribute];
+    if (is_there(function->kernel))
+        return sim_function_attribute(function->kernel.object, attribute);
+    struct entry *entry = function->entry;
+    bool depends = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ||
+                   attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if (depends && entry && entry->text && !entry->measured)
+        sim_measure(((struct library *)function->object.owner)->code, entry->text, entry->text_size);
+    if (entry)
+        return entry->attributes[attribute];
+    return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK           ? sim_attribute(1)
+           : attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? sim_attribute(8)
+                                                                          : 0;
+}
+
+static CUresult get_attribute(int *value, int attribute, const struct function *function) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
+    *value = sim_function_attribute(function, attribute);
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_attribute(struct function *function, int attribute, int value) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    bool may =
+        attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            ? value >= 0 && value <= sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) -
+                                         sim_function_attribute(function, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        : attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            ? value >= -1 && value <= 100
+            : attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH && attribute < CU_FUNC_ATTRIBUTE_MAX;
+    if (!may)
+        return CUDA_ERROR_INVALID_VALUE;
+    function->attributes[attribute] = value;
+    function->set |= 1u << attribute;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncGetAttribute(int *value, int attribute, void *function) {
+    LOCKED;
+    return get_attribute(value, attribute, find(function, FUNCTION));
+}
+
+API cuFuncSetAttribute(void *function, int attribute, int value) {
+    LOCKED;
+    return set_attribute(find(function, FUNCTION), attribute, value);
+}
+
+API cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device) {
+    LOCKED;
+    return device ? CUDA_ERROR_INVALID_DEVICE : get_attribute(value, attribute, find(kernel, KERNEL));
+}
+
+API cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device) {
+    LOCKED;
+    return device ? CUDA_ERROR_INVALID_DEVICE : set_attribute(find(kernel, KERNEL), attribute, value);
+}
+
+static CUresult get_parameter(const struct function *function, size_t index, size_t *offset, size_t *size) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!offset || !function->entry || index >= function->entry->count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *offset = function->entry->parameters[index].offset;
+    if (size)
+        *size = function->entry->parameters[index].size;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+    LOCKED;
+    return get_parameter(find(function, FUNCTION), index, offset, size);
+}
+
+API cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
+    LOCKED;
+    return get_parameter(find(kernel, KERNEL), index, offset, size);
+}

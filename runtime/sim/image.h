@@ -1,0 +1,45 @@
+// What the readers of images share.
+
+#ifndef SIM_IMAGE_H
+#define SIM_IMAGE_H
+
+#include "host/abi.h"
+#include "sim.h"
+
+// code.c
+void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
+char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
+struct entry *sim_add_entry(struct code *code, const char *name);       // NULL without memory, or a name
+void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size);
+void sim_add_variable(struct code *code, struct variable variable);
+
+// ptx.c
+struct text { // PTX that is read
+    const char *at, *end;
+    const char *token;
+    size_t size; // of the token
+};
+bool sim_next_token(struct text *text); // false at the end
+bool sim_is_token(const struct text *text, const char *word);
+unsigned long sim_next_number(struct text *text);
+bool sim_is_word(char c);                      // whether a name may have it
+size_t sim_type_size(const struct text *text); // bytes of the type that the token is, 0 if it is none
+void sim_read_ptx(struct code *code, const char *start, size_t size);
+
+// declared.c: after .global or .const, up to the semicolon: [.align N] [.v4] .type name[N][N] = {...}, name
+// ...
+// Those of a `function`, if it is not NULL.
+void sim_read_variables(struct code *code, struct text *text, bool constant, const char *function);
+
+// cubin.c
+// The bytes of an ELF file, which end with its tables, or those that are there. `room` is as sim_read_image
+// has it.
+char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
+void sim_read_cubin(struct code *code, const char *start, size_t size);
+
+// fatbin.c
+unsigned sim_suits(const struct fatbin_element *element); // how well, for the device; 0: not at all
+bool sim_is_for_device(const void *cubin);
+CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room);
+
+#endif

@@ -1,0 +1,128 @@
+"""What the simulated device says of PTX when it is loaded."""
+
+import pytest
+
+from tests import cuda
+
+HEAD = ".version {}\n.target {}\n.address_size 64\n"
+GOOD = ".visible .entry good(.param .u64 to)\n{\n    .reg .b64 %d;\n    ld.param.u64 %d, [to];\n"
+GOOD += "    st.global.u32 [%d], 7;\n    ret;\n}\n"
+BAD = ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n"
+FAULT = "line 7: not supported: 'frob.b32 %r1, 5;'"
+
+# Every way to load PTX, with buffers for both logs. Gives the status, and what is in them.
+LOADS = """
+import ctypes
+
+class Options:
+    def __init__(self):
+        self.buffers = [create_string_buffer(b"x" * 400, 400) for _ in range(2)]
+        self.kinds = (c_int * 4)(3, 4, 5, 6)  # information and errors: a buffer, its size
+        self.values = (c_void_p * 4)(addressof(self.buffers[0]), 400, addressof(self.buffers[1]), 400)
+
+    def logs(self):
+        logs = [buffer.value.decode() for buffer in self.buffers]
+        assert [len(log) for log in logs] == [self.values[1] or 0, self.values[3] or 0]
+        assert not logs[0]
+        return logs[1]
+
+def module(text, options):
+    return cu.cuModuleLoadDataEx(byref(c_void_p()), text, 4, options.kinds, options.values)
+
+def library(text, options):
+    return cu.cuLibraryLoadData(byref(c_void_p()), text, options.kinds, options.values, 4, None, None, 0)
+
+def file(text, options):
+    path = Path(sys.argv[1])
+    path.write_bytes(text)
+    found = byref(c_void_p()), str(path).encode()
+    return cu.cuLibraryLoadFromFile(*found, options.kinds, options.values, 4, None, None, 0)
+
+def link(text, options):
+    state, image = c_void_p(), c_void_p()
+    ok(cu.cuLinkCreate_v2(4, options.kinds, options.values, byref(state)))
+    ok(cu.cuLinkAddData_v2(state, 1, text, c_size_t(len(text)), None, 0, None, None))
+    return cu.cuLinkComplete(state, byref(image), None)
+
+def check(text, status, log):
+    for load in (module, library, file, link):
+        options = Options()
+        found = load(text, options), options.logs()
+        assert found == (status, log), (load, found)
+"""
+
+
+@pytest.fixture
+def check(sim_play, tmp_path):
+    """Loads a text in every way: the status and the log of errors must be these."""
+
+    def run(text, status, log, **env):
+        done = sim_play(f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r})", tmp_path / "x.ptx", **env)
+        said = f"libcuda.so.1: error: {log}\n" * 4 if log else ""
+        assert (done.returncode, done.stderr) == (0, said), done.stderr
+
+    return run
+
+
+def test_a_kernel_that_cannot_be_made_is_refused_with_its_line(check):
+    check(HEAD.format("7.0", "sm_70") + BAD, 218, f"kernel 'bad': {FAULT}")
+
+
+def test_so_is_a_module_one_of_whose_kernels_cannot(check):
+    check(HEAD.format("7.0", "sm_70") + BAD + GOOD, 218, f"PTX: {FAULT}")
+
+
+@pytest.mark.parametrize(
+    ("target", "arch", "runs"),
+    [
+        ("sm_90a", "9.0", True),
+        ("sm_70", "9.0", True),
+        ("sm_100", "9.0", False),
+        ("sm_90a", "10.0", False),
+        ("sm_100f", "10.3", True),
+        ("sm_100a", "10.3", False),
+        ("sm_80", "7.5", False),
+        ("sm_80, debug", "7.5", False),
+    ],
+)
+def test_a_target_that_the_device_has_not(check, target, arch, runs):
+    log = f"PTX: line 2: .target {target.partition(',')[0]}: the device is sm_{arch.replace('.', '')}"
+    text = HEAD.format("8.8", target) + GOOD
+    check(text, *((0, "") if runs else (218, log)), GPT_SIM_ARCH=arch)
+
+
+def test_a_version_of_ptx_that_is_newer_than_cuda(check):
+    log = "PTX: line 2: .version 9.1: the newest that CUDA 13.0 knows is 9.0"
+    check("// one\n" + HEAD.format("9.1", "sm_70") + GOOD, 222, log)
+
+
+def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
+    head = HEAD.format("7.0", "sm_70")
+    (tmp_path / "one.ptx").write_text(head + GOOD + "\0")
+    (tmp_path / "two.ptx").write_text(head + GOOD + GOOD.replace("good", "other") + "\0")
+    script = """
+    for path in sys.argv[2:]:
+        module, memory = load(path), Memory(1)
+        if sys.argv[1] == "launch":
+            ok(launch(function(module, "good"), 1, 1, memory))
+            assert memory.read() == [7]
+    """
+    kept = tmp_path / "cache" / "gpt" / "sim"
+    for does, count, env in [("load", 2, {}), ("launch", 3, {}), ("launch", 3, {"PATH": "/nowhere"})]:
+        done = sim_play(script, does, tmp_path / "one.ptx", tmp_path / "two.ptx", **env)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(list(kept.iterdir())) == count  # a kernel and a check; and a kernel of the second text
+
+
+def test_fatbins_are_loaded_lazily(sim_play, tmp_path):
+    text = (HEAD.format("7.0", "sm_70") + BAD + GOOD).encode()
+    (tmp_path / "code").write_bytes(cuda.fatbin([("sm_70", "ptx", text)], "none"))
+    script = """
+    module, memory = load(sys.argv[1]), Memory(1)
+    for _ in range(2):
+        assert launch(function(module, "bad"), 1, 1) == 218
+    ok(launch(function(module, "good"), 1, 1, memory))
+    assert memory.read() == [7]
+    """
+    done = sim_play(script, tmp_path / "code")
+    assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: kernel 'bad': {FAULT}\n")
