@@ -17,7 +17,7 @@ ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and b
 LABELS = 40  # of rows, at most
 MANY = 20_000  # bars that an .svg has as shapes; of more it has a picture
 BAR = 0.9  # height of the bars of a row
-COLORS, EDGES = "viridis", 400  # a bar has an edge where a row has fewer bars
+COLORS, EDGES = "viridis", 1 / 200  # bars have edges where half of them are so long, of all the time
 NAME, SENTENCE = 90, 140  # columns of the titles
 
 
@@ -74,8 +74,9 @@ def draw(path: Path, bars: Bars, titles: Titles) -> None:
     figure, axes = pyplot.subplots(
         figsize=(WIDTH, min(MOST, max(LEAST, MARGIN + ROW * rows))), dpi=DPI, layout="constrained"
     )
-    edge = 0.3 if len(bars.row) < EDGES * rows else 0
+    edge = 0.3 if np.median(right - left) > EDGES * right.max() else 0
     drawn = PolyCollection(corners, cmap=COLORS, edgecolors="white" if edge else "face", linewidths=edge)
+    drawn.set_snap(False)  # of bars narrower than a pixel each is to be seen as what it is
     drawn.set_array(np.asarray(bars.value, float))
     drawn.set_rasterized(len(bars.row) > MANY)
     axes.add_collection(drawn)

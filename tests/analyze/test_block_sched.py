@@ -264,6 +264,16 @@ def test_a_plot(tmp_path, form):
     assert b"No.block:5" in done.stdout
 
 
+def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
+    """A third of the time is a light colour, not a pattern of bars and gaps that are none."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    blocks = [(93 * number, 31, 0) for number in range(5000)]
+    done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(trace(blocks)))
+    assert done.returncode == 0
+    row = pyplot.imread(tmp_path / "p.png")[210, 200:1400, :3].min(axis=1)  # of the one SM
+    assert row.max() < 0.99
+
+
 def test_plots_that_cannot_be(tmp_path):
     pytest.importorskip("matplotlib")
     data = forge.pack(trace(BLOCKS))
