@@ -28,6 +28,7 @@ from gpt.formats.paths import open_regular
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.void]
+Bytes = bytes | bytearray | memoryview | mmap.mmap
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
@@ -86,13 +87,18 @@ class MapLayout:
             return COUNT + self.capacity * (COUNT + self.stride)
         return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
 
-    def read(self, data: bytes | memoryview | mmap.mmap, blocks: int, threads: int, offset: int = 0) -> Saved:
-        """What the bytes from `offset` on hold. Raises MalformedError if there are fewer than `size`."""
-        size = self.size(blocks, threads)
-        if len(data) - offset < size or not blocks or not threads:
-            raise MalformedError(f"map '{self.name}': {len(data) - offset} bytes of {size}")
+    def read(self, data: Bytes, blocks: int, threads: int, offset: int = 0, size: int | None = None) -> Saved:
+        """What `size` bytes from `offset` on hold, all by default; a log may end after its last entry.
+
+        Raises MalformedError if they are not a buffer of that size.
+        """
+        there = len(data) - offset if size is None else size
+        wanted = self.size(blocks, threads)
+        cut = self.type == "log" and COUNT <= there < wanted and (there - COUNT) % (COUNT + self.stride) == 0
+        if not (there == wanted or cut) or len(data) - offset < there or not blocks or not threads:
+            raise MalformedError(f"buffer of {there} bytes; map '{self.name}' has {wanted}")
         if self.type == "log":
-            return self._read_log(data, offset)
+            return self._read_log(data, offset, (there - COUNT) // (COUNT + self.stride))
         units = self.units(threads)
         unit = COUNT + self.capacity * self.stride
         steps = (units * unit, unit)
@@ -105,10 +111,12 @@ class MapLayout:
             dropped = int((over - np.uint64(self.capacity)).sum())
         return Saved(counts, slots, None, dropped)
 
-    def _read_log(self, data: bytes | memoryview | mmap.mmap, offset: int) -> Saved:
+    def _read_log(self, data: Bytes, offset: int, entries: int) -> Saved:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
         count, step = int(counts[0]), (COUNT + self.stride,)
         shape = (min(count, self.capacity),)
+        if shape[0] > entries:
+            raise MalformedError(f"map '{self.name}': {entries} entries of {shape[0]}")
         units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
         slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
         return Saved(counts, slots, units, max(0, count - self.capacity))
@@ -165,19 +173,15 @@ class Buffer:
         """The arrays. Raises MissingError if the bytes are lost or the file is absent, TruncatedError if it ends
         before them, and MalformedError if the record makes no sense.
         """
-        record, launch = self._record, self.launch
-        wanted = self.map.size(launch.blocks, launch.threads)
-        if record["size"] != wanted:
-            raise MalformedError(f"buffer of {record['size']} bytes; map '{self.map.name}' has {wanted}")
+        record, shape, size = self._record, (self.launch.blocks, self.launch.threads), self._record["size"]
         if self.lost is not None:
             raise MissingError(self.lost)
         if "data" in record:
-            if len(record["data"]) != wanted:
-                raise MalformedError(f"buffer of {wanted} bytes has {len(record['data'])}")
-            return self.map.read(record["data"], launch.blocks, launch.threads)
+            if len(record["data"]) != size:
+                raise MalformedError(f"buffer of {size} bytes has {len(record['data'])}")
+            return self.map.read(record["data"], *shape)
         offset = record.get("offset", 0)
-        data = self._files.open(record["path"], offset + wanted)
-        return self.map.read(data, launch.blocks, launch.threads, offset)
+        return self.map.read(self._files.open(record["path"], offset + size), *shape, offset, size)
 
 
 class SideFiles:
@@ -199,7 +203,7 @@ class SideFiles:
         try:
             with open_regular(self._folder / name, follow=False) as file:
                 length = os.fstat(file.fileno()).st_size
-                if length < size:
+                if length < max(size, 1):  # none can be mapped
                     raise TruncatedError(f"{name}: {length} bytes of {size}")
                 self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
         except OSError as error:

@@ -69,6 +69,17 @@ def test_a_log_has_the_entries_that_are_there(count, kept, dropped):
     assert saved.dropped == (dropped if dropped >= 0 else count - 3)
 
 
+def test_a_log_may_end_after_its_last_entry():
+    layout = MapLayout(forge.probe_map("m", type_="log", capacity=3, n="u64"))
+    data = struct.pack("<5Q", 2, 50, 1, 51, 2)
+    for end in (40, 56):
+        saved = layout.read(data.ljust(end, b"\0"), BLOCKS, THREADS)
+        assert (saved.units.tolist(), saved.slots["n"].tolist(), saved.dropped) == ([50, 51], [1, 2], 0)
+    for end in (0, 7, 9, 24, 32, 57, 72):
+        with pytest.raises(MalformedError):
+            layout.read(data.ljust(end, b"\0")[:end], BLOCKS, THREADS)
+
+
 @pytest.mark.parametrize("type_", ["array", "log"])
 def test_a_map_that_only_counts(type_):
     layout = MapLayout(forge.probe_map("m", type_=type_, level="block", capacity=0, n="u64"))
@@ -204,6 +215,13 @@ def test_what_makes_no_sense_is_malformed(wrong, said):
         for buffer in made.take():
             buffer.read()
         made.check_taken()
+
+
+def test_nothing_in_an_empty_file(tmp_path):
+    (tmp_path / "b").touch()
+    (buffer,) = probes(MAP, KERNEL, LAUNCH, forge.buffer(7, b"", path="b"), folder=tmp_path).take()
+    with pytest.raises(TruncatedError, match="b: 0 bytes of 0"):
+        buffer.read()
 
 
 def test_bytes_of_another_number_than_is_said():
