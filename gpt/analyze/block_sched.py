@@ -39,8 +39,9 @@ LAUNCHES = (
     Column("device", "u64", "id", shown="never"),
     Column("stream", "u64", "id", shown="never"),
     Column("start", "u64", "ns", shown="never"),
-    Column("threads", "u64", title="threads"),
-    *KERNELS[2:],
+    Column("blocks", "u64"),
+    Column("threads", "u64"),
+    *KERNELS[3:],
     Column("span", "u64?", "ns", "time"),
 )
 SMS = (
@@ -173,8 +174,8 @@ class BlockSched(MapAnalysis):
             self.shown = Shown(self._number, buffer.kernel, launch, schedule, totals)
         if len(self._rows) < MOST_LAUNCHES:
             start = process.clock.realtime_at(launch.start)
-            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start, launch.threads
-            self._rows.append((buffer.kernel, *ids, *totals.row(), span))
+            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start
+            self._rows.append((buffer.kernel, *ids, launch.blocks, launch.threads, *totals.row()[1:], span))
 
     def _is_shown(self, totals: _Totals) -> bool:
         if self._wanted is not None or self.shown is None:

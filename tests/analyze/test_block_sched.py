@@ -148,6 +148,12 @@ def test_launches_add_up_and_the_longest_is_shown():
     launches = [(r["launch"], r["kernel"], r["pid"], r["id"], r["stream"]) for r in found.rows["launches"]]
     assert launches == [(1, NAME, 10, 0, 7), (2, NAME, 10, 1, 7), (3, NAME, 10, 2, 7), (4, "_Z1kv", 11, 40, 7)]
     assert found.rows["launches"][0]["start"] == EPOCH + 1000
+    assert [(r["blocks"], r["threads"], r["sms"], r["running"]) for r in found.rows["launches"]][1:3] == [
+        (5, 32, 2, 350),
+        (5, 32, 2, 175),
+    ]
+    text = run("block_sched", data=forge.pack(trace(*[BLOCKS] * 12))).stdout.decode()
+    assert "and 2 more launches: 10 blocks" in text.splitlines()
     assert found.verdicts["sms"] == ["launch 2, the longest: --launch shows another"]
     assert [row["running"] for row in found.rows["blocks"]][:1] == [200]
     fourth = ask("block_sched", first, second, args=("--launch", 4))
