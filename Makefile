@@ -58,13 +58,13 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
-	    $(filter-out %/ask.c %/alone.c,$(filter %.c,$^)) -o $@
+	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) -o $@
 
-$(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(HEADERS)
+$(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    -Wl,--version-script=runtime/hook/versions.map $(filter %.c %.S,$^) -o $@
+	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) -o $@
 
 $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/say.h
 	@echo "cc $@"
@@ -75,7 +75,7 @@ $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id
 GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
 
 $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) $(GENERATOR) \
-    runtime/hook/watch/sha256.c runtime/hook/watch/images.h $(wildcard runtime/common/*.[ch]) $(HEADERS)
+    $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \

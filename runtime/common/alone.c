@@ -101,10 +101,10 @@ static bool run_plan(struct gpt_plan *plan, struct gpt_bytes *output) {
 
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome) {
-    char places[GPT_STAGES][PATH_MAX], *paths[GPT_STAGES], *words[GPT_STAGES + 5];
+    char places[GPT_STAGES][PATH_MAX], *paths[GPT_STAGES], *words[GPT_WORDS];
     for (size_t i = 0; i < GPT_STAGES; i++)
         find_stage(gpt_stages[i], paths[i] = places[i]);
-    gpt_make_words(which, paths, words);
+    gpt_make_words(which, paths, "", NULL, words);
     struct gpt_plan plan = {.words = words,
                             .environment = gpt_make_environment(),
                             .input = gpt_make_file(input->data, input->size),

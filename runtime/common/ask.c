@@ -82,7 +82,7 @@ static void read_file(int file, struct gpt_bytes *found) {
 
 static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt_bytes *input,
                      struct gpt_bytes *output, struct gpt_outcome *outcome) {
-    struct gpt_question question = {which};
+    struct gpt_question question = {.pipeline = which};
     struct gpt_reply reply;
     int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), found = -1;
     int file = gpt_make_file(input->data, input->size);

@@ -6,6 +6,7 @@
 // for each request.
 //
 //   ask.c          what a program does: the request, whom it is sent to, what the answer says
+//   later.c        what a program does that does not wait for the answer
 //   alone.c        a pipeline of the program's own, for one request
 //   pipeline.c     which pipelines there are, and how one begins
 //   records.c      the records of requests and answers
@@ -79,21 +80,23 @@ enum gpt_pipeline {
     GPT_HOST,   // an object for this machine, of a kernel of PTX
     GPT_CHECK,  // an empty one, of PTX whose kernels can all be made
     GPT_UNPACK, // the PTX in a fatbin
+    GPT_PROBE,  // a kernel with probes in it, as gpt-hook was asked for
     GPT_PIPELINES,
 };
 
 extern const struct gpt_line {
-    // What the shell runs, $1 and so on being gpt_stages. When the last stage has ended it writes its status
-    // to standard error, and ends the rest.
+    // What the shell runs, $1 and so on being gpt_stages, after them the architecture and the pipeline that
+    // weaves probes. When the last stage has ended it writes its status to standard error, and ends the rest.
     const char *text;
-    const char *makes; // the kind of record whose payload is the answer
+    const char *makes; // the kind of record whose payload is the answer; NULL: all records are
 } gpt_lines[GPT_PIPELINES];
 
-enum { GPT_STAGES = 2 };
+enum { GPT_STAGES = 2, GPT_WORDS = GPT_STAGES + 7 };
 extern const char *const gpt_stages[GPT_STAGES]; // their names
 
 // The words of the shell that runs a pipeline of stages at these paths.
-void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], char *words[GPT_STAGES + 5]);
+void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,
+                    const char *probe, char *words[GPT_WORDS]);
 
 // What a pipeline wrote to standard error: the status in its last line, GPT_NO_STATUS if there is none, and
 // the line before that.
@@ -124,6 +127,23 @@ struct gpt_outcome {
 void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
              struct gpt_outcome *outcome);
 
+// later.c
+
+struct gpt_call { // a request that is under way
+    int socket;
+    uint64_t inode;
+};
+
+enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
+
+struct gpt_question;
+struct gpt_reply;
+
+bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input);
+// Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
+enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
+void gpt_drop(struct gpt_call *call);
+
 // alone.c
 
 // Runs a pipeline over an input. The answer gets its status, and what it said last if that is not 0.
@@ -142,8 +162,11 @@ bool gpt_wait_for(int file, uint64_t until); // something to read there, or its 
 
 unsigned long gpt_find_network(void); // the number of this process's network namespace, 0 if it is not known
 
+enum { GPT_ARCH_BYTES = 16 };
+
 struct gpt_question {
     uint32_t pipeline;
+    char arch[GPT_ARCH_BYTES]; // of GPT_PROBE: sm_90, or host
 };
 
 // A message of one byte asks whether the supervisor is there, and is answered by another one.
@@ -161,7 +184,7 @@ ssize_t gpt_receive(int socket, void *data, size_t size,
 // supervisor.c
 
 // Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. The paths of the
-// stages are kept.
-void gpt_start_broker(char *const paths[GPT_STAGES]);
+// stages are kept; `probe` is the pipeline that weaves probes, NULL if there is none.
+void gpt_start_broker(char *const paths[GPT_STAGES], const char *probe);
 
 #endif

@@ -20,13 +20,16 @@ const struct gpt_line gpt_lines[GPT_PIPELINES] = {
     [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host"), "object"},
     [GPT_CHECK] = {EXTRACT " --ptx | " LAST(ASM " --arch host --check"), "object"},
     [GPT_UNPACK] = {LAST(EXTRACT " --ptx"), "ptx"},
+    [GPT_PROBE] = {"GPT_ARCH=$3; export GPT_ARCH; " LAST("eval \"$4\""), NULL},
 };
 
-void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], char *words[GPT_STAGES + 5]) {
+void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,
+                    const char *probe, char *words[GPT_WORDS]) {
     char *const first[] = {"sh", "-c", (char *)gpt_lines[which].text, "gpt"};
+    char *const rest[] = {(char *)arch, (char *)probe, NULL};
     memcpy(words, first, sizeof(first));
     memcpy(words + 4, paths, GPT_STAGES * sizeof(*paths));
-    words[GPT_STAGES + 4] = NULL;
+    memcpy(words + 4 + GPT_STAGES, rest, sizeof(rest));
 }
 
 int gpt_read_errors(int file, char *line, size_t room) {

@@ -76,7 +76,7 @@ struct gpt_record gpt_read_record(struct cursor *cursor) {
     cursor->bad |= map.type != MAP;
     for (uint64_t i = 0; i < map.number && !cursor->bad; i++) {
         struct value name = take_value(cursor), value = take_value(cursor);
-        for (size_t k = 0; k < sizeof(wanted) / sizeof(*wanted); k++)
+        for (size_t k = 0; k < sizeof(wanted) / sizeof(*wanted) && !cursor->bad; k++)
             if (is(name, wanted[k].name))
                 *wanted[k].value = value;
     }

@@ -36,12 +36,14 @@ enum {
 struct client { // one request
     int socket, file;
     enum gpt_pipeline which;
+    char arch[GPT_ARCH_BYTES];
     uint64_t turn;         // 0: it has not asked yet
     struct worker *worker; // that answers; NULL: none does
     bool again;            // a worker was killed over it
 };
 
 static char *stages[GPT_STAGES];
+static const char *probe; // the pipeline that weaves probes
 static char name[96];
 static int server;
 static struct client clients[MOST_CLIENTS];
@@ -107,7 +109,8 @@ static void hear(struct client *client) {
         gpt_send(client->socket, "", GPT_THERE, -1);
         return;
     }
-    if (client->turn || size != sizeof(question) || file < 0 || question.pipeline >= GPT_PIPELINES) {
+    if (client->turn || size != sizeof(question) || file < 0 || question.pipeline >= GPT_PIPELINES ||
+        (question.pipeline == GPT_PROBE && !probe)) {
         if (file >= 0)
             close(file);
         drop(client);
@@ -115,6 +118,7 @@ static void hear(struct client *client) {
     }
     client->file = file;
     client->which = question.pipeline;
+    snprintf(client->arch, sizeof(client->arch), "%.*s", (int)sizeof(question.arch) - 1, question.arch);
     client->turn = ++turns;
 }
 
@@ -151,18 +155,26 @@ static void give_up(struct worker *worker, bool late) {
     worker_end(worker);
 }
 
-// A worker that is free, or a new one; NULL if all are busy. Sets errno otherwise, if none can be started.
-static struct worker *find_worker(enum gpt_pipeline which) {
-    struct worker *room = NULL;
-    for (struct worker *worker = workers[which]; worker < workers[which] + most_workers; worker++)
-        if (worker->begun && !worker->busy)
+// A worker that is free, or a new one, if need be in place of one for another architecture; NULL if all are
+// busy. Sets errno otherwise, if none can be started.
+static struct worker *find_worker(const struct client *client) {
+    struct worker *room = NULL, *other = NULL, *first = workers[client->which];
+    for (struct worker *worker = first; worker < first + most_workers; worker++)
+        if (worker->begun && !worker->busy && !strcmp(worker->arch, client->arch))
             return worker;
-        else if (!worker->begun && !room)
+        else if (!worker->begun)
             room = worker;
+        else if (!worker->busy)
+            other = worker;
+    if (!room && other)
+        worker_end(room = other);
     errno = 0;
-    char *words[GPT_STAGES + 5];
-    gpt_make_words(which, stages, words);
-    return room && worker_start(room, words) ? room : NULL;
+    char *words[GPT_WORDS];
+    gpt_make_words(client->which, stages, client->arch, probe, words);
+    if (!room || !worker_start(room, words))
+        return NULL;
+    memcpy(room->arch, client->arch, sizeof(room->arch));
+    return room;
 }
 
 // Gives requests to workers, in their order.
@@ -175,7 +187,7 @@ static void serve(void) {
             next = client;
         if (!next)
             return;
-        struct worker *worker = find_worker(next->which);
+        struct worker *worker = find_worker(next);
         if (!worker && !errno)
             full[next->which] = true;
         else if (!worker)
@@ -301,7 +313,7 @@ static void supervise(pid_t root, int root_file) {
     leave(children);
 }
 
-void gpt_start_broker(char *const paths[GPT_STAGES]) {
+void gpt_start_broker(char *const paths[GPT_STAGES], const char *pipeline) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct rlimit files;
     uint64_t number;
@@ -314,6 +326,7 @@ void gpt_start_broker(char *const paths[GPT_STAGES]) {
         return;
     gpt_hold_standard();
     memcpy(stages, paths, sizeof(stages));
+    probe = pipeline;
     int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx.%lu", getpid(), number, gpt_find_network());
     memcpy(address.sun_path + 1, name, (size_t)length);
     server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -6,9 +6,10 @@
 #include "broker.h"
 
 struct worker {
-    pid_t pid;                      // of its shell, which leads a group; 0: it has ended
-    int in, out, errors;            // -1: there is none
-    bool begun, busy;               // there is one; it has a request
+    pid_t pid;           // of its shell, which leads a group; 0: it has ended
+    int in, out, errors; // -1: there is none
+    bool begun, busy;    // there is one; it has a request
+    char arch[GPT_ARCH_BYTES];
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
     uint64_t syncs;                 // that it was sent

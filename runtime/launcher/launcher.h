@@ -6,6 +6,7 @@
 //   calls.c   what --calls names
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
 //   parent.c  the parent of the command, if another one reads the stream
+//   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
 
 #ifndef GPT_LAUNCHER_H
@@ -41,6 +42,9 @@ void begin_trace(const char *output, bool force, char **argv);
 // which becomes the command; this process waits for both, and does not return. Fails if there is no such
 // command.
 int start_reader(const char *command);
+
+// main.c
+void set(const char *name, const char *value); // a variable of the hook's; NULL: it is not set
 
 // check.c
 int check(void);

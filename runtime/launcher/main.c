@@ -11,10 +11,12 @@
 
 #include "../common/broker.h"
 #include "launcher.h"
+#include "probe.h"
 
 static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
-    "                    [--save-modules DIR] [--device real|sim] [--replace DIR] [--]\n"
+    "                    [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
+    "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
     "                    COMMAND [ARG ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
@@ -32,6 +34,17 @@ static const char HELP[] =
     "      --save-modules DIR  keep the images of modules that are not in a file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
+    "  -p, --probe PROBE   weave a probe into the kernels that COMMAND launches: a file or a\n"
+    "                      built-in probe; repeatable\n"
+    "      --jit PIPELINE  a shell pipeline that weaves them, from modules to images\n"
+    "  -k, --kernel NAME:...  only kernels with such a part in their name\n"
+    "      --filter NAME:...  no kernels with such a part in their name\n"
+    "      --wait S        seconds that look-ups may wait for kernels with probes (30)\n"
+    "      --launch-skip N    leave out the first N launches of each kernel\n"
+    "      --launch-count N   probe no more than N launches of each kernel\n"
+    "      --sample 1/N    probe one launch in N of each kernel\n"
+    "      --max-memory SIZE  device memory for buffers, as 512M (a tenth of what is free)\n"
+    "      --complete      wait for buffers rather than leave out a launch\n"
     "check  report what is installed: driver, devices, runtime, kernel features\n";
 
 static void save_modules(const char *folder) {
@@ -71,6 +84,7 @@ static const char *find_folder(const char *name) {
 struct request {
     const char *output, *calls, *device, *modules, *replacements;
     bool force, quiet, gpu_time, ioctls, simulated;
+    struct probing probing;
     char **command; // and its arguments
 };
 
@@ -85,10 +99,21 @@ static void read_options(struct request *request, int argc, char **argv) {
         {"device", required_argument, NULL, 'd'},
         {"replace", required_argument, NULL, 'r'},
         {"quiet", no_argument, NULL, 'q'},
+        {"probe", required_argument, NULL, 'p'},
+        {"kernel", required_argument, NULL, 'k'},
+        {"jit", required_argument, NULL, 'j'},
+        {"filter", required_argument, NULL, 'x'},
+        {"wait", required_argument, NULL, 'w'},
+        {"launch-skip", required_argument, NULL, 'S'},
+        {"launch-count", required_argument, NULL, 'C'},
+        {"sample", required_argument, NULL, 'n'},
+        {"max-memory", required_argument, NULL, 'm'},
+        {"complete", no_argument, NULL, 'a'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
-    for (int option; (option = getopt_long(argc, argv, "+:o:fqh", options, NULL)) != -1;)
+    struct probing *probing = &request->probing;
+    for (int option; (option = getopt_long(argc, argv, "+:o:fqhp:k:", options, NULL)) != -1;)
         switch (option) {
         case 'o':
             request->output = optarg;
@@ -116,6 +141,38 @@ static void read_options(struct request *request, int argc, char **argv) {
             break;
         case 'g':
             request->gpu_time = true;
+            break;
+        case 'p':
+            if (probing->probe_count == MOST_PROBES)
+                fail(USAGE, "-p", "more than %d probes", MOST_PROBES);
+            probing->probes[probing->probe_count++] = optarg;
+            break;
+        case 'k':
+            probing->kernels = optarg;
+            break;
+        case 'j':
+            probing->jit = optarg;
+            break;
+        case 'x':
+            probing->filter = optarg;
+            break;
+        case 'w':
+            probing->wait = optarg;
+            break;
+        case 'S':
+            probing->skip = optarg;
+            break;
+        case 'C':
+            probing->count = optarg;
+            break;
+        case 'n':
+            probing->sample = optarg;
+            break;
+        case 'm':
+            probing->memory = optarg;
+            break;
+        case 'a':
+            probing->complete = true;
             break;
         case 'h':
             fputs(HELP, stdout);
@@ -150,8 +207,8 @@ static void need_runtime(const char *name, char path[PATH_MAX]) {
         fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
 }
 
-// A variable of the hook's: nothing of an outer gpt-hook is left in it.
-static void set(const char *name, const char *value) {
+// Nothing of an outer gpt-hook is left in it.
+void set(const char *name, const char *value) {
     if (value)
         setenv(name, value, 1);
     else
@@ -189,6 +246,7 @@ static int run(int argc, char **argv) {
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     find_command(request.command[0], path);
     check_command(path);
+    const char *pipeline = use_probing(&request.probing);
     begin_trace(request.output, request.force, request.command);
 
     set_report(!request.quiet);
@@ -197,12 +255,12 @@ static int run(int argc, char **argv) {
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
     set("GPT_HOOK_MODULES", NULL);
     set(GPT_BROKER, NULL);
-    if (request.simulated) {
+    if (request.simulated || pipeline) {
         static char places[GPT_STAGES][PATH_MAX];
         char *paths[GPT_STAGES];
         for (size_t i = 0; i < GPT_STAGES; i++)
             paths[i] = find_stage(gpt_stages[i], places[i]);
-        gpt_start_broker(paths);
+        gpt_start_broker(paths, pipeline);
     }
     if (request.modules)
         save_modules(request.modules);

@@ -1,5 +1,5 @@
 // Host code of kernels that an image holds as PTX: made on a kernel's first launch, by whichever thread comes
-// first; looked for in the cache (kept.c) before stages are asked (../common/broker.h).
+// first; looked for in the cache (../common/kept.c) before stages are asked (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "build.h"
-#include "common/broker.h"
 #include "run.h"
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
@@ -24,21 +23,21 @@ static const char *option(void) {
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
     const char *compiler = getenv("CC") ? getenv("CC") : "";
     char of_text[65], of_kernel[65], of_compiler[65], all[512];
-    hook_sha256(text, size, of_text);
-    hook_sha256(kernel, strlen(kernel), of_kernel);
-    hook_sha256(compiler, strlen(compiler), of_compiler);
+    gpt_sha256(text, size, of_text);
+    gpt_sha256(kernel, strlen(kernel), of_kernel);
+    gpt_sha256(compiler, strlen(compiler), of_compiler);
     snprintf(all, sizeof(all), "%s\n%s\n%s\n%s\n%s", GPT_GENERATOR, option(), of_text, of_kernel,
              of_compiler);
-    hook_sha256(all, strlen(all), key);
+    gpt_sha256(all, strlen(all), key);
 }
 
 static CUresult make(enum gpt_pipeline which, const char *image, size_t size, const char *kernel,
-                     struct bytes *made) {
+                     struct gpt_bytes *made) {
     struct gpt_outcome answer;
     gpt_ask(which, image, size, which == GPT_UNPACK ? "fatbin" : "ptx", kernel, &answer);
     if (*answer.note)
         sim_warn("%s", answer.note);
-    *made = (struct bytes){answer.made.data, answer.made.size};
+    *made = answer.made;
     if (made->data)
         return CUDA_SUCCESS;
     sim_say("%s%.512s%s%s",
@@ -60,12 +59,12 @@ CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *s
     memcpy(fatbin, &head, sizeof(head));
     memcpy(fatbin + sizeof(head), element, whole);
     name_code(fatbin, sizeof(head) + whole, "", key);
-    struct bytes found = {0};
+    struct gpt_bytes found = {0};
     CUresult status = CUDA_SUCCESS;
-    if (!sim_get_kept(key, &found)) {
+    if (!gpt_get_kept("sim", key, &found)) {
         status = make(GPT_UNPACK, fatbin, sizeof(head) + whole, NULL, &found);
         if (!status)
-            sim_keep(key, &found);
+            gpt_keep("sim", key, &found);
     }
     free(fatbin);
     *text = found.data, *size = found.size;
@@ -75,20 +74,20 @@ CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *s
 static CUresult find(struct entry *entry, void **object) {
     char key[65];
     name_code(entry->text, entry->text_size, entry->name, key);
-    struct bytes code = {0};
-    if (sim_get_kept(key, &code)) {
+    struct gpt_bytes code = {0};
+    if (gpt_get_kept("sim", key, &code)) {
         *object = sim_open_object(code.data, code.size);
         free(code.data);
         if (*object)
             return CUDA_SUCCESS;
-        code = (struct bytes){0};
+        code = (struct gpt_bytes){0};
     }
     CUresult status = make(GPT_HOST, entry->text, entry->text_size, entry->name, &code);
     if (status)
         return status;
     *object = sim_open_object(code.data, code.size);
     if (*object)
-        sim_keep(key, &code);
+        gpt_keep("sim", key, &code);
     free(code.data);
     return *object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
@@ -134,12 +133,12 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry) {
 // Whether all kernels can be made; what was found good once is not looked at again.
 static CUresult check_all(const struct code *code) {
     char key[65];
-    struct bytes found = {0}, good = {"", 1};
+    struct gpt_bytes found = {0}, good = {"", 1, 1};
     name_code(code->text, code->text_size, "--check", key);
-    bool kept = sim_get_kept(key, &found);
+    bool kept = gpt_get_kept("sim", key, &found);
     CUresult status = kept ? CUDA_SUCCESS : make(GPT_CHECK, code->text, code->text_size, NULL, &found);
     if (!kept && !status)
-        sim_keep(key, &good);
+        gpt_keep("sim", key, &good);
     free(found.data);
     return status;
 }

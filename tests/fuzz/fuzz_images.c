@@ -2,11 +2,11 @@
 // they say.
 
 #include "absent.h"
+#include "common/sha256.c"
 #include "hook/watch/devices.c"
 #include "hook/watch/libs.c"
 #include "hook/watch/modules.c"
 #include "hook/watch/peek.c"
-#include "hook/watch/sha256.c"
 
 #define ROOM (1u << 16)
 
@@ -30,9 +30,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(&wrapper, start, size < sizeof(wrapper) ? size : sizeof(wrapper));
     if (size >= sizeof(wrapper) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
         return 0; // its address is the program's own
-    struct image image = read_image(start);
+    struct image image = hook_read_image(start);
     char digest[65];
     if (hook_is_readable(image.start, image.size))
-        hook_sha256(image.start, image.size, digest);
+        gpt_sha256(image.start, image.size, digest);
     return 0;
 }

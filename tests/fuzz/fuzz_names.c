@@ -7,10 +7,24 @@
 struct slot hook_slots[SLOTS];
 struct live *hook_live;
 TLS bool hook_writing;
-bool hook_has_tsc, hook_gpu_time;
+bool hook_has_tsc, hook_gpu_time, hook_probing;
 
+ABSENT(hook_after_attribute)
+ABSENT(hook_after_function)
+ABSENT(hook_after_functions)
+ABSENT(hook_after_kernel_function)
+ABSENT(hook_after_kernels)
+ABSENT(hook_after_launch)
+ABSENT(hook_after_load_file)
+ABSENT(hook_after_load_image)
+ABSENT(hook_after_variable)
+ABSENT(hook_before_context_ends)
 ABSENT(hook_before_context_gone)
 ABSENT(hook_before_gone)
+ABSENT(hook_before_launch)
+ABSENT(hook_before_occupancy_of_1)
+ABSENT(hook_before_occupancy_of_2)
+ABSENT(hook_before_stream_ends)
 ABSENT(hook_on_captured)
 ABSENT(hook_on_context_destroyed)
 ABSENT(hook_on_context_made)
@@ -42,6 +56,7 @@ ABSENT(hook_on_node)
 ABSENT(hook_on_node_enabled)
 ABSENT(hook_on_variable_of_1)
 ABSENT(hook_on_variable_of_2)
+ABSENT(hook_probe_setup)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *text = strndup((const char *)data, size), *wanted = strndup((const char *)data, size / 2);

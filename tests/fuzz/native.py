@@ -161,6 +161,31 @@ def _names(sample: Sample) -> list[bytes]:
     return [name.encode() for name in names]
 
 
+def _woven(count: int) -> bytes:
+    """What a pipeline answers about a kernel with so many maps."""
+    from gpt import records, stream
+
+    field = {"name": "x", "type": "u64", "offset": 0}
+    maps = [
+        records.make("map", id=4 + n, name="m", type=type_, level=level, capacity=2, stride=8, fields=[field])
+        for n, (type_, level) in enumerate([("array", "warp"), ("log", "thread"), ("total", "block")][:count])
+    ]
+    added = [{"offset": 8 + 8 * n, "size": 8, "map": 4 + n} for n in range(count)]
+    variables = [
+        {"name": "a", "space": "global", "size": 4, "offset": 0},
+        {"name": "b", "space": "const", "size": 4, "copy": "taken"},
+    ]
+    kernel = records.make(
+        "kernel", id=1, name="foo", params=[{"offset": 0, "size": 4}], added=added, maps=[m["id"] for m in maps],
+        sites=[], variables=variables, table="t", **({} if count else {"reason": "no place"}),
+    )  # fmt: skip
+    ptx = records.make("ptx", id=1, module="m#0", arch="sm_80", kernels=["foo"], data=b"x")
+    cubin = records.make("cubin", id=1, module="m#0", arch="sm_90", kernels=["foo"], data=b"code")
+    numbers = records.make("kernel", id=1, name="foo", arch="sm_90", registers=7)
+    diag = records.make("diag", level="error", where="m", text="no")
+    return b"".join(map(stream.pack, [ptx, cubin, numbers, *maps, kernel, diag]))
+
+
 HARNESSES = [
     Harness("c-follow", _follow, quick=300),
     Harness("c-images", _small),
@@ -170,4 +195,5 @@ HARNESSES = [
     Harness("c-refuse", lambda sample: [*_small(sample), b"#! /bin/sh -x\n", b"#!\n"]),
     Harness("c-replace", lambda sample: [*_small(sample), b"$ORIGIN/../libfoo.so.1", b"/x/${ORIGIN}/y"]),
     Harness("c-sim", _small),
+    Harness("c-woven", lambda sample: [_woven(maps) for maps in (0, 1, 3)]),
 ]

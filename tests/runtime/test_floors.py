@@ -1,4 +1,4 @@
-"""The floors of runtime/hook, its folders: entry uses watch, watch uses write, never upwards."""
+"""The floors of runtime/hook, its folders: entry uses probe, probe uses watch, watch uses write, never upwards."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import subprocess
 from tests.runtime import hooked
 
 RUNTIME = hooked.ROOT / "runtime"
-FLOORS = ["write", "watch", "entry"]  # from the ground up
+FLOORS = ["write", "watch", "probe", "entry"]  # from the ground up
 FILES = {path.stem: path for path in sorted((RUNTIME / "hook").glob("**/*.[cS]"))}
 
 

@@ -34,6 +34,7 @@ def run(tmp_path, library, handlers, calls, traced=True, source=CLIENT):
         "GPT_HOOK_OUTPUT": str(tmp_path / "t.mp") if traced else "",
         "GPT_HOOK_CALLS": calls,
         "TEST_HANDLERS": handlers,
+        "GPT_HOOK_PROBE": "handlers",
     }
     done = subprocess.run([program], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

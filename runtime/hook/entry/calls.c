@@ -12,6 +12,8 @@
 
 #include "cuda_abi.h"
 #include "decode.h"
+#include "hook/probe/launch.h"
+#include "hook/probe/settings.h"
 #include "hook/watch/call.h"
 #include "hook/watch/gputime.h"
 #include "hook/watch/missing.h"
@@ -220,6 +222,11 @@ static void run(handler *handler, struct frame *frame) {
     errno = error;
 }
 
+static void wait_is_over(struct frame *frame) {
+    (void)frame;
+    hook_after_wait();
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     if (UNLIKELY(!slot->id)) { // the first call of a function that the program is linked to
@@ -245,7 +252,10 @@ uint64_t hook_enter(struct frame *frame) {
             frame->row = new_row(frame, slot);
     }
     if (UNLIKELY(slot->flags & SLOT_BEFORE)) {
-        run(slot->known->before, frame);
+        if (slot->known->before)
+            run(slot->known->before, frame);
+        if (slot->known->probe_before)
+            run(slot->known->probe_before, frame);
         frame->real = frame->real ? frame->real : (void *)hook_give_answer;
     }
     if (UNLIKELY(slot->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
@@ -290,6 +300,11 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
+    if (UNLIKELY(slot->flags & SLOT_AFTER) && slot->layout == LAYOUT_LAUNCH)
+        run(slot->known->probe_after, frame); // which may make the launch anew
+    if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && hook_probing && slot->known &&
+        !strcmp(slot->known->op, "alloc"))
+        run(hook_allocate_again, frame);
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     if (slot->flags & SLOT_QUERY && thread)
         count_query(thread, slot, frame->start);
@@ -313,6 +328,8 @@ void hook_leave(struct frame *frame) {
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);
-    if (UNLIKELY(slot->flags & SLOT_AFTER))
-        run(slot->known->after, frame);
+    if (UNLIKELY(slot->flags & SLOT_AFTER) && slot->layout != LAYOUT_LAUNCH)
+        run(slot->known->probe_after, frame);
+    if (UNLIKELY(slot->flags & SLOT_SYNC) && hook_probing)
+        run(wait_is_over, frame);
 }

@@ -9,6 +9,11 @@
 #include <string.h>
 
 #include "decode.h"
+#include "hook/probe/launch.h"
+#include "hook/probe/load.h"
+#include "hook/probe/lookup.h"
+#include "hook/probe/settings.h"
+#include "hook/probe/sources.h"
 #include "hook/watch/call.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/gputime.h"
@@ -29,7 +34,8 @@
 #define OBJECT .layout = LAYOUT_OBJECT, .values = VALUES // object, stream
 #define V2 .v2 = true
 #define LAUNCH(how)                                                                                          \
-    .layout = LAYOUT_LAUNCH, .special = how, .before = hook_before_launch, .after = hook_after_launch
+    .layout = LAYOUT_LAUNCH, .special = how, .probe_before = hook_before_launch,                             \
+    .probe_after = hook_after_launch
 #define GONE .before = hook_before_gone, .on_return = hook_on_gone
 
 static const struct known table[] = {
@@ -111,7 +117,7 @@ static const struct known table[] = {
     {"cuCtxSynchronize", "sync", "context", .layout = LAYOUT_PLAIN},
     {"cuStreamCreate", "stream", "create", OBJECT(OUT(0))},
     {"cuStreamCreateWithPriority", "stream", "create", OBJECT(OUT(0))},
-    {"cuStreamDestroy", "stream", "destroy", OBJECT(0, IN(0))},
+    {"cuStreamDestroy", "stream", "destroy", OBJECT(0, IN(0)), .probe_before = hook_before_stream_ends},
     {"cuStreamQuery", "stream", "query", OBJECT(0, IN(0))},
     {"cuStreamWaitEvent", "stream", "wait", OBJECT(IN(1), IN(0))},
     {"cuStreamBeginCapture", "stream", "capture", OBJECT(0, IN(0))},
@@ -122,43 +128,70 @@ static const struct known table[] = {
     {"cuEventRecord", "event", "record", OBJECT(IN(0), IN(1))},
     {"cuEventRecordWithFlags", "event", "record", OBJECT(IN(0), IN(1))},
 
-    {"cuModuleLoad", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file},
-    {"cuModuleLoadData", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
-    {"cuModuleLoadDataEx", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
-    {"cuModuleLoadFatBinary", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
-    {"cuLibraryLoadData", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image},
-    {"cuLibraryLoadFromFile", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file},
+    {"cuModuleLoad", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file,
+     .probe_after = hook_after_load_file},
+    {"cuModuleLoadData", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image,
+     .probe_after = hook_after_load_image},
+    {"cuModuleLoadDataEx", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image,
+     .probe_after = hook_after_load_image},
+    {"cuModuleLoadFatBinary", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image,
+     .probe_after = hook_after_load_image},
+    {"cuLibraryLoadData", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_image,
+     .probe_after = hook_after_load_image},
+    {"cuLibraryLoadFromFile", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file,
+     .probe_after = hook_after_load_file},
     {"cuModuleUnload", "module", "unload", OBJECT(IN(0)), GONE},
     {"cuLibraryUnload", "module", "unload", OBJECT(IN(0)), GONE},
     {"cuLibraryGetModule", "module", "get", OBJECT(OUT(0)), .on_return = hook_on_library_module},
-    {"cuModuleGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_function},
-    {"cuLibraryGetKernel", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel},
-    {"cuKernelGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel_function},
+    {"cuModuleGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_function,
+     .probe_after = hook_after_function},
+    {"cuLibraryGetKernel", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel,
+     .probe_after = hook_after_function},
+    {"cuKernelGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = hook_on_kernel_function,
+     .probe_after = hook_after_kernel_function},
     {"cuModuleEnumerateFunctions", "module", "enumerate", OBJECT(IN(2)),
-     .on_return = hook_on_enumerate_functions},
+     .on_return = hook_on_enumerate_functions, .probe_after = hook_after_functions},
     {"cuLibraryEnumerateKernels", "module", "enumerate", OBJECT(IN(2)),
-     .on_return = hook_on_enumerate_kernels},
-    {"cuModuleGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
-    {"cuLibraryGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
+     .on_return = hook_on_enumerate_kernels, .probe_after = hook_after_kernels},
+    {"cuModuleGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2,
+     .probe_after = hook_after_variable},
+    {"cuLibraryGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2,
+     .probe_after = hook_after_variable},
     {"cuLibraryGetManaged", "module", "variable", OBJECT(IN(2)), .on_return = hook_on_variable_of_2},
     {"cuLibraryGetUnifiedFunction", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
     {"cuModuleGetTexRef", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
     {"cuModuleGetSurfRef", "module", "variable", OBJECT(IN(1)), .on_return = hook_on_variable_of_1},
-    {"cuFuncSetAttribute", "module", "setattribute", .on_return = hook_on_function_attribute},
-    {"cuKernelSetAttribute", "module", "setattribute", .on_return = hook_on_kernel_attribute},
-    {"cuFuncSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_function_cache},
-    {"cuKernelSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_kernel_cache},
+    {"cuFuncSetAttribute", "module", "setattribute", .on_return = hook_on_function_attribute,
+     .probe_after = hook_after_attribute},
+    {"cuKernelSetAttribute", "module", "setattribute", .on_return = hook_on_kernel_attribute,
+     .probe_after = hook_after_attribute},
+    {"cuFuncSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_function_cache,
+     .probe_after = hook_after_attribute},
+    {"cuKernelSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_kernel_cache,
+     .probe_after = hook_after_attribute},
     {"cuFuncSetSharedMemConfig", "module", "setsharedmemconfig", .on_return = hook_on_function_shared},
 
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_context_retained},
     {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context_made},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
     {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .before = hook_before_context_gone,
-     .on_return = hook_on_context_destroyed},
+     .on_return = hook_on_context_destroyed, .probe_before = hook_before_context_ends},
     {"cuDevicePrimaryCtxRelease", "context", "release", .before = hook_before_context_gone,
-     .on_return = hook_on_context_released},
+     .on_return = hook_on_context_released, .probe_before = hook_before_context_ends},
     {"cuDevicePrimaryCtxReset", "context", "reset", .before = hook_before_context_gone,
-     .on_return = hook_on_context_reset},
+     .on_return = hook_on_context_reset, .probe_before = hook_before_context_ends},
+
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "other", "occupancy",
+     .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "other", "occupancy",
+     .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyAvailableDynamicSMemPerBlock", "other", "occupancy",
+     .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyMaxPotentialClusterSize", "other", "occupancy", .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyMaxActiveClusters", "other", "occupancy", .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyMaxPotentialBlockSize", "other", "occupancy", .probe_before = hook_before_occupancy_of_2},
+    {"cuOccupancyMaxPotentialBlockSizeWithFlags", "other", "occupancy",
+     .probe_before = hook_before_occupancy_of_2},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
 };
@@ -227,6 +260,7 @@ void hook_decode_setup(void) {
     if (wanted && *wanted)
         calls = wanted;
     hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
+    hook_probe_setup();
 }
 
 void hook_describe_named(struct slot *slot) {
@@ -299,8 +333,9 @@ void hook_describe(struct slot *slot, const char *symbol) {
     if (known)
         slot->on_return = known->on_return;
     uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
-    flags |= known && known->before ? SLOT_BEFORE | SLOT_WATCHED : 0;
-    flags |= known && known->after ? SLOT_AFTER | SLOT_WATCHED : 0;
+    bool probes = known && hook_probing;
+    flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
+    flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
     if (slot->on_return)
         flags |= SLOT_WATCHED;
     else if (is_query(name) && !flags && strcmp(calls, "none"))
@@ -311,6 +346,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
         flags |= SLOT_SCALAR;
     uint32_t gpu = gpu_flags(slot, name);
     flags |= hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
+    flags |= hook_probing && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
     // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)

@@ -12,8 +12,9 @@ struct known {
     // They run whether or not the call is recorded, or anything is.
     handler *before;    // may change the arguments and the function, or answer in place of the driver
     handler *on_return; // after a call that returned CUDA_SUCCESS
-    handler *after;     // after any call
-    bool v2;            // the function of this name without suffix is an older one with other arguments
+    // The same, of what is probed: they run if something is to be.
+    handler *probe_before, *probe_after; // after any call
+    bool v2; // the function of this name without suffix is an older one with other arguments
 };
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
 void hook_describe_named(struct slot *slot);               // if nobody did

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "hook/probe/launch.h"
 #include "hook/write/compiler.h"
 #include "hook/write/report.h"
 #include "hook/write/trace.h"
@@ -15,6 +16,7 @@
 static _Atomic int quick_status;
 
 static void end(int status) {
+    hook_end_probing();
     hook_see_namespaces();
     hook_finish((unsigned)status & 0xff);
     hook_report();

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "decode.h"
+#include "hook/probe/settings.h"
+#include "hook/probe/unprobed.h"
 #include "hook/watch/driver.h"
 #include "hook/watch/images.h"
 #include "hook/watch/ioctl.h"
@@ -36,6 +38,12 @@ static void pass_through(void) {
     hook_finish(0);
 }
 
+static void survey(void) {
+    hook_scan_libraries();
+    if (hook_settings.identity)
+        hook_write_unprobed();
+}
+
 // The constructors of libraries that the program is linked to run before this one, and may use the driver:
 // the first to come sets everything up. Returns whether that was this call.
 bool hook_setup(void) {
@@ -46,7 +54,7 @@ bool hook_setup(void) {
     if (!hook_real_dlsym)
         hook_find_real();
     hook_clock_setup();
-    if (hook_watched_setup() && hook_trace_setup(hook_scan_libraries))
+    if (hook_watched_setup() && hook_trace_setup(survey))
         hook_exits_setup();
     else if (is_wanted()) // RLIMIT_AS
         hook_say("memory", hook_describe_error(errno), "this process is not watched");

@@ -101,8 +101,4 @@ static inline void frame_answer(struct frame *frame, uint64_t result) {
 
 static inline uint64_t frame_caller(const struct frame *frame) { return frame->stack[-1]; }
 
-// Of launches: a build that has them (tests/runtime/test_handlers.py has) looks at every one.
-extern handler hook_before_launch __attribute__((weak, visibility("hidden")));
-extern handler hook_after_launch __attribute__((weak, visibility("hidden")));
-
 #endif

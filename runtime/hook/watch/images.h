@@ -1,4 +1,4 @@
-// Images of modules: digests, and files that keep them.
+// Images of modules, kept in files.
 
 #ifndef GPT_IMAGES_H
 #define GPT_IMAGES_H
@@ -8,7 +8,5 @@
 void hook_save_setup(void);
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]);
-
-void hook_sha256(const void *data, size_t size, char hex[65]);
 
 #endif

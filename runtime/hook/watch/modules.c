@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "call.h"
+#include "common/kept.h"
 #include "contexts.h"
 #include "cuda_abi.h"
 #include "driver.h"
@@ -35,12 +36,6 @@ uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 
 #define MAX_DIGEST (4u << 20)   // bytes of an image in a file that is digested
 #define MAX_DIGESTS (32u << 20) // and of all of them
 
-struct image {
-    const char *type;
-    const void *start;
-    uint64_t size;
-};
-
 static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
     Elf64_Shdr sections[32]; // at a time: the stack may be small
     uint64_t end = sizeof(*head), tables[] = {
@@ -63,7 +58,7 @@ static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
 }
 
 // The driver has just read the image, so it is one. But its headers may claim more than is there.
-static struct image read_image(const void *start) {
+struct image hook_read_image(const void *start) {
     struct fatbin_wrapper wrapper;
     struct fatbin_region region;
     Elf64_Ehdr head;
@@ -104,7 +99,7 @@ void hook_on_module_image(struct frame *frame) {
     const void *given = (const void *)frame->args[1];
     if (!given)
         return;
-    struct image image = read_image(given);
+    struct image image = hook_read_image(given);
     uint32_t id = add_module(frame, image.start, image.size);
     if (!id)
         return;
@@ -114,7 +109,7 @@ void hook_on_module_image(struct frame *frame) {
     const char *loader = path ? NULL : hook_find_library((const void *)frame_caller(frame));
     bool digested = (!path || may_digest(image.size)) && hook_is_readable(image.start, image.size);
     if (digested)
-        hook_sha256(image.start, image.size, digest);
+        gpt_sha256(image.start, image.size, digest);
     if (!path && digested)
         saved = hook_save_image(image.start, image.size, digest, image.type, buffer);
     HOOK_WRITE(module, .id = id, .type = hook_str(image.type), .sha256 = hook_str(digested ? digest : NULL),
@@ -128,7 +123,7 @@ static bool digest_file(int file, size_t size, char digest[65]) {
         return false;
     bool whole = pread(file, data, size, 0) == (ssize_t)size;
     if (whole)
-        hook_sha256(data, size, digest);
+        gpt_sha256(data, size, digest);
     munmap(data, size);
     return whole;
 }

@@ -10,6 +10,14 @@ extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module
     hook_on_variable_of_1, hook_on_variable_of_2, hook_on_function_attribute, hook_on_kernel_attribute,
     hook_on_function_cache, hook_on_kernel_cache, hook_on_function_shared, hook_before_gone, hook_on_gone;
 int hook_ask_parameters(uint64_t handle);
+
+struct image {
+    const char *type; // fatbin, cubin or ptx
+    const void *start;
+    uint64_t size;
+};
+struct image hook_read_image(const void *given); // what the driver was given: wrappers are followed
+
 uint32_t hook_new_id(_Atomic uint32_t *ids);
 uint32_t
 hook_ask_function(uint64_t handle); // the id of a function, after asking the driver for its name; or 0

@@ -35,6 +35,7 @@ struct library {
 
 struct watched {
     _Atomic uint32_t modules, functions;    // ids that were given
+    _Atomic uint32_t kernels, maps, probed; // of probes
     struct stream_queue *_Atomic timelines; // of --gpu-time
     _Atomic uint64_t devices;               // bits of those that have a record
     _Atomic uint32_t libraries;

@@ -40,7 +40,7 @@ static struct {
 } root;
 
 static struct {
-    uint64_t calls, launches, processes, bytes;
+    uint64_t calls, launches, processes, bytes, probed, unprobed;
 } found;
 
 // Reading
@@ -151,6 +151,8 @@ static void count_record(unsigned depth, uint64_t end) {
     struct trace_file *trace = &files[depth];
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
+    bool unprobed = is(kind, "unprobed");
+    found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
         return;
@@ -165,6 +167,8 @@ static void count_record(unsigned depth, uint64_t end) {
             table.start = trace->at - table.size;
             if (trace->at <= end)
                 count_rows(trace, &table, calls);
+        } else if (unprobed && is(key, "launches")) {
+            found.unprobed += next(trace).number;
         } else if (child && is(key, "path")) {
             count_child(depth, next(trace));
         } else {
@@ -242,6 +246,12 @@ static void say(void) {
                  size < 10, size, units[unit]);
     else
         snprintf(line, sizeof(line), "gpt-hook: %s: not written: nothing used the CUDA driver", root.path);
+    gpt_write_line(line);
+    if (!found.probed && !found.unprobed)
+        return;
+    snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes, %lu without%s", found.probed,
+             found.probed == 1 ? "" : "es", found.unprobed,
+             found.unprobed ? ": gpt-analyze summary says why, PROBES in gpt-hook(1) what helps" : "");
     gpt_write_line(line);
 }
 

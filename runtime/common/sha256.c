@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "images.h"
+#include "kept.h"
 
 static const uint32_t K[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -84,7 +84,7 @@ static bool has_sha(void) {
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & 1u << 29;
 }
 
-void hook_sha256(const void *data, size_t size, char hex[65]) {
+void gpt_sha256(const void *data, size_t size, char hex[65]) {
     void (*blocks)(uint32_t[8], const unsigned char *, size_t) = has_sha() ? sha_blocks : plain_blocks;
     uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};

@@ -1,0 +1,63 @@
+// The driver's functions that probing needs.
+
+#ifndef GPT_DRIVER_CALLS_H
+#define GPT_DRIVER_CALLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+#define PROBE_CALLS(CALL)                                                                                    \
+    CALL(load_module, "cuModuleLoadData", uint64_t *, const void *)                                          \
+    CALL(unload_module, "cuModuleUnload", uint64_t)                                                          \
+    CALL(get_function, "cuModuleGetFunction", uint64_t *, uint64_t, const char *)                            \
+    CALL(get_variable, "cuModuleGetGlobal_v2", CUdeviceptr *, size_t *, uint64_t, const char *)              \
+    CALL(load_library, "cuLibraryLoadData", uint64_t *, const void *, int *, void **, unsigned, int *,       \
+         void **, unsigned)                                                                                  \
+    CALL(unload_library, "cuLibraryUnload", uint64_t)                                                        \
+    CALL(get_kernel, "cuLibraryGetKernel", uint64_t *, uint64_t, const char *)                               \
+    CALL(get_library_variable, "cuLibraryGetGlobal", CUdeviceptr *, size_t *, uint64_t, const char *)        \
+    CALL(kernel_function, "cuKernelGetFunction", uint64_t *, uint64_t)                                       \
+    CALL(get_attribute, "cuFuncGetAttribute", int *, int, uint64_t)                                          \
+    CALL(set_attribute, "cuFuncSetAttribute", uint64_t, int, int)                                            \
+    CALL(set_kernel_attribute, "cuKernelSetAttribute", int, int, uint64_t, CUdevice)                         \
+    CALL(set_cache, "cuFuncSetCacheConfig", uint64_t, int)                                                   \
+    CALL(set_kernel_cache, "cuKernelSetCacheConfig", uint64_t, int, CUdevice)                                \
+    CALL(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", int *, uint64_t, int, size_t)             \
+    CALL(get_device, "cuCtxGetDevice", CUdevice *)                                                           \
+    CALL(device_attribute, "cuDeviceGetAttribute", int *, int, CUdevice)                                     \
+    CALL(get_context, "cuCtxGetCurrent", uint64_t *)                                                         \
+    CALL(push_context, "cuCtxPushCurrent_v2", uint64_t)                                                      \
+    CALL(pop_context, "cuCtxPopCurrent_v2", uint64_t *)                                                      \
+    CALL(exchange_mode, "cuThreadExchangeStreamCaptureMode", int *)                                          \
+    CALL(is_capturing, "cuStreamIsCapturing", uint64_t, int *)                                               \
+    CALL(create_stream, "cuStreamCreate", uint64_t *, unsigned)                                              \
+    CALL(wait_event, "cuStreamWaitEvent", uint64_t, uint64_t, unsigned)                                      \
+    CALL(wait_stream, "cuStreamSynchronize", uint64_t)                                                       \
+    CALL(create_event, "cuEventCreate", uint64_t *, unsigned)                                                \
+    CALL(destroy_event, "cuEventDestroy_v2", uint64_t)                                                       \
+    CALL(record, "cuEventRecord", uint64_t, uint64_t)                                                        \
+    CALL(query, "cuEventQuery", uint64_t)                                                                    \
+    CALL(free_memory, "cuMemGetInfo_v2", size_t *, size_t *)                                                 \
+    CALL(alloc, "cuMemAllocAsync", CUdeviceptr *, size_t, uint64_t)                                          \
+    CALL(free, "cuMemFreeAsync", CUdeviceptr, uint64_t)                                                      \
+    CALL(alloc_host, "cuMemAllocHost_v2", void **, size_t)                                                   \
+    CALL(free_host, "cuMemFreeHost", void *)                                                                 \
+    CALL(clear, "cuMemsetD8Async", CUdeviceptr, unsigned char, size_t, uint64_t)                             \
+    CALL(copy_back, "cuMemcpyDtoHAsync_v2", void *, CUdeviceptr, size_t, uint64_t)                           \
+    CALL(copy_to, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void *, size_t, uint64_t)                       \
+    CALL(copy, "cuMemcpyDtoDAsync_v2", CUdeviceptr, CUdeviceptr, size_t, uint64_t)
+
+struct probe_calls {
+#define CALL(member, name, ...) CUresult (*member)(__VA_ARGS__);
+    PROBE_CALLS(CALL)
+#undef CALL
+};
+extern struct probe_calls hook_do;
+
+bool hook_find_probe_calls(void); // false where the driver lacks one
+int hook_relaxed_mode(int mode);  // of stream capture for this thread; gives the one before
+
+#endif

@@ -1,0 +1,323 @@
+// A launch of a kernel with probes: the same launch, of another function, with the addresses of its buffers
+// after its own parameters. If it cannot be, the program's own runs, and is counted.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver_calls.h"
+#include "hook/watch/contexts.h"
+#include "hook/watch/modules.h"
+#include "hook/watch/streamops.h"
+#include "hook/watch/watched.h"
+#include "hook/write/clock.h"
+#include "hook/write/record.h"
+#include "hook/write/thread.h"
+#include "launch.h"
+#include "load.h"
+#include "lookup.h"
+#include "pool.h"
+#include "settings.h"
+#include "unprobed.h"
+
+enum { ALIGN = 256 };
+
+// What the program launches
+
+static bool is_dependent(const struct frame *frame) {
+    const CUlaunchConfig *config = (const void *)frame->args[0];
+    if (frame->slot->special != SPECIAL_LAUNCH_EX || !config)
+        return false;
+    for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            return config->attrs[i].value.cooperative; // its value is an int at the same place
+    return false;
+}
+
+// The program's parameters, as a block. False if it passes them in no form that is known.
+static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
+    if (launch->params) {
+        for (size_t i = 0; i < woven->param_count; i++)
+            memcpy(block + woven->params[i].offset, launch->params[i], woven->params[i].size);
+        return true;
+    }
+    const void *packed = NULL;
+    size_t size = 0;
+    for (void **at = launch->extra; at && *at; at += 2)
+        if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
+            packed = at[1];
+        else if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
+            size = *(const size_t *)at[1];
+        else
+            return false;
+    if (packed)
+        memcpy(block, packed, size < woven->param_bytes ? size : woven->param_bytes);
+    return packed || !woven->param_count;
+}
+
+// Why this launch runs without probes; NULL if it need not. Empty: the user wants it so.
+static const char *find_reason(struct probed *probed, const struct launch *launch, uint64_t context,
+                               uint64_t stream) {
+    int capturing = 0, blocks = 0, processors = 0;
+    CUdevice device;
+    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
+    if (probed->refused)
+        return probed->refused;
+    uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
+    if (before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
+        (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count)
+        return "it was left out, as --launch-skip, --launch-count or --sample say";
+    if (probed->context && probed->context != context)
+        return "it was loaded with probes in another context";
+    if (threads > (uint64_t)probed->max_threads)
+        return "with probes a block of so many threads has too few registers";
+    if (hook_do.is_capturing(stream, &capturing) || capturing)
+        return "it is captured into a graph";
+    if (launch->cooperative &&
+        (hook_do.occupancy(&blocks, probed->probed, (int)threads, launch->shared) ||
+         hook_do.get_device(&device) ||
+         hook_do.device_attribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
+         (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2] >
+             (uint64_t)blocks * (uint64_t)processors))
+        return "with probes its cooperative grid does not fit";
+    return NULL;
+}
+
+// The save of a launch, with its arguments; NULL without memory or where the parameters are not known.
+static struct save *new_save(const struct probed *probed, const struct launch *launch) {
+    const struct woven *woven = probed->woven;
+    size_t count = woven->param_count + woven->added_count,
+           head = sizeof(struct save) + count * sizeof(void *);
+    struct save *save = calloc(1, head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
+    if (!save || !copy_params(launch, woven, block)) {
+        free(save);
+        return NULL;
+    }
+    save->probed = probed;
+    save->block = block;
+    for (size_t i = 0; i < woven->param_count; i++)
+        save->arguments[i] = block + woven->params[i].offset;
+    return save;
+}
+
+static bool size_buffers(struct save *save, const struct launch *launch) {
+    const struct woven *woven = save->probed->woven;
+    for (size_t i = 0; i < woven->map_count; i++) {
+        if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
+            return false;
+        save->bytes += (save->sizes[i] + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return save->bytes >> 62 == 0;
+}
+
+// The addresses of the buffers, as values behind the arguments.
+static void point_at_buffers(struct save *save, uint64_t address) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
+    for (size_t i = 0; i < woven->added_count; i++) {
+        uint64_t at = address;
+        for (uint32_t k = 0; k < woven->added[i].map; k++)
+            at += (save->sizes[k] + ALIGN - 1) / ALIGN * ALIGN;
+        values[i] = at;
+        save->arguments[woven->param_count + i] = &values[i];
+    }
+}
+
+// Constants that the program may have written to since.
+static bool copy_variables(const struct probed *probed, uint64_t stream) {
+    bool good = true;
+    for (size_t i = 0; i < probed->variable_count; i++) {
+        const struct shared_variable *variable = &probed->variables[i];
+        if (*variable->taken)
+            good &= !hook_do.copy(variable->to, variable->from, variable->size, stream);
+    }
+    return good;
+}
+
+// Where the function and the parameters are among a call's arguments.
+struct places {
+    unsigned function, params, extra;
+    bool has_extra;
+};
+
+static struct places places_of(const struct frame *frame) {
+    switch (frame->slot->special) {
+    case SPECIAL_LAUNCH_EX:
+        return (struct places){1, 2, 3, true};
+    case SPECIAL_LAUNCH_COOPERATIVE:
+        return (struct places){0, 9, 0, false};
+    default:
+        return (struct places){0, 9, 10, true};
+    }
+}
+
+__attribute__((weak)) void hook_before_launch(struct frame *frame) {
+    frame->note = 0;
+    if (!hook_probing)
+        return;
+    const struct launch *launch = &frame->launch;
+    hook_end_burst();
+    struct probed *probed = hook_find_probed(launch->function);
+    if (!probed) {
+        uint32_t function = hook_ask_function(launch->function);
+        hook_count_unprobed(function, "it was found without its name, or is still being made");
+        return;
+    }
+    uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
+    const char *reason = find_reason(probed, launch, context, stream);
+    struct save *save = reason ? NULL : new_save(probed, launch);
+    if (!reason && !save)
+        reason = "its parameters are not passed as the kernel has them";
+    if (save && !size_buffers(save, launch))
+        reason = "its buffers are too large";
+    struct slab *slab = NULL;
+    if (!reason)
+        slab = hook_claim(&(struct claim){context, stream, frame->thread ? frame->thread->tid : 0,
+                                          is_dependent(frame), save->bytes},
+                          &offset, &reason);
+    if (!slab || (probed->variable_count && !copy_variables(probed, stream))) {
+        if (slab)
+            hook_issue(slab, NULL), reason = "its constants cannot be copied";
+        if (*reason)
+            hook_count_unprobed(probed->function, reason);
+        free(save);
+        return;
+    }
+    struct places places = places_of(frame);
+    save->slab = slab;
+    save->offset = offset;
+    point_at_buffers(save, hook_slab_address(slab) + offset);
+    save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
+    frame_set_arg(frame, places.function, probed->probed);
+    frame_set_arg(frame, places.params, (uint64_t)save->arguments);
+    if (places.has_extra)
+        frame_set_arg(frame, places.extra, 0);
+    frame->note = (uint64_t)save;
+}
+
+// The launch with probes was refused: the program's own is made in its place.
+static void launch_original(struct frame *frame, const struct save *save) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                             uint64_t, uint64_t, uint64_t);
+    struct places places = places_of(frame);
+    frame_set_arg(frame, places.function, save->function);
+    frame_set_arg(frame, places.params, (uint64_t)save->params);
+    if (places.has_extra)
+        frame_set_arg(frame, places.extra, (uint64_t)save->extra);
+    const uint64_t *a = frame->args, *s = frame->stack;
+    if (frame->slot->special == SPECIAL_LAUNCH_EX) // it has four arguments
+        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], 0, 0, 0, 0, 0, 0, 0);
+    else
+        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2],
+                                                        s[3], places.has_extra ? s[4] : 0);
+}
+
+static bool is_refusal(CUresult status) {
+    return status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES ||
+           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+}
+
+static void write_launch(const struct frame *frame, struct save *save) {
+    const struct launch *launch = &frame->launch;
+    const struct woven *woven = save->probed->woven;
+    uint64_t grid[3], block[3];
+    CUdevice device = 0;
+    for (int i = 0; i < 3; i++)
+        grid[i] = launch->grid[i], block[i] = launch->block[i];
+    hook_do.get_device(&device);
+    uint32_t id = frame->thread ? hook_new_id(&hook_watched->probed) : 0;
+    if (id && HOOK_WRITE(probed, .id = id, .kernel = woven->number, .function = save->probed->function,
+                         .thread = frame->thread->tid, .start = frame->start, .device = (uint64_t)device,
+                         .stream = launch->stream, .grid = {grid, 3}, .block = {block, 3},
+                         .shared = launch->shared, .params = {save->block, woven->param_bytes}))
+        save->id = id;
+}
+
+__attribute__((weak)) void hook_after_launch(struct frame *frame) {
+    struct save *save = (struct save *)frame->note;
+    if (!save)
+        return;
+    frame->note = 0;
+    struct slab *slab = save->slab;
+    CUresult status = (CUresult)frame->rax;
+    if (status == CUDA_SUCCESS) {
+        write_launch(frame, save);
+        hook_issue(slab, save);
+        return;
+    }
+    hook_issue(slab, NULL);
+    if (is_refusal(status)) {
+        launch_original(frame, save);
+        if (frame->rax == CUDA_SUCCESS)
+            hook_count_unprobed(save->probed->function, "the driver refused the launch with probes");
+    }
+    free(save);
+}
+
+// What else the program does
+
+void hook_after_wait(void) {
+    if (!hook_probing)
+        return;
+    struct thread *thread = hook_this_thread();
+    hook_finish_lookups();
+    hook_drain(UINT64_MAX, thread ? thread->tid : 0);
+}
+
+void hook_before_stream_ends(struct frame *frame) {
+    struct thread *thread = hook_this_thread();
+    if (hook_probing)
+        hook_drain(frame->args[0], thread ? thread->tid : 0);
+}
+
+void hook_before_context_ends(struct frame *frame) {
+    (void)frame;
+    if (hook_probing)
+        hook_drain_all();
+}
+
+void hook_end_probing(void) {
+    if (!hook_probing)
+        return;
+    hook_drain_all();
+    hook_probe_stop();
+}
+
+// The program's memory comes first: an allocation that failed is tried again without our buffers.
+void hook_allocate_again(struct frame *frame) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+    const uint64_t *a = frame->args;
+    if (hook_probing && hook_give_slabs_back())
+        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+// Occupancy is that of the kernel that will run.
+
+static void ask_of_probed(struct frame *frame, unsigned argument) {
+    const struct probed *probed = hook_probing ? hook_find_probed(frame_arg(frame, argument)) : NULL;
+    if (probed && !probed->refused)
+        frame_set_arg(frame, argument, probed->probed);
+}
+
+void hook_before_occupancy_of_1(struct frame *frame) { ask_of_probed(frame, 1); }
+void hook_before_occupancy_of_2(struct frame *frame) { ask_of_probed(frame, 2); }
+
+// Attributes of functions and kernels, and their caches: what was set of the program's is set of the other.
+void hook_after_attribute(struct frame *frame) {
+    bool kernel = !strncmp(frame->slot->symbol, "cuKernel", strlen("cuKernel"));
+    bool cache = strstr(frame->slot->symbol, "CacheConfig") != NULL;
+    unsigned function = kernel && !cache ? 2 : 0;
+    const struct probed *probed =
+        hook_probing && frame->rax == CUDA_SUCCESS ? hook_find_probed(frame->args[function]) : NULL;
+    if (!probed || probed->refused)
+        return;
+    struct property property = {.what = cache ? PROPERTY_CACHE_CONFIG : PROPERTY_ATTRIBUTE, .device = -1};
+    if (cache)
+        property.value = (uint32_t)frame->args[1], property.device = kernel ? (int)frame->args[2] : -1;
+    else if (kernel)
+        property.number = (uint32_t)frame->args[0], property.value = (uint32_t)frame->args[1],
+        property.device = (int)frame->args[3];
+    else
+        property.number = (uint32_t)frame->args[1], property.value = (uint32_t)frame->args[2];
+    hook_set_property(probed, kernel, &property);
+}

@@ -1,0 +1,13 @@
+// Handlers of launches, and of what else has to be answered or done for the kernel that runs.
+
+#ifndef GPT_LAUNCH_H
+#define GPT_LAUNCH_H
+
+#include "hook/watch/call.h"
+
+extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
+    hook_before_occupancy_of_1, hook_before_occupancy_of_2, hook_after_attribute, hook_allocate_again;
+void hook_after_wait(void);  // the program has waited for the GPU
+void hook_end_probing(void); // the process ends: what is on its way is awaited
+
+#endif

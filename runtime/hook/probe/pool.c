@@ -1,0 +1,317 @@
+// A slab belongs to a stream while launches of that take places in it. When it is full, or the program waits
+// for the GPU, an event goes into the stream, and behind that event, on a stream of ours, its bytes are
+// copied to host memory and cleared. A thread (writer.c) writes them into the trace and gives the slab back.
+// So nothing waits, and nothing of ours comes between two launches that overlap: the event is put off until
+// the next launch that does not depend on its predecessor.
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "driver_calls.h"
+#include "hook/watch/contexts.h"
+#include "hook/watch/objects.h"
+#include "hook/write/calm.h"
+#include "hook/write/thread.h"
+#include "pool.h"
+#include "settings.h"
+#include "slab.h"
+#include "writer.h"
+
+enum { SLAB = 4 << 20, PATIENCE = 60 }; // bytes of an ordinary slab; seconds at the end
+
+struct pool {
+    struct pool *next;
+    struct reference reference;
+    uint64_t context, stream;
+    uint64_t bytes, most; // of all slabs
+    struct slab *slabs;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
+static struct pool *pools;
+
+// As much host memory is pinned.
+static uint64_t most_bytes(void) {
+    size_t free_bytes = 0, total = 0;
+    uint64_t host = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (hook_settings.memory)
+        return hook_settings.memory;
+    if (hook_do.free_memory(&free_bytes, &total))
+        return 0;
+    return free_bytes < host ? free_bytes / 10 : host / 10;
+}
+
+// The pool of the current context, under the lock.
+static struct pool *find_pool(uint64_t context) {
+    struct pool *pool = pools;
+    while (pool && (pool->context != context || !hook_is_alive(pool->reference)))
+        pool = pool->next;
+    if (pool || !context || !(pool = calloc(1, sizeof(*pool))))
+        return pool;
+    pool->context = context;
+    pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
+    pool->most = most_bytes();
+    if (hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING)) {
+        free(pool);
+        return NULL;
+    }
+    pool->next = pools;
+    pools = pool;
+    return pool;
+}
+
+uint64_t hook_our_stream(void) {
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find_pool(hook_current_context());
+    pthread_mutex_unlock(&lock);
+    return pool ? pool->stream : 0;
+}
+
+// Slabs
+
+static void free_slab(struct pool *pool, struct slab *slab) {
+    struct slab **at = &pool->slabs;
+    while (*at != slab)
+        at = &(*at)->next;
+    *at = slab->next;
+    pool->bytes -= slab->size;
+    if (slab->address)
+        hook_do.free(slab->address, pool->stream);
+    if (slab->host)
+        hook_do.free_host(slab->host);
+    if (slab->event)
+        hook_do.destroy_event(slab->event);
+    if (slab->done)
+        hook_do.destroy_event(slab->done);
+    free(slab);
+}
+
+// A new one, which is clear once its event has come.
+static struct slab *make_slab(struct pool *pool, uint64_t size) {
+    struct slab *slab = calloc(1, sizeof(*slab));
+    if (!slab)
+        return NULL;
+    slab->size = size;
+    slab->next = pool->slabs;
+    pool->slabs = slab;
+    pool->bytes += size;
+    if (hook_do.alloc_host(&slab->host, size) ||
+        hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.alloc(&slab->address, size, pool->stream) ||
+        hook_do.clear(slab->address, 0, size, pool->stream) || hook_do.record(slab->done, pool->stream)) {
+        free_slab(pool, slab);
+        return NULL;
+    }
+    return slab;
+}
+
+static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
+    return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
+}
+
+// Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now.
+static void drain(struct pool *pool, struct slab *slab) {
+    int capturing = 0;
+    if (slab->issuing || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) || !slab->used ||
+        hook_do.is_capturing(slab->stream, &capturing) || capturing ||
+        hook_do.record(slab->event, slab->stream) || hook_do.wait_event(pool->stream, slab->event, 0))
+        return;
+    CUresult status = hook_do.copy_back(slab->host, slab->address, slab->used, pool->stream);
+    if (!status)
+        status = hook_do.clear(slab->address, 0, slab->used, pool->stream);
+    if (!status)
+        status = hook_do.record(slab->done, pool->stream);
+    slab->state = SLAB_DRAINING;
+    slab->failed = status;
+    hook_write_later(slab, pool->context);
+}
+
+void hook_slab_back(struct slab *slab) {
+    pthread_mutex_lock(&lock);
+    slab->used = 0;
+    slab->state = slab->failed ? SLAB_DEAD : SLAB_CLEAR;
+    slab->known_clear = true;
+    pthread_cond_broadcast(&returned);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct slab *find_clear(struct pool *pool, uint64_t bytes) {
+    struct slab *best = NULL;
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+        if (slab->state == SLAB_CLEAR && slab->size >= bytes && (!best || slab->size < best->size))
+            best = slab;
+    return best;
+}
+
+// Room for a new slab: those that nobody uses go, if need be.
+static bool has_room(struct pool *pool, uint64_t size) {
+    for (struct slab *slab = pool->slabs, *next; slab && pool->bytes + size > pool->most; slab = next) {
+        next = slab->next;
+        if (slab->state == SLAB_CLEAR)
+            free_slab(pool, slab);
+    }
+    return pool->bytes + size <= pool->most;
+}
+
+static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
+    uint64_t size = claim->bytes > SLAB ? (claim->bytes + SLAB - 1) / SLAB * SLAB : SLAB;
+    if (size > pool->most && claim->bytes <= pool->most)
+        size = claim->bytes;
+    struct slab *slab = find_clear(pool, claim->bytes);
+    if (!slab && size > pool->most) {
+        *reason = "its buffers are larger than --max-memory";
+        return NULL;
+    }
+    if (!slab && !has_room(pool, size)) {
+        *reason = "no buffer was free within --max-memory";
+        return NULL;
+    }
+    if (!slab && !(slab = make_slab(pool, size))) {
+        *reason = "the device has no memory for its buffers";
+        return NULL;
+    }
+    if (!slab->known_clear && !hook_do.query(slab->done))
+        slab->known_clear = true;
+    if (!slab->known_clear && claim->dependent) {
+        *reason = "no clear buffer was there for a launch that depends on its predecessor";
+        return NULL;
+    }
+    if (!slab->known_clear && hook_do.wait_event(claim->stream, slab->done, 0)) {
+        *reason = "its stream takes no event";
+        return NULL;
+    }
+    slab->state = SLAB_OPEN;
+    slab->stream = claim->stream;
+    slab->thread = claim->thread;
+    slab->used = 0;
+    return slab;
+}
+
+static struct slab *claim_once(struct pool *pool, const struct claim *claim, const char **reason) {
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next) {
+        if (!is_of(slab, claim->stream, claim->thread))
+            continue;
+        if (slab->state == SLAB_OPEN && slab->used + claim->bytes <= slab->size)
+            return slab;
+        if (slab->state == SLAB_OPEN)
+            slab->state = SLAB_FULL;
+        if (slab->state == SLAB_FULL && !claim->dependent)
+            drain(pool, slab);
+    }
+    return open_slab(pool, claim, reason);
+}
+
+struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
+    struct slab *slab = NULL;
+    *reason = "the device takes no buffers";
+    pthread_mutex_lock(&lock);
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    struct pool *pool = find_pool(claim->context);
+    while (pool && !(slab = claim_once(pool, claim, reason)) && hook_settings.complete &&
+           claim->bytes <= pool->most) {
+        bool pending = false;
+        for (struct slab *other = pool->slabs; other; other = other->next) {
+            drain(pool, other);
+            pending |= other->state == SLAB_DRAINING;
+        }
+        if (!pending)
+            break;
+        pthread_cond_wait(&returned, &lock);
+    }
+    if (slab) {
+        *offset = slab->used;
+        slab->used += (claim->bytes + 255) / 256 * 256;
+        slab->issuing++;
+    }
+    hook_relaxed_mode(mode);
+    pthread_mutex_unlock(&lock);
+    return slab;
+}
+
+bool hook_give_slabs_back(void) {
+    bool any = false;
+    uint64_t context = hook_current_context();
+    pthread_mutex_lock(&lock);
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    for (struct pool *pool = pools; pool; pool = pool->next) {
+        if (pool->context != context || !hook_is_alive(pool->reference))
+            continue;
+        for (struct slab *slab = pool->slabs, *next; slab; slab = next) {
+            next = slab->next;
+            if (slab->state != SLAB_CLEAR)
+                continue;
+            any = true;
+            free_slab(pool, slab);
+        }
+        if (any)
+            hook_do.wait_stream(pool->stream); // then the driver has the memory again
+    }
+    hook_relaxed_mode(mode);
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
+
+void hook_issue(struct slab *slab, struct save *save) {
+    pthread_mutex_lock(&lock);
+    slab->issuing--;
+    if (save) {
+        *(slab->saves ? &slab->last->next : &slab->saves) = save;
+        slab->last = save;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+// Draining
+
+static void each_slab(uint64_t stream, uint32_t thread, bool every) {
+    uint64_t context = hook_current_context();
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        if (pool->context == context && hook_is_alive(pool->reference))
+            for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+                if (every || stream == UINT64_MAX
+                        ? slab->stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread || every
+                        : is_of(slab, stream, thread))
+                    drain(pool, slab);
+    hook_relaxed_mode(mode);
+}
+
+void hook_drain(uint64_t stream, uint32_t thread) {
+    if (!pools)
+        return;
+    pthread_mutex_lock(&lock);
+    each_slab(stream, thread, false);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_pending(uint64_t context) {
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        for (struct slab *slab = pool->context == context ? pool->slabs : NULL; slab; slab = slab->next)
+            if (slab->state == SLAB_DRAINING)
+                return true;
+    return false;
+}
+
+void hook_drain_all(void) {
+    struct timespec end;
+    uint64_t unused;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += PATIENCE;
+    pthread_mutex_lock(&lock);
+    for (struct pool *pool = pools; pool; pool = pool->next) {
+        if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
+            continue;
+        each_slab(UINT64_MAX, 0, true);
+        hook_do.pop_context(&unused);
+        while (is_pending(pool->context) && !pthread_cond_timedwait(&returned, &lock, &end))
+            continue;
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,45 @@
+// Device memory for buffers: slabs that are clear, a launch's place in one, and their way back.
+
+#ifndef GPT_POOL_H
+#define GPT_POOL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "probed.h"
+
+struct save { // a launch, and where its buffers are
+    struct save *next;
+    struct slab *slab;
+    const struct probed *probed;
+    uint32_t id;            // in the trace; 0: it has no record, its buffers are of no use
+    uint64_t offset;        // of the first buffer in the slab
+    uint64_t bytes;         // of all
+    uint64_t function;      // what the program passed, to be called if this one cannot run
+    void **params, **extra; // the same
+    char *block;            // its parameters, at their places
+    uint64_t sizes[64];     // of each map's buffer
+    void *arguments[];      // pointers to the values behind them, as cuLaunchKernel takes them
+};
+
+// What a launch needs.
+struct claim {
+    uint64_t context, stream;
+    uint32_t thread;
+    bool dependent; // it may begin before its predecessor has ended: nothing may come between
+    uint64_t bytes;
+};
+
+// Finds buffers, all zero, for a launch into a stream. NULL, with a reason, if there are none.
+// Whoever has them gives them back by hook_issue, when the launch is in the stream or has failed.
+struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
+uint64_t hook_slab_address(const struct slab *slab);
+void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
+
+void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
+void hook_drain_all(void);                         // and waits for it: the process or context ends
+bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
+uint64_t hook_our_stream(void);  // of the current context; 0: there is none
+
+#endif

@@ -1,0 +1,79 @@
+// The table of kernels with probes: a hash of handles that launches read without a lock. What was entered
+// stays in it: a handle that comes back is entered anew, and found first.
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "load.h"
+#include "probed.h"
+
+struct table {
+    size_t size, used; // the size is a power of two
+    _Atomic(struct probed *) places[];
+};
+
+static _Atomic(struct table *) the_table;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct probed *all;
+
+static size_t place_of(const struct table *table, uint64_t handle) {
+    return handle * 0x9e3779b97f4a7c15u >> 32 & (table->size - 1);
+}
+
+struct probed *hook_find_probed(uint64_t handle) {
+    struct table *table = atomic_load_explicit(&the_table, memory_order_acquire);
+    struct probed *found;
+    for (size_t i = table ? place_of(table, handle) : 0; table; i = (i + 1) & (table->size - 1)) {
+        found = atomic_load_explicit(&table->places[i], memory_order_acquire);
+        if (!found)
+            break;
+        if (found->handle == handle)
+            return hook_is_alive(found->reference) ? found : NULL;
+    }
+    return NULL;
+}
+
+static void put(struct table *table, struct probed *added) {
+    size_t i = place_of(table, added->handle);
+    struct probed *there;
+    while ((there = atomic_load(&table->places[i])) && there->handle != added->handle)
+        i = (i + 1) & (table->size - 1);
+    table->used += !there;
+    atomic_store_explicit(&table->places[i], added, memory_order_release);
+}
+
+static bool make_room(void) {
+    struct table *old = atomic_load(&the_table);
+    if (old && old->used < old->size / 2)
+        return true;
+    size_t size = old ? 2 * old->size : 1024;
+    struct table *table = calloc(1, sizeof(*table) + size * sizeof(*table->places));
+    if (!table)
+        return false;
+    table->size = size;
+    for (size_t i = 0; old && i < old->size; i++)
+        if (atomic_load(&old->places[i]))
+            put(table, atomic_load(&old->places[i]));
+    atomic_store_explicit(&the_table, table, memory_order_release); // somebody may still read the old one
+    return true;
+}
+
+bool hook_add_probed(struct probed *added) {
+    pthread_mutex_lock(&lock);
+    bool room = make_room();
+    if (room) {
+        added->next = all;
+        all = added;
+        put(atomic_load(&the_table), added);
+    }
+    pthread_mutex_unlock(&lock);
+    return room;
+}
+
+void hook_each_probed(void (*see)(struct probed *probed, void *with), void *with) {
+    pthread_mutex_lock(&lock);
+    for (struct probed *probed = all; probed; probed = probed->next)
+        if (hook_is_alive(probed->reference))
+            see(probed, with);
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,70 @@
+// The variables that the launcher sets (../../launcher/probe.c), and what is never probed.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "settings.h"
+
+bool hook_probing;
+struct settings hook_settings;
+
+static const char *kernels, *filter;
+
+// NVIDIA's libraries whose code is closed, by the beginning of the file's name. NCCL's and CUTLASS's is not.
+static const char *const closed[] = {
+    "libcublas",    "libcudnn",   "libcufft",   "libcurand", "libcusolver", "libcusparse",
+    "libcutensor",  "libnpp",     "libnvinfer", "libnvjpeg", "libnvrtc",    "libnvJitLink",
+    "libcudss",     "libnvblas",  "libcudart",  "libcupti",  "libnvidia",   "libnvcuvid",
+    "libcuquantum", "libnvshmem", "libcuvs",    "libcufile",
+};
+
+static uint64_t number(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+
+void hook_probe_stop(void) { hook_probing = false; }
+
+void hook_probe_setup(void) {
+    const char *wait = getenv("GPT_HOOK_PROBE_WAIT");
+    hook_settings = (struct settings){
+        .identity = getenv("GPT_HOOK_PROBE"),
+        .wait = wait && *wait ? (uint64_t)(strtod(wait, NULL) * 1000) : 30000,
+        .skip = number("GPT_HOOK_PROBE_SKIP", 0),
+        .count = number("GPT_HOOK_PROBE_COUNT", UINT64_MAX),
+        .sample = number("GPT_HOOK_PROBE_SAMPLE", 1),
+        .memory = number("GPT_HOOK_PROBE_MEMORY", 0),
+        .complete = getenv("GPT_HOOK_PROBE_COMPLETE") != NULL,
+    };
+    kernels = getenv("GPT_HOOK_PROBE_KERNELS");
+    filter = getenv("GPT_HOOK_PROBE_FILTER");
+    hook_probing = hook_settings.identity && *hook_settings.identity;
+    if (hook_probing && __register_atfork)
+        __register_atfork(NULL, NULL, hook_probe_stop, NULL);
+    hook_settings.sample += !hook_settings.sample;
+}
+
+// Whether one of the parts, which colons separate, is in the name.
+static bool has_part(const char *name, const char *parts) {
+    for (const char *at = parts; *at; at += *at == ':') {
+        size_t size = strcspn(at, ":");
+        if (size && memmem(name, strlen(name), at, size))
+            return true;
+        at += size;
+    }
+    return false;
+}
+
+bool hook_is_wanted(const char *kernel) {
+    return (!kernels || !*kernels || has_part(kernel, kernels)) && (!filter || !has_part(kernel, filter));
+}
+
+bool hook_is_closed(const char *path) {
+    const char *slash = path ? strrchr(path, '/') : NULL, *name = slash ? slash + 1 : path;
+    for (size_t i = 0; name && i < sizeof(closed) / sizeof(*closed); i++)
+        if (!strncmp(name, closed[i], strlen(closed[i])))
+            return true;
+    return false;
+}

@@ -1,0 +1,25 @@
+// A piece of device memory, as pool.c and writer.c have it.
+
+#ifndef GPT_SLAB_H
+#define GPT_SLAB_H
+
+#include "pool.h"
+
+struct slab {
+    struct slab *next;  // of the pool
+    struct slab *later; // of those that are to be written
+    uint64_t address, size, used;
+    void *host; // as large
+    uint64_t event, done;
+    uint64_t stream;  // that has places in it
+    uint32_t thread;  // of the default stream of a thread: which one
+    unsigned issuing; // launches that have a place and are not in the stream yet
+    bool known_clear; // by the host; else its event says when
+    CUresult failed;
+    enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_DEAD } state;
+    struct save *saves, *last;
+};
+
+void hook_slab_back(struct slab *slab); // what was in it is written
+
+#endif

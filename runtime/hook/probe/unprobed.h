@@ -1,0 +1,13 @@
+// Launches that ran without probes, by the reason.
+
+#ifndef GPT_UNPROBED_H
+#define GPT_UNPROBED_H
+
+#include <stdint.h>
+
+// Counts a launch; the reason is a text that stays.
+void hook_count_unprobed(uint32_t function, const char *reason);
+void hook_write_unprobed(void); // what was counted since the last time
+uint64_t hook_unprobed_total(void);
+
+#endif

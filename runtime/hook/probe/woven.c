@@ -1,0 +1,383 @@
+// Answers of the pipeline: gpt-stream(5) says what the records mean. They come from stages that anybody may
+// have written, or from the cache: what does not fit together is a fault, and the kernel runs without probes.
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hook/watch/modules.h"
+#include "hook/watch/watched.h"
+#include "hook/write/record.h"
+#include "unpack.h"
+#include "woven.h"
+
+enum { MOST_ITEMS = 4096, MOST_MAPS = 64, MOST_PARAM_BYTES = 32764 };
+
+struct field { // a key of a map, and where its value goes
+    const char *name;
+    struct value *value;
+    struct cursor *inside; // NULL, or where the items of an array begin
+};
+
+// The keys of the map that comes next; those that are not wanted are passed over.
+static void read_keys(struct cursor *cursor, const struct field *fields, size_t count) {
+    struct value map = read_value(cursor);
+    cursor->bad |= map.type != MAP;
+    for (uint64_t i = 0; i < map.number && !cursor->bad; i++) {
+        struct value name = take_value(cursor);
+        struct cursor at = *cursor;
+        struct value value = take_value(cursor);
+        for (size_t k = 0; k < count && !cursor->bad; k++)
+            if (is(name, fields[k].name)) {
+                *fields[k].value = value;
+                if (fields[k].inside) {
+                    read_value(&at);
+                    *fields[k].inside = at;
+                }
+            }
+    }
+}
+
+#define KEYS(cursor, ...)                                                                                    \
+    read_keys(cursor, (const struct field[]){__VA_ARGS__},                                                   \
+              sizeof((const struct field[]){__VA_ARGS__}) / sizeof(struct field))
+
+static const struct value none = {ELSE, 0, NULL};
+
+__attribute__((format(printf, 2, 3))) static bool refuse(struct woven *woven, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    if (!woven->fault && vasprintf(&woven->fault, format, values) < 0)
+        woven->fault = NULL;
+    va_end(values);
+    return false;
+}
+
+static char *keep_text(struct value value) {
+    return value.type == TEXT ? strndup((const char *)value.data, value.number) : NULL;
+}
+
+static uint64_t number_of(struct value value) { return value.type == UNSIGNED ? value.number : 0; }
+
+// Parameters
+
+static bool read_params(struct woven *woven, struct value items, struct cursor at, struct woven_param **found,
+                        size_t *count, bool added) {
+    if (items.type != ARRAY || items.number > MOST_ITEMS ||
+        !(*found = calloc(items.number + 1, sizeof(**found))))
+        return refuse(woven, "the pipeline tells no parameters");
+    for (*count = 0; *count < items.number; ++*count) {
+        struct value offset = none, size = none, map = none;
+        KEYS(&at, {"offset", &offset, NULL}, {"size", &size, NULL}, {"map", &map, NULL});
+        struct woven_param *param = &(*found)[*count];
+        *param = (struct woven_param){number_of(offset), number_of(size), UINT32_MAX};
+        for (uint32_t i = 0; added && i < woven->map_count; i++)
+            if (map.type == UNSIGNED && woven->maps[i].id == map.number)
+                param->map = i;
+        if (at.bad || param->offset > MOST_PARAM_BYTES || param->size > MOST_PARAM_BYTES ||
+            (added && (param->map == UINT32_MAX || param->size != sizeof(uint64_t))))
+            return refuse(woven, "the pipeline tells parameters that cannot be");
+    }
+    return true;
+}
+
+static bool read_variables(struct woven *woven, struct value items, struct cursor at) {
+    if (items.type == ELSE)
+        return true;
+    if (items.type != ARRAY || items.number > MOST_ITEMS ||
+        !(woven->variables = calloc(items.number + 1, sizeof(*woven->variables))))
+        return refuse(woven, "the pipeline tells no variables");
+    for (size_t i = 0; i < items.number; i++) {
+        struct value name = none, space = none, size = none, offset = none, copy = none;
+        KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
+             {"offset", &offset, NULL}, {"copy", &copy, NULL});
+        struct woven_variable *variable = &woven->variables[i];
+        *variable = (struct woven_variable){keep_text(name), number_of(size), number_of(offset),
+                                            is(space, "const"), is(copy, "always")};
+        woven->variable_count = i + 1;
+        if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
+            return refuse(woven, "the pipeline tells variables that cannot be");
+    }
+    return true;
+}
+
+// Records
+
+struct record {
+    struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
+        table, reason, text;
+    struct cursor in_params, in_added, in_variables, start, end;
+};
+
+static struct record read_record(struct cursor *cursor) {
+    struct record record = {.start = *cursor};
+    struct value *values[] = {&record.kind,  &record.id,     &record.name,     &record.arch,
+                              &record.level, &record.type,   &record.capacity, &record.stride,
+                              &record.data,  &record.params, &record.added,    &record.maps,
+                              &record.table, &record.reason, &record.text,     &record.variables};
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
+        *values[i] = none;
+    KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
+         {"arch", &record.arch, NULL}, {"level", &record.level, NULL}, {"type", &record.type, NULL},
+         {"capacity", &record.capacity, NULL}, {"stride", &record.stride, NULL}, {"data", &record.data, NULL},
+         {"params", &record.params, &record.in_params}, {"added", &record.added, &record.in_added},
+         {"maps", &record.maps, NULL}, {"variables", &record.variables, &record.in_variables},
+         {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL});
+    record.end = *cursor;
+    return record;
+}
+
+static struct cursor begin(const struct gpt_bytes *answer) {
+    const unsigned char *data = (const unsigned char *)answer->data;
+    return (struct cursor){data, data + answer->size, false};
+}
+
+// The number in sm_90a; of `host` the same for all.
+static unsigned long version_of(struct value arch) {
+    char text[16] = "";
+    if (arch.type == TEXT && arch.number < sizeof(text))
+        memcpy(text, arch.data, arch.number);
+    return strncmp(text, "sm_", 3) ? 0 : strtoul(text + 3, NULL, 10);
+}
+
+// Which of the modules that have the kernel: the one for the newest architecture, as the driver chooses.
+static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
+    unsigned long best = 0;
+    bool found = false;
+    struct cursor cursor = begin(&woven->answer);
+    uint64_t id = 0;
+    unsigned long version = 0;
+    while (cursor.at < cursor.end) {
+        struct record record = read_record(&cursor);
+        if (cursor.bad)
+            return refuse(woven, "the pipeline writes no stream");
+        if (is(record.kind, "ptx")) {
+            id = number_of(record.id);
+            version = version_of(record.arch);
+        } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY &&
+                   number_of(record.id) == id && (!found || version > best)) {
+            found = true;
+            best = version;
+            *chosen = id;
+        }
+    }
+    return found;
+}
+
+static bool read_map(struct woven *woven, const struct record *record) {
+    struct woven_map *map = &woven->maps[woven->map_count];
+    *map = (struct woven_map){
+        .id = number_of(record->id),
+        .capacity = number_of(record->capacity),
+        .stride = number_of(record->stride),
+        .level = is(record->level, "thread") ? LEVEL_THREAD
+                 : is(record->level, "warp") ? LEVEL_WARP
+                                             : LEVEL_BLOCK,
+        .log = is(record->type, "log"),
+    };
+    bool known = is(record->type, "array") || is(record->type, "total") || map->log;
+    if (!known || map->capacity > 1u << 30 || map->stride > 1u << 20 ||
+        (map->level == LEVEL_BLOCK && !is(record->level, "block")))
+        return refuse(woven, "the pipeline tells a map that cannot be");
+    woven->map_count++;
+    return true;
+}
+
+// Why there is no kernel with probes: what its record says, or the first fault that was met.
+static void explain(struct woven *woven, const char *kernel) {
+    struct cursor cursor = begin(&woven->answer);
+    while (cursor.at < cursor.end && !woven->fault) {
+        struct record record = read_record(&cursor);
+        if (cursor.bad)
+            break;
+        if (is(record.kind, "kernel") && is(record.name, kernel))
+            woven->fault = keep_text(record.reason);
+        else if (is(record.kind, "diag"))
+            woven->fault = keep_text(record.text);
+    }
+    refuse(woven, "the pipeline made nothing of it");
+}
+
+static bool read_all(struct woven *woven, const char *kernel) {
+    if (!choose(woven, kernel, &woven->chosen))
+        return false;
+    struct cursor cursor = begin(&woven->answer);
+    struct record probed = {.kind = none};
+    bool inside = false;
+    if (!(woven->maps = calloc(MOST_MAPS, sizeof(*woven->maps))))
+        return false;
+    while (cursor.at < cursor.end) {
+        struct record record = read_record(&cursor);
+        if (is(record.kind, "ptx"))
+            inside = number_of(record.id) == woven->chosen;
+        if (!inside)
+            continue;
+        if ((is(record.kind, "cubin") || is(record.kind, "object")) && record.data.type == BINARY) {
+            woven->image = record.data.data;
+            woven->image_size = record.data.number;
+        } else if (is(record.kind, "map")) {
+            if (woven->map_count == MOST_MAPS)
+                return refuse(woven, "the pipeline tells more than %d maps", MOST_MAPS);
+            if (!read_map(woven, &record))
+                return false;
+        } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY)
+            probed = record;
+    }
+    woven->table = keep_text(probed.table);
+    if (probed.reason.type == TEXT)
+        return (woven->fault = keep_text(probed.reason)), false;
+    if (!woven->image || probed.added.type != ARRAY || !probed.added.number)
+        return false;
+    if (!read_params(woven, probed.params, probed.in_params, &woven->params, &woven->param_count, false) ||
+        !read_params(woven, probed.added, probed.in_added, &woven->added, &woven->added_count, true) ||
+        !read_variables(woven, probed.variables, probed.in_variables))
+        return false;
+    for (size_t i = 0; i < woven->param_count; i++) {
+        size_t end = woven->params[i].offset + woven->params[i].size;
+        woven->param_bytes = end > woven->param_bytes ? end : woven->param_bytes;
+    }
+    return true;
+}
+
+struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
+    struct woven *woven = calloc(1, sizeof(*woven));
+    if (!woven)
+        return NULL;
+    woven->answer = *answer;
+    *answer = (struct gpt_bytes){0};
+    if (!read_all(woven, kernel))
+        explain(woven, kernel);
+    return woven;
+}
+
+void hook_free_woven(struct woven *woven) {
+    if (!woven)
+        return;
+    for (size_t i = 0; i < woven->variable_count; i++)
+        free((char *)woven->variables[i].name);
+    free(woven->params), free(woven->added), free(woven->maps), free(woven->variables);
+    free((char *)woven->table), free(woven->fault);
+    gpt_empty(&woven->answer);
+    free(woven);
+}
+
+// Into the trace
+
+static uint64_t number_of_map(const struct woven *woven, uint64_t id) {
+    for (size_t i = 0; i < woven->map_count; i++)
+        if (woven->maps[i].id == id)
+            return woven->maps[i].number;
+    return 0;
+}
+
+static void copy(struct gpt_packer *to, const unsigned char *start, const struct cursor *end) {
+    gpt_put_raw(to, start, (size_t)(end->at - start));
+}
+
+// A param, with the number of its map in the trace.
+static void copy_param(struct gpt_packer *to, struct cursor *from, const struct woven *woven) {
+    const unsigned char *whole = from->at;
+    struct value map = read_value(from);
+    if (map.type != MAP) {
+        from->at = whole;
+        take_value(from);
+        copy(to, whole, from);
+        return;
+    }
+    gpt_put_map(to, map.number);
+    for (uint64_t i = 0; i < map.number && !from->bad; i++) {
+        const unsigned char *start = from->at;
+        struct value key = take_value(from);
+        if (!from->bad && is(key, "map")) {
+            copy(to, start, from);
+            gpt_put_u64(to, number_of_map(woven, number_of(take_value(from))));
+        } else {
+            take_value(from);
+            copy(to, start, from);
+        }
+    }
+}
+
+// A record of the answer as it is in the trace, with the numbers of that. A function of 0 is none.
+static void copy_record(struct gpt_packer *to, struct cursor from, const struct woven *woven, uint32_t number,
+                        uint32_t function) {
+    unsigned char *start = to->at;
+    struct value map = read_value(&from);
+    gpt_put_map(to, map.number + (function != 0));
+    for (uint64_t i = 0; i < map.number && !from.bad && !to->full; i++) {
+        const unsigned char *at = from.at;
+        struct value key = take_value(&from);
+        copy(to, at, &from);
+        at = from.at;
+        struct cursor items = from;
+        struct value value = take_value(&from), list = read_value(&items);
+        if (from.bad)
+            break;
+        if (is(key, "id")) {
+            gpt_put_u64(to, number);
+        } else if ((is(key, "maps") || is(key, "added")) && value.type == ARRAY) {
+            gpt_put_array(to, list.number);
+            for (uint64_t k = 0; k < list.number; k++)
+                if (is(key, "maps"))
+                    gpt_put_u64(to, number_of_map(woven, number_of(take_value(&items))));
+                else
+                    copy_param(to, &items, woven);
+        } else {
+            copy(to, at, &from);
+        }
+        if (function && is(key, "name")) {
+            gpt_put_str(to, "function", strlen("function"));
+            gpt_put_u64(to, function);
+            function = 0;
+        }
+    }
+    if (to->full || from.bad || function) // a record without a name, or that is none
+        to->at = start, to->full = true;
+}
+
+static void write_record(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function) {
+    struct gpt_packer to;
+    HOOK_CALM;
+    bool done = false, nested = hook_writing;
+    hook_writing = true;
+    for (int try = nested ? TRIES : 0; try < TRIES && !done && hook_open(&to, try); try++) {
+        copy_record(&to, from, woven, number, function);
+        done = !to.full && hook_close(&to);
+    }
+    hook_writing = nested;
+}
+
+void hook_write_woven(struct woven *woven, uint32_t function) {
+    struct cursor cursor = begin(&woven->answer);
+    woven->number = hook_new_id(&hook_watched->kernels);
+    for (size_t i = 0; i < woven->map_count; i++)
+        woven->maps[i].number = hook_new_id(&hook_watched->maps);
+    while (cursor.at < cursor.end) {
+        struct record record = read_record(&cursor);
+        if (cursor.bad)
+            return;
+        uint64_t id = number_of(record.id);
+        if (is(record.kind, "map") && number_of_map(woven, id))
+            write_record(record.start, woven, (uint32_t)number_of_map(woven, id), 0);
+        else if (is(record.kind, "kernel") && id == woven->chosen)
+            write_record(record.start, woven, woven->number, function);
+    }
+}
+
+// Sizes
+
+bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
+                    uint64_t *bytes) {
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
+    uint64_t units = map->level == LEVEL_THREAD ? threads
+                     : map->level == LEVEL_WARP ? (threads + 31) / 32
+                                                : 1;
+    if (map->log)
+        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
+    else
+        size = blocks * units * (8 + map->capacity * map->stride);
+    *bytes = (uint64_t)size;
+    return size >> 62 == 0;
+}

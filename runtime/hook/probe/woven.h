@@ -1,0 +1,55 @@
+// A kernel with probes in it, as the pipeline made it: the image, and what its records say.
+
+#ifndef GPT_WOVEN_H
+#define GPT_WOVEN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/broker.h"
+
+struct woven_map {
+    uint64_t id; // in the answer
+    uint64_t capacity, stride;
+    enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
+    bool log;
+    uint32_t number; // in the trace
+};
+
+struct woven_param {
+    uint64_t offset, size;
+    uint32_t map; // index of it, of an added one
+};
+
+struct woven_variable {
+    const char *name;
+    uint64_t size, offset; // 0 bytes: not known
+    bool constant, always;
+};
+
+struct woven {
+    struct gpt_bytes answer; // what the image is a part of
+    uint64_t chosen;         // id of its ptx record
+    const void *image;
+    size_t image_size;
+    struct woven_param *params, *added;
+    struct woven_map *maps;
+    struct woven_variable *variables;
+    size_t param_count, added_count, map_count, variable_count;
+    size_t param_bytes; // of its own parameters
+    const char *table;  // NULL: it has none
+    char *fault;        // why no probes are in it; NULL if they are
+    uint32_t number;    // of the kernel in the trace
+};
+
+// Reads an answer, which becomes part of the result. NULL without memory.
+struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
+void hook_write_woven(struct woven *woven, uint32_t function); // its records, into the trace
+void hook_free_woven(struct woven *woven);
+
+// Bytes of a map's buffer for a launch; false if that is more than 64 bits can count.
+bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
+                    uint64_t *bytes);
+
+#endif

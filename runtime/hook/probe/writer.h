@@ -1,0 +1,10 @@
+// The thread that writes buffers into the trace.
+
+#ifndef GPT_WRITER_H
+#define GPT_WRITER_H
+
+#include "slab.h"
+
+void hook_write_later(struct slab *slab, uint64_t context); // once its event has come
+
+#endif

@@ -1,0 +1,208 @@
+// What -p and --jit ask for: the pipeline that the broker keeps, and what the hook is told of it.
+//
+// The probes are read before the command runs, by the stage that weaves them: a fault in them ends here. What
+// it shows of them is, with the pipeline's text, what results are kept under.
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../common/kept.h"
+#include "launcher.h"
+#include "probe.h"
+
+enum { MOST_TOOL = 64 << 20 }; // bytes of an executable that is digested
+
+static struct gpt_bytes pipeline, identity;
+
+__attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, const char *format, ...) {
+    va_list values;
+    char *text;
+    va_start(values, format);
+    int size = vasprintf(&text, format, values);
+    va_end(values);
+    if (size < 0 || !gpt_add(bytes, text, (size_t)size))
+        fail(BAD, NULL, "%s", strerror(ENOMEM));
+    free(text);
+}
+
+// A word as the shell reads it back.
+static void add_quoted(struct gpt_bytes *bytes, const char *word) {
+    add(bytes, " '");
+    for (; *word; word++)
+        add(bytes, *word == '\'' ? "'\\''" : "%c", *word);
+    add(bytes, "'");
+}
+
+static void add_stage(const char *name) {
+    char path[PATH_MAX];
+    add_quoted(&pipeline, find_neighbour(name, path) ? path : name);
+}
+
+// Runs a command and keeps what it writes; what it says of a fault is what is said of it.
+static void read_output(const char *command, struct gpt_bytes *output) {
+    char block[4096];
+    size_t size;
+    FILE *stream = popen(command, "re");
+    while (stream && (size = fread(block, 1, sizeof(block), stream)) > 0)
+        if (!gpt_add(output, block, size))
+            fail(BAD, NULL, "%s", strerror(ENOMEM));
+    int status = stream ? pclose(stream) : -1;
+    if (status < 0)
+        fail(BAD, "-p", "%s", strerror(errno));
+    if (status)
+        exit(WIFEXITED(status) && WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
+}
+
+static void use_probes(char *const *probes, size_t count) {
+    char *show;
+    add_stage("gpt-extract");
+    add(&pipeline, " --ptx |");
+    size_t start = pipeline.size;
+    add_stage("gpt-ptx-probe");
+    int stage = (int)(pipeline.size - start);
+    for (size_t i = 0; i < count; i++) {
+        bool file = strchr(probes[i], '/') || !access(probes[i], F_OK); // else a built-in one
+        size_t at = pipeline.size;
+        add(&pipeline, " -p");
+        add_quoted(&pipeline, file ? absolute(probes[i]) : probes[i]);
+        if (asprintf(&show, "exec%.*s --show%.*s", stage, pipeline.data + start, (int)(pipeline.size - at),
+                     pipeline.data + at) < 0)
+            fail(BAD, NULL, "%s", strerror(errno));
+        read_output(show, &identity);
+        free(show);
+    }
+    add(&pipeline, " |");
+    add_stage("gpt-asm");
+    add(&pipeline, " --arch \"$GPT_ARCH\"");
+}
+
+// The contents of the executables that a command names, wherever in it.
+static void add_executables(const char *command) {
+    for (const char *at = command; *at;) {
+        char word[PATH_MAX], path[2 * PATH_MAX], digest[65];
+        size_t size = strcspn(at, " \t\n|&;()<>'\"");
+        snprintf(word, sizeof(word), "%.*s", (int)(size < PATH_MAX ? size : PATH_MAX - 1), at);
+        at += size + (at[size] != '\0');
+        struct stat status;
+        const char *folders = strchr(word, '/') ? "" : getenv("PATH");
+        for (bool found = !*word; folders && !found; folders = *folders ? folders + 1 : NULL) {
+            size_t length = strcspn(folders, ":");
+            snprintf(path, sizeof(path), "%.*s%s%s", (int)length, folders, length ? "/" : "", word);
+            folders += length;
+            FILE *file = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL
+                             ? fopen(path, "re")
+                             : NULL;
+            char *data = file ? malloc((size_t)status.st_size + 1) : NULL;
+            if (data) {
+                size_t got = fread(data, 1, (size_t)status.st_size, file);
+                gpt_sha256(data, got, digest);
+                add(&identity, "%s %s\n", word, digest);
+                found = true;
+            }
+            if (file)
+                fclose(file);
+            free(data);
+            if (!*folders)
+                break;
+        }
+    }
+}
+
+static void use_pipeline(const char *command) {
+    char *here = getcwd(NULL, 0);
+    if (!here)
+        fail(BAD, "--jit", "%s", strerror(errno));
+    add(&pipeline, "cd");
+    add_quoted(&pipeline, here);
+    add(&pipeline, " && {\n%s\n}", command);
+    add_executables(command);
+    free(here);
+}
+
+// A number that an option needs.
+static const char *check_number(const char *option, const char *text, bool fraction) {
+    char *end;
+    double value = strtod(text, &end);
+    if (!isdigit((unsigned char)*text) || *end || value < 0 || value > 1e18 ||
+        (!fraction && strspn(text, "0123456789") != strlen(text)))
+        fail(USAGE, option, "not a number: '%s'", text);
+    return text;
+}
+
+// 64M, 2G or bytes.
+static const char *check_size(const char *text) {
+    static const char units[] = "KMGT";
+    static char bytes[32];
+    char *end;
+    double value = strtod(text, &end);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    if (!isdigit((unsigned char)*text) || (*end && (!unit || end[1])) || value > 1e15)
+        fail(USAGE, "--max-memory", "not a size: '%s' (as 512M or 2G)", text);
+    for (size_t i = 0; unit && i <= (size_t)(unit - units); i++)
+        value *= 1024;
+    snprintf(bytes, sizeof(bytes), "%.0f", value);
+    return bytes;
+}
+
+static const char *check_sample(const char *text) {
+    const char *rest = !strncmp(text, "1/", 2) ? text + 2 : text;
+    check_number("--sample", rest, false);
+    if (!strtoull(rest, NULL, 10))
+        fail(USAGE, "--sample", "not a share: '%s' (as 1/10)", text);
+    return rest;
+}
+
+const char *use_probing(const struct probing *probing) {
+    static const struct {
+        const char *name;
+        size_t offset;
+    } variables[] = {
+        {"GPT_HOOK_PROBE_KERNELS", offsetof(struct probing, kernels)},
+        {"GPT_HOOK_PROBE_FILTER", offsetof(struct probing, filter)},
+        {"GPT_HOOK_PROBE_WAIT", offsetof(struct probing, wait)},
+        {"GPT_HOOK_PROBE_SKIP", offsetof(struct probing, skip)},
+        {"GPT_HOOK_PROBE_COUNT", offsetof(struct probing, count)},
+        {"GPT_HOOK_PROBE_SAMPLE", offsetof(struct probing, sample)},
+        {"GPT_HOOK_PROBE_MEMORY", offsetof(struct probing, memory)},
+    };
+    struct probing checked = *probing;
+    bool on = probing->probe_count || probing->jit;
+    if (probing->probe_count && probing->jit)
+        fail(USAGE, "--jit", "names its probes itself: no -p beside it");
+    for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
+        if (!on && *(const char **)((char *)&checked + variables[i].offset))
+            fail(USAGE, "run", "options of probes, and no -p or --jit");
+    if (checked.wait)
+        check_number("--wait", checked.wait, true);
+    if (checked.skip)
+        check_number("--launch-skip", checked.skip, false);
+    if (checked.count)
+        check_number("--launch-count", checked.count, false);
+    if (checked.sample)
+        checked.sample = check_sample(checked.sample);
+    if (checked.memory)
+        checked.memory = check_size(checked.memory);
+    for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
+        set(variables[i].name, *(const char **)((char *)&checked + variables[i].offset));
+    set("GPT_HOOK_PROBE_COMPLETE", probing->complete ? "1" : NULL);
+    set("GPT_HOOK_PROBE", NULL);
+    if (!on)
+        return NULL;
+    if (probing->jit)
+        use_pipeline(probing->jit);
+    else
+        use_probes(probing->probes, probing->probe_count);
+    add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
+    add(&pipeline, "%c", '\0');
+    char digest[65];
+    gpt_sha256(identity.data, identity.size, digest);
+    set("GPT_HOOK_PROBE", digest);
+    return pipeline.data;
+}

@@ -1,0 +1,22 @@
+// What the command line asks for of probes.
+
+#ifndef GPT_PROBE_H
+#define GPT_PROBE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { MOST_PROBES = 64 };
+
+struct probing { // NULL: the option was not given
+    char *probes[MOST_PROBES];
+    size_t probe_count;
+    const char *jit, *kernels, *filter, *wait, *skip, *count, *sample, *memory;
+    bool complete;
+};
+
+// Sets what the hook reads, and returns the pipeline's text for the broker, or NULL if nothing is to be
+// probed. Fails for what makes no sense, and for probes that cannot be read.
+const char *use_probing(const struct probing *probing);
+
+#endif

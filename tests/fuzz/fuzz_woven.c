@@ -1,0 +1,50 @@
+// The hook, on answers of a pipeline that anybody may have written: woven.c. What it writes of them into a
+// trace can be read.
+
+#include "absent.h"
+#include "common/records.c"
+#include "hook/probe/woven.c"
+
+static unsigned char room[1 << 20];
+
+uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
+struct calm hook_calm(void) { return (struct calm){0}; }
+void hook_end_calm(const struct calm *before) { (void)before; }
+
+static void check_stream(const unsigned char *end) {
+    struct cursor cursor = {room, end, false};
+    while (cursor.at < cursor.end) {
+        take_value(&cursor);
+        if (cursor.bad)
+            abort();
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static struct watched state;
+    struct gpt_bytes answer = {0};
+    hook_watched = &state;
+    if (!gpt_add(&answer, data, size))
+        abort();
+    struct woven *woven = hook_read_woven(&answer, "foo");
+    if (!woven || !(woven->fault || (woven->image && woven->added_count)))
+        abort();
+    uint32_t shape[] = {3, 5, 7};
+    uint64_t bytes;
+    for (size_t i = 0; i < woven->map_count; i++)
+        hook_map_bytes(&woven->maps[i], shape, shape, &bytes);
+    for (size_t i = 0; !woven->fault && i < woven->added_count; i++)
+        if (woven->added[i].map >= woven->map_count)
+            abort();
+    struct cursor cursor = begin(&woven->answer);
+    while (cursor.at < cursor.end) {
+        struct gpt_packer to = {room, room + sizeof(room), false};
+        struct record record = read_record(&cursor);
+        if (cursor.bad)
+            break;
+        copy_record(&to, record.start, woven, 1, is(record.kind, "kernel"));
+        check_stream(to.at);
+    }
+    hook_free_woven(woven);
+    return 0;
+}

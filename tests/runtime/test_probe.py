@@ -1,0 +1,520 @@
+"""gpt-hook -p: kernels run with probes in them, results stay, and buffers reach the trace. On the simulated device."""
+
+import atexit
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runtime import hooked, simulated
+from tests.tiers import full
+
+PTX = Path(__file__).with_name("probing.ptx")
+BLOCKS, THREADS, COUNT = 6, 70, 400  # 3 warps a block, the last one of 6 threads
+
+# A program that launches `scale` in one form after the other, and checks what it did.
+CLIENT = r"""
+static char text[1 << 16];
+static void *module, *function;
+static CUdeviceptr items, total, factor;
+static unsigned added = 5, count = 400, want[420], times;
+
+static void setup(const char *path) {
+    begin();
+    FILE *file = fopen(path, "r");
+    assert(file && fread(text, 1, sizeof(text) - 1, file));
+    OK(cuModuleLoadData(&module, text));
+    memset(text, 0, sizeof(text)); // as the driver allows
+    OK(cuModuleGetFunction(&function, module, "scale"));
+    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+    for (unsigned i = 0; i < 420; i++)
+        want[i] = i;
+    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+}
+
+static void expect(unsigned by) {
+    for (unsigned i = 0; i < count; i++)
+        want[i] = by * want[i] + added;
+    times++;
+}
+
+static void check(void) {
+    unsigned found[420], sum;
+    size_t size;
+    OK(D(cuMemcpyDtoH_v2)(found, items, sizeof(found)));
+    assert(!memcmp(found, want, sizeof(want)));
+    OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
+    OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+    assert(sum == times * count);
+}
+
+static void run(void) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
+    expect(3);
+}
+"""
+
+FORMS = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    void *params[] = {&items, &added, &count}, *stream;
+    struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
+    size_t size = sizeof(packed);
+    void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+    CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, NULL, NULL, 0};
+    OK(D(cuStreamCreate)(&stream, 1));
+    run();
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, params, NULL));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, NULL, extra));
+    expect(3);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuLaunchCooperativeKernel)(function, 6, 1, 1, 70, 1, 1, 0, stream, params));
+    expect(3);
+    OK(D(cuStreamDestroy_v2)(stream));
+    OK(D(cuCtxSynchronize)());
+    check();
+    return 0;
+}
+"""
+)
+
+
+def build(folder, source):
+    return simulated.build(folder / "client", source)
+
+
+@cache
+def kept():
+    """The cache of all tests but those of pipelines: each kernel is made once."""
+    folder = tempfile.mkdtemp(prefix="gpt-probed-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def probed(folder, program, *options, arguments=(PTX,)):
+    """What a run ended with, and its trace."""
+    cache = str(folder / "cache") if "--jit" in options else kept()
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": cache}
+    out = folder / "t.mp"
+    done = hooked.run(out, program, *arguments, options=("-f", *options), env=env)
+    return done, hooked.Trace(out) if out.exists() else None
+
+
+def good(folder, program, *options, **more):
+    done, trace = probed(folder, program, *options, **more)
+    assert (done.returncode, done.stderr) == (0, "")
+    return trace
+
+
+def buffers(trace, name):
+    """The buffers of a map by the number of the launch: counts and slots of its units."""
+    maps = [r for r in trace.of("map") if r["name"] == name]
+    found, fields = maps[0], maps[0]["fields"]  # each kernel that was loaded has its own: they are alike
+    slot = np.dtype({
+        "names": [f["name"] for f in fields], "formats": [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields],
+        "offsets": [f["offset"] for f in fields], "itemsize": found["stride"],
+    })  # fmt: skip
+    unit = np.dtype([("count", "<u8"), ("slots", slot, (found["capacity"],))])
+    return {
+        r["launch"]: np.frombuffer(r["data"], unit) for r in trace.of("buffer") if r["map"] in {m["id"] for m in maps}
+    }
+
+
+def check_bytes(trace, launches):
+    """What gmem_bytes counted of so many launches of `scale`."""
+    found = buffers(trace, "gmem_bytes")
+    assert sorted(found) == sorted(r["id"] for r in trace.of("probed"))
+    assert len(found) == launches
+    lanes = np.tile([32, 32, 6], BLOCKS)
+    threads = np.arange(BLOCKS * THREADS).reshape(BLOCKS, THREADS) < COUNT
+    active = np.concatenate([[row[:32].sum(), row[32:64].sum(), row[64:].sum()] for row in threads])
+    for units in found.values():
+        assert (units["count"] == lanes).all()
+        for name in ("read", "written"):
+            assert (units["slots"][name][:, 0] == 8 * active).all()
+
+
+def unprobed(trace):
+    found = {}
+    for record in trace.of("unprobed"):
+        found[record["reason"]] = found.get(record["reason"], 0) + record["launches"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("forms"), FORMS)
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory):
+    """A program that launches as often as its second argument says."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        for (int i = 0; i < atoi(argv[2]); i++)
+            run();
+        check();
+        return 0;
+    }
+    """
+    )
+    return build(tmp_path_factory.mktemp("launches"), source)
+
+
+def test_every_form_of_a_launch(tmp_path, forms):
+    trace = good(tmp_path, forms, "-p", "gmem_bytes", "-p", "block_sched")
+    check_bytes(trace, 5)
+    assert trace.launches == {"scale": 5}  # what the program launched
+    assert not trace.of("unprobed")
+    for record in trace.of("probed"):
+        assert (record["grid"], record["block"]) == ([BLOCKS, 1, 1], [THREADS, 1, 1])
+        assert np.frombuffer(record["params"], "<u4")[2:].tolist() == [5, COUNT]
+    starts = {call["start"] for call in trace.calls if call["op"] == "launch"}
+    assert {record["start"] for record in trace.of("probed")} == starts
+    kernels = trace.of("kernel")
+    assert {r["id"] for r in kernels} == {1} and kernels[0]["function"] == trace.of("function")[0]["id"]
+    for units in buffers(trace, "block_sched").values():
+        assert (units["slots"]["elapsed"] > 0).all()
+
+
+def counting(folder):
+    """A pipeline that counts its runs and requests, and the file with them."""
+    log = folder / "log"
+    stage = folder / "counted"
+    stage.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")
+    stage.chmod(stage.stat().st_mode | stat.S_IXUSR)
+    return f"'{stage}' | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH", log
+
+
+def test_what_was_made_once_is_kept(tmp_path, launches):
+    pipeline, log = counting(tmp_path)
+    for _ in range(2):
+        check_bytes(good(tmp_path, launches, "--jit", pipeline, arguments=(PTX, "3")), 3)
+    assert log.read_text() == "run\n"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "reason"),
+    [
+        ("false", "the pipeline failed"),
+        ("cat", "the pipeline made nothing of it"),
+        ("echo no stream", "the pipeline failed"),
+        ("gpt-extract --ptx | gpt-asm --arch host", "the pipeline made nothing of it"),
+    ],
+)
+def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, launches, pipeline, reason):
+    trace = good(tmp_path, launches, "--jit", pipeline, arguments=(PTX, "3"))
+    ((found, count),) = unprobed(trace).items()
+    assert count == 3 and found.startswith(reason)
+    assert not trace.of("probed")
+
+
+@pytest.mark.parametrize(
+    ("options", "with_probes", "without"),
+    [
+        (("--launch-skip", "4"), 6, 4),
+        (("--launch-count", "3"), 3, 7),
+        (("--sample", "1/4"), 3, 7),
+        (("--launch-skip", "1", "--launch-count", "2", "--sample", "1/3"), 2, 8),
+        (("-k", "nothing:scal"), 10, 0),
+        (("-k", "nothing"), 0, 0),
+        (("--filter", "scale"), 0, 0),
+        (("--max-memory", "500"), 0, 10),
+    ],
+)
+def test_which_launches(tmp_path, launches, options, with_probes, without):
+    trace = good(tmp_path, launches, "-p", "gmem_bytes", *options, arguments=(PTX, "10"))
+    assert len(trace.of("probed")) == with_probes
+    assert sum(unprobed(trace).values()) == without
+    if with_probes:
+        check_bytes(trace, with_probes)
+
+
+def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
+    """Buffers of 720 KB, and room for two of them."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        void *params[] = {&items, &added, &count};
+        for (int i = 0; i < 12; i++)
+            OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        for (int i = 0; i < 12; i++)
+            expect(3);
+        check();
+        return 0;
+    }
+    """
+    )
+    program = build(tmp_path, source)
+    options = ("-p", "gmem_bytes", "--max-memory", "2M")
+    some = good(tmp_path, program, *options)
+    assert len(some.of("probed")) + sum(unprobed(some).values()) == 12
+    assert len(some.of("probed")) >= 2
+    every = good(tmp_path, program, *options, "--complete")
+    assert len(every.of("probed")) == len(every.of("buffer")) == 12
+    (side,) = {record["path"] for record in every.of("buffer")}
+    for record in every.of("buffer"):
+        assert record["size"] == 3000 * 5 * 48
+        data = (tmp_path / side).read_bytes()[record["offset"] : record["offset"] + record["size"]]
+        units = np.frombuffer(data, "<u8").reshape(-1, 6)
+        assert units[:, 1].sum() == 8 * COUNT and (units[:, 0] == 32).all()
+
+
+def test_variables_are_the_programs(tmp_path):
+    """Constants that are written between launches, before and after their address was asked for."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        size_t size;
+        setup(argv[1]);
+        run();
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        for (unsigned by = 7; by < 10; by++) {
+            void *params[] = {&items, &added, &count};
+            OK(D(cuMemcpyHtoDAsync_v2)(factor, &by, (size_t)4, NULL));
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
+            expect(by);
+        }
+        check();
+        return 0;
+    }
+    """
+    )
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 4)
+
+
+def test_a_library_and_its_kernels(tmp_path):
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *library, *kernel, *of_kernel;
+        setup(argv[1]);
+        FILE *file = fopen(argv[1], "r");
+        assert(fread(text, 1, sizeof(text) - 1, file));
+        OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+        OK(D(cuLibraryGetKernel)(&kernel, library, "scale"));
+        OK(D(cuKernelGetFunction)(&of_kernel, kernel));
+        OK(D(cuLibraryGetModule)(&module, library));
+        function = kernel, run();
+        function = of_kernel, run();
+        check();
+        return 0;
+    }
+    """
+    )
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
+
+
+def test_a_module_that_comes_and_goes(tmp_path):
+    """Handles come back; each module has its own kernel with probes, and its own variables."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        for (int i = 0; i < 5; i++) {
+            times = 0;
+            setup(argv[1]);
+            run(), check();
+            OK(D(cuModuleUnload)(module));
+        }
+        return 0;
+    }
+    """
+    )
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 5)
+
+
+def test_threads_and_streams(tmp_path):
+    source = (
+        CLIENT
+        + r"""
+    static void *work(void *unused) {
+        CUdeviceptr mine;
+        void *stream, *context, *params[] = {&mine, &added, &count};
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(want)));
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 50; i++) {
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, i % 3 ? stream : (void *)2, params, NULL));
+            if (i % 10 == 9)
+                OK(D(cuStreamSynchronize)(stream));
+        }
+        OK(D(cuStreamDestroy_v2)(stream));
+        return NULL;
+    }
+    int main(int argc, char **argv) {
+        pthread_t threads[4];
+        setup(argv[1]);
+        for (int i = 0; i < 4; i++)
+            pthread_create(&threads[i], NULL, work, NULL);
+        for (int i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+        return 0;
+    }
+    """
+    )
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 200)
+
+
+def test_a_captured_launch_runs_as_it_is(tmp_path):
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *stream, *graph, *exec, *params[] = {&items, &added, &count};
+        setup(argv[1]);
+        run();
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuStreamBeginCapture_v2)(stream, 0));
+        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        OK(D(cuStreamEndCapture)(stream, &graph));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ll));
+        for (int i = 0; i < 3; i++)
+            OK(D(cuGraphLaunch)(exec, stream));
+        for (int i = 0; i < 3; i++)
+            expect(3);
+        OK(D(cuStreamSynchronize)(stream));
+        check();
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    check_bytes(trace, 1)
+    assert unprobed(trace) == {"it is captured into a graph": 1}
+
+
+@pytest.mark.parametrize("end", ["_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)"])
+def test_what_is_on_its_way_is_awaited_at_the_end(tmp_path, end):
+    source = CLIENT + f"int main(int argc, char **argv) {{ setup(argv[1]); run(); run(); {end}; }}"
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
+
+
+def test_a_child_of_fork_and_a_kill(tmp_path):
+    source = (
+        CLIENT
+        + r"""
+    #include <sys/wait.h>
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        run();
+        if (!fork())
+            exit(0);
+        wait(NULL);
+        OK(D(cuCtxSynchronize)());
+        usleep(200000); // what was copied is written
+        run();
+        kill(getpid(), 9);
+    }
+    """
+    )
+    program = build(tmp_path, "#include <signal.h>\n" + source)
+    done, trace = probed(tmp_path, program, "-p", "gmem_bytes")
+    assert done.returncode == -signal.SIGKILL
+    assert len(trace.of("probed")) == 2
+    assert len(trace.of("buffer")) == 1
+
+
+def test_a_pipeline_that_is_late_is_used_later(tmp_path):
+    """A look-up does not wait with --wait 0; the kernel is loaded where the program waits for the GPU."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        run();
+        for (int i = 0; i < 600 && access(argv[2], F_OK); i++)
+            usleep(50000);
+        usleep(1000000); // the rest of the pipeline
+        OK(D(cuCtxSynchronize)());
+        run();
+        check();
+        return 0;
+    }
+    """
+    )
+    made = tmp_path / "made"
+    pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH | tee '{made}.part'"
+    stage = tmp_path / "late"
+    stage.write_text(f"#!/bin/sh\n(sleep 0.5; touch '{made}') &\n{pipeline}\n")
+    stage.chmod(0o755)
+    trace = good(tmp_path, build(tmp_path, source), "--wait", "0", "--jit", str(stage), arguments=(PTX, made))
+    late = "it was found without its name, or is still being made"
+    assert len(trace.of("probed")) + unprobed(trace).get(late, 0) == 2
+    assert unprobed(trace)[late] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (("-p", "nonsense"), 4, "nonsense"),
+        (("-p", "gmem_bytes", "--jit", "cat"), 2, "--jit"),
+        (("--wait", "3"), 2, "no -p or --jit"),
+        (("-p", "gmem_bytes", "--wait", "soon"), 2, "not a number: 'soon'"),
+        (("-p", "gmem_bytes", "--launch-skip", "1.5"), 2, "not a number: '1.5'"),
+        (("-p", "gmem_bytes", "--sample", "1/0"), 2, "not a share: '1/0'"),
+        (("-p", "gmem_bytes", "--max-memory", "2X"), 2, "not a size: '2X'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path, launches, options, status, said):
+    done, trace = probed(tmp_path, launches, *options, arguments=(PTX, "1"))
+    assert done.returncode == status and said in done.stderr and trace is None
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_line_at_the_end(tmp_path, launches):
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path)}
+    line = [*hooked.command("run", quiet=False), "-o", tmp_path / "t.mp", "--device", "sim"]
+    line += ["-p", "gmem_bytes", "--launch-count", "2", launches, PTX, "5"]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr.splitlines()[1].startswith("gpt-hook: 2 launches with probes, 3 without: ")
+
+
+@full
+def test_the_broker_is_killed(tmp_path):
+    """The program's own kernels run on; what was made stays."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        for (int i = 0; i < 100; i++) {
+            run();
+            OK(D(cuModuleGetFunction)(&(void *){NULL}, module, "other"));
+            usleep(20000);
+        }
+        check();
+        return 0;
+    }
+    """
+    )
+    program = build(tmp_path, source)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes", program, PTX)
+    with subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1)
+        subprocess.run(["pkill", "-9", "-f", f"gpt-hook.*{tmp_path}"], check=False)
+        assert process.wait(60) in (0, -9)
