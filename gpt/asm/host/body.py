@@ -15,7 +15,7 @@ from gpt.asm.host.names import Label, Place, Register, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES, Match
 from gpt.asm.host.use import Use
-from gpt.asm.host.variables import size_of
+from gpt.asm.host.variables import element_of, size_of
 from gpt.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
@@ -227,20 +227,21 @@ class Body:
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
         address = f"(uint64_t){name}" if state == "param" else f"host_offset(t, {name})"
-        scope.places[declarator.name] = Place(state, address, size)
+        scope.places[declarator.name] = Place(state, address, size, element_of(specifiers, declarator))
 
     def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:
         """A parameter, or a result: the first C parameters after the thread are results."""
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
+        element = element_of(parameter.specifiers, parameter.declarator)
         if self.is_kernel:
             offset, size = self.code.parameters(self.item)[number]
-            scope.places[name] = Place("param", f"(uint64_t)parameters + {offset}", size)
+            scope.places[name] = Place("param", f"(uint64_t)parameters + {offset}", size, element)
         elif "reg" in words:
             self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
-            scope.places[name] = Place("param", f"(uint64_t)p{number}", size)
+            scope.places[name] = Place("param", f"(uint64_t)p{number}", size, element)
 
     def _enter(self) -> list[str]:
         """Statements before those of the function: parameters that are registers get their values."""

@@ -37,9 +37,10 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
     Without a space the address is generic.
     """
     if place := use.place(address):
-        offset = _offset(address)
+        offset = _offset(address, place.element)
         own = place.space if space in ("", place.space) else ""
-        if own in ("local", "param", "shared") and 0 <= offset <= place.size - size and offset % size == 0:
+        inside = offset is not None and 0 <= offset <= place.size - size and offset % size == 0
+        if inside and own in ("local", "param", "shared"):
             base = f"t->shared + {place.address}" if own == "shared" else place.address
             if own == "local":
                 base = base.removeprefix("host_offset(t, ").removesuffix(")")
@@ -50,19 +51,21 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
     return f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, {text}, {size})"
 
 
-def _offset(address: tree.Operand) -> int:
-    """The constant that is added to a variable."""
+def _offset(address: tree.Operand, element: int) -> int | None:
+    """What is added to a variable with elements of so many bytes, None if that is not a constant."""
     match address:
         case tree.Expression((_, *rest), (sign, *signs)):
             return evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
-        case tree.Index(_, (tree.Address((index,)),)):
-            return evaluate(index)
+        case tree.Index(_, (tree.Address((tree.Number() | tree.Prefixed() as index,)),)) if element:
+            return evaluate(index) * element
+        case tree.Index():
+            return None
     return 0
 
 
 def bracketed(operand: tree.Operand) -> tree.Operand:
     """What stands in the brackets of an address. Raises Unsupported."""
-    if not isinstance(operand, tree.Address) or len(operand.items) != 1:
+    if not isinstance(operand, tree.Address) or len(operand.items) != 1 or isinstance(operand.items[0], tree.Index):
         raise Unsupported(f"address '{operand}'")
     return operand.items[0]
 
@@ -73,7 +76,8 @@ def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Typ
     assert isinstance(type_, Type)
     width = int(str(use.words.get("V", "")) or 1)
     items = tuple(use.vector(operand, width))
-    where = pointer(use, str(use.words.get("W", "global")), bracketed(address), type_.size * width)
+    of = address if isinstance(address, tree.Index) else bracketed(address)  # an element has brackets of its own
+    where = pointer(use, str(use.words.get("W", "global")), of, type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 
 

@@ -117,7 +117,7 @@ class Code:
         """A variable of the module, or a function."""
         if name in self._variables:
             number, variable = self._variables[name]
-            return Place(variable.space, f"t->variables[{number}]", variable.size)
+            return Place(variable.space, f"t->variables[{number}]", variable.size, variable.element)
         if place := self.shared.find(name, function):
             return place
         if name in self._functions:
@@ -194,7 +194,7 @@ class Code:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)
         number, variable = self._variables[name]
-        return Place(variable.space, f"t->variables[{number}]", variable.size)
+        return Place(variable.space, f"t->variables[{number}]", variable.size, variable.element)
 
     # Tables
 

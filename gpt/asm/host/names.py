@@ -83,11 +83,15 @@ class Register:
 
 @dataclass(frozen=True)
 class Place:
-    """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known."""
+    """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known.
+
+    `element` is the bytes of an element, those of a vector being elements, too; 0 of what is not an array.
+    """
 
     space: str  # global, const, shared, local, param, function
     address: str
     size: int = 0
+    element: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpt.asm.host.names import Place, Unsupported
 from gpt.asm.host.parts import ModuleCode
-from gpt.asm.host.variables import size_of
+from gpt.asm.host.variables import element_of, size_of
 from gpt.ptx.quick import parse_declaration
 
 _DYNAMIC = "(uint64_t)(t->shared_size - t->dynamic_shared)"
@@ -21,6 +21,7 @@ class _Variable(NamedTuple):
     size: int
     align: int
     dynamic: bool
+    element: int
 
 
 class Shared:
@@ -46,7 +47,7 @@ class Shared:
         ends = dict.fromkeys(reached, 0)
         end = 0
         for several in (True, False):
-            for key, (size, align, dynamic) in self._variables.items():
+            for key, (size, align, dynamic, _) in self._variables.items():
                 if dynamic or (len(users[key]) > 1) != several:
                     continue
                 start = end if several else max((ends[kernel] for kernel in users[key]), default=0)
@@ -65,7 +66,8 @@ class Shared:
             for one in node.declarators:
                 try:
                     size, align = size_of(node.specifiers, one)
-                    self._variables[function, one.name] = _Variable(size, align, ".extern" in words or not size)
+                    dynamic, element = ".extern" in words or not size, element_of(node.specifiers, one)
+                    self._variables[function, one.name] = _Variable(size, align, dynamic, element)
                 except Unsupported as error:
                     code.fault(start, str(error))
 
@@ -74,8 +76,8 @@ class Shared:
         for key in (function, name), ("", name):
             if found := self._variables.get(key):
                 if found.dynamic:
-                    return Place("shared", _DYNAMIC)
-                return Place("shared", f"{self._offsets[key]}ull", found.size)
+                    return Place("shared", _DYNAMIC, element=found.element)
+                return Place("shared", f"{self._offsets[key]}ull", found.size, found.element)
         return None
 
     def needs(self, kernel: str) -> tuple[int, int]:

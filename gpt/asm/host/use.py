@@ -153,6 +153,7 @@ class Use:
     def place(self, operand: tree.Operand) -> Place | None:
         """The variable that an address or operand names, None if it names none."""
         first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
+        first = first.base if isinstance(first, tree.Index) else first
         return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
 
     def address_of(self, operand: tree.Operand) -> str:
@@ -166,8 +167,24 @@ class Use:
                 offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
                 return f"{self.address_of(base)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
-                return f"{place.address} + {literal(evaluate(index), ADDRESS)}"
+                if not place.element:
+                    raise Unsupported(f"'{base}' is not an array")
+                return f"{place.address} + {self._subscript(index, place.element)}"
         return literal(evaluate(operand), ADDRESS)
+
+    def _subscript(self, index: tree.Operand, size: int) -> str:
+        """How far an element of so many bytes is from the first one: that of a register counts as unsigned, and with
+        what is added and its size it is as wide as the register, but 32 bits at least."""
+        match index:
+            case tree.Name(name, parts):
+                added = 0
+            case tree.Expression((tree.Name(name, parts), tree.Number() as number), ("+",)):
+                added = evaluate(number)
+            case _:
+                return literal(evaluate(index) * size, ADDRESS)
+        register = self.register(name, parts)
+        wide = TYPES[f"u{max(register.type.bits, 32)}"]
+        return f"({ADDRESS})({wide})((({wide}){register.name} + {literal(added, wide)}) * {size}u)"
 
 
 def convert(value: str, given: Type, wanted: Type) -> str:

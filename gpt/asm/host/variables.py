@@ -34,6 +34,7 @@ class Variable:
     size: int
     align: int
     external: bool
+    element: int = 0  # as Place has it
     initial: bytes = b""
     pointers: list[Pointer] = field(default_factory=list)
 
@@ -47,6 +48,12 @@ def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -
     for dimension in declarator.dimensions:
         size *= 0 if dimension is None else evaluate(dimension)
     return size, align
+
+
+def element_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> int:
+    """Bytes of an element of an array, 0 for what is not one. Raises Unsupported."""
+    words = [specifier.word for specifier in specifiers]
+    return STORED[type_of(words, declarator)] if declarator.dimensions else 0
 
 
 def type_of(words: Iterable[str], declarator: tree.Declarator) -> str:
@@ -66,6 +73,7 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
     words = {specifier.word: specifier.argument for specifier in specifiers}
     size, align = size_of(specifiers, declarator)
     made = Variable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
+    made.element = element_of(specifiers, declarator)
     if declarator.value is None:
         return made
     type_ = type_of(words, declarator)
