@@ -52,7 +52,7 @@ runtime/records.h: runtime/mkrecords.py gpt/records.py
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
@@ -81,6 +81,12 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
 	    $(filter runtime/sim/%.c,$^) -o $@
+
+# What programs find that ask for the driver by the name of its development package. A link would become a second
+# driver in a wheel.
+$(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
+	@echo "cc $@"
+	@$(CC) -shared -nostdlib -x c /dev/null -Wl,-soname,libcuda-by-name.so -Wl,--no-as-needed -x none $< -Wl,-rpath,'$$ORIGIN' -o $@
 
 $(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
 	@echo "cc $@"

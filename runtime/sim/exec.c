@@ -230,16 +230,18 @@ struct operations {
     size_t count;
     struct graph *held; // with the user objects of all graphs
     bool failed;        // for want of memory
+    bool endless;
 };
 
-// What the nodes do, in order. No kernel runs that could set a condition: each has the value that it begins
-// with, and a loop whose condition holds is run once.
+// What the nodes do, in order. No kernel can set a condition: each has the value that it begins with, and a
+// loop whose condition holds has no end. If kernels are not run, such a loop is run once.
 static void flatten(const struct graph *graph, struct operations *list) {
     if (list->all && !sim_copy_held(list->held, graph))
         list->failed = true;
     for (size_t i = 0; i < graph->count; i++) {
         const struct node *node = graph->nodes[i];
         if (node->operation->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+            list->endless |= sim_runs && node->condition_type == CU_GRAPH_COND_TYPE_WHILE && node->condition;
             size_t body =
                 node->condition_type == CU_GRAPH_COND_TYPE_SWITCH ? node->condition : !node->condition;
             if (body < node->inners)
@@ -283,6 +285,10 @@ API cuGraphLaunch(void *exec, void *handle) {
         return sim_capture(stream, NULL, ((struct exec *)exec)->graph);
     struct operations list = {0};
     flatten(((struct exec *)exec)->graph, &list);
+    if (list.endless) {
+        sim_say("a loop in a graph whose condition holds: no kernel can set it, see gpt-sim(7)");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     if (!(list.all = calloc(list.count + 1, sizeof(*list.all))) || !(list.held = sim_new(GRAPH, NULL))) {
         free(list.all);
         return CUDA_ERROR_OUT_OF_MEMORY;

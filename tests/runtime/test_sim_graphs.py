@@ -122,6 +122,35 @@ def test_conditional_nodes(play):
     play(GRAPHS + source)
 
 
+def test_a_loop_that_never_ends_is_refused(play):
+    """No kernel could end it."""
+    source = r"""
+    #include <fcntl.h>
+    int main(void) {
+        begin();
+        void *graph, *node, *exec;
+        int errors = dup(2), log[2];
+        for (int value = 0; value < 2; value++) {
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+            params.conditional.type = CU_GRAPH_COND_TYPE_WHILE, params.conditional.size = 1;
+            OK(D(cuGraphCreate)(&graph, 0));
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, value, 1));
+            OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
+            add_call(params.conditional.phGraph_out[0], 0, 0, 7);
+            OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+            assert(!pipe(log) && dup2(log[1], 2) == 2);
+            int status = D(cuGraphLaunch)(exec, (void *)0);
+            assert(dup2(errors, 2) == 2 && !close(log[1]));
+            char said[200] = "";
+            IS(value ? 801 : 0, status);
+            assert(read(log[0], said, sizeof(said) - 1) >= 0 && !!strstr(said, "a loop in a graph") == value);
+            expect("");
+        }
+    }
+    """
+    play(GRAPHS + source, GPT_SIM_RUN="all")
+
+
 def test_kernel_nodes_keep_their_arguments(play):
     source = r"""
     #define TWO ".version 7.0\n.target sm_70\n.address_size 64\n.entry two(.param .u32 a, .param .u64 b){ret;}\n"

@@ -91,6 +91,16 @@ def test_a_target_that_the_device_has_not(check, target, arch, runs):
     check(text, *((0, "") if runs else (218, log)), GPT_SIM_ARCH=arch)
 
 
+def test_a_function_that_is_not_there(check):
+    """As cudaGraphSetConditional, which CUDA has in a library."""
+    text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"
+    check(
+        HEAD.format("7.0", "sm_70") + text,
+        218,
+        "kernel 'k': line 8: function 'set' is not defined here: 'call set, (a);'",
+    )
+
+
 def test_a_version_of_ptx_that_is_newer_than_cuda(check):
     log = "PTX: line 2: .version 9.1: the newest that CUDA 13.0 knows is 9.0"
     check("// one\n" + HEAD.format("9.1", "sm_70") + GOOD, 222, log)
@@ -126,3 +136,12 @@ def test_fatbins_are_loaded_lazily(sim_play, tmp_path):
     """
     done = sim_play(script, tmp_path / "code")
     assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: kernel 'bad': {FAULT}\n")
+
+
+def test_the_driver_has_the_name_of_its_development_package_too(sim_play):
+    script = """
+    other = CDLL("libcuda.so")
+    assert cast(other.cuInit, c_void_p).value == cast(cu.cuInit, c_void_p).value
+    """
+    done = sim_play(script)
+    assert (done.returncode, done.stderr) == (0, "")
