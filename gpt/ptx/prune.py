@@ -1,7 +1,9 @@
 """The part of a module that some entries need.
 
 An item is needed when a needed item names it, in a body, an initialiser or a declaration, be it a call, an address
-taken or an alias; a function's prototypes come with it. Items keep their order and their text.
+taken or an alias; a function's prototypes come with it. A call by a prototype may be one of any function whose address
+the module takes, as another kernel may have stored it: all of them are needed then. Items keep their order and their
+text.
 
 Debug sections stay. What they say of a function that is gone, as those of a module made with `-G` do, is said of no
 address, as linkers do it: in place of its labels stands 0, and in a list of ranges, which a pair of zeros would end, 1.
@@ -21,6 +23,8 @@ _BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isaln
 _SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
 _LABEL = compiled(rf"({tokens.IDENTIFIER})\s*+:(?!:)", re.ASCII)
 _RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
+_TAKEN = compiled(rf"\bmov\.[bu]64\s+[^;,]+,\s*({tokens.IDENTIFIER})\s*;", re.ASCII)
+INDIRECT = ".callprototype"  # has a function with calls of any address
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names it
 
 
@@ -76,14 +80,29 @@ def needed(module: Module, names: Iterable[str]) -> set[str]:
                 items.setdefault(name, []).append(item)
     found: set[str] = set()
     waiting = [name for name in names if name in items]
+    indirect = False
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
             for item in items[name]:
-                words = set(module.skeleton[item.start : item.end].translate(_SPLIT).split())
+                words = _words(module, item)
                 waiting += (words & items.keys()) - found
+                if INDIRECT in words and not indirect:
+                    indirect = True
+                    waiting += _taken(module)
     return found
+
+
+def _words(module: Module, item: Item) -> set[str]:
+    return set(module.skeleton[item.start : item.end].translate(_SPLIT).split())
+
+
+def _taken(module: Module) -> set[str]:
+    """The functions whose address a variable has at first, or an instruction takes."""
+    functions = {item.name for item in module.items if item.kind == "func"}
+    found = set(_TAKEN.findall(module.skeleton))
+    return functions & found.union(*(_words(module, item) for item in module.items if item.kind == "variable"))
 
 
 def _gone(module: Module, kept: list[Item]) -> set[str]:

@@ -147,7 +147,8 @@ DEFINE(cudaEventCreate, (void **event), DRIVER(cuEventCreate, (void **, unsigned
 static int enable_peer(int device, unsigned flags) {
     void *context;
     int status = DRIVER(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
-    return status ? status : DRIVER(cuCtxEnablePeerAccess, (void *, unsigned), context, flags);
+    status = status ? status : DRIVER(cuCtxEnablePeerAccess, (void *, unsigned), context, flags);
+    return status == cudaErrorPeerAccessUnsupported ? cudaErrorInvalidDevice : status;
 }
 
 static int disable_peer(int device) {

@@ -95,11 +95,29 @@ DEFINE(cudaMemcpyAsync_ptsz, (void *to, const void *from, size_t size, int kind,
        copy_async(to, from, size, kind, PER_THREAD(stream)))
 
 // There is one address space.
+
+static int check_peers(int one, int other) {
+    int count, status = DRIVER(cuDeviceGetCount, (int *), &count);
+    bool there = !status && one >= 0 && one < count && other >= 0 && other < count;
+    return status ? status : there ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+static int copy_peer(void *to, int to_device, const void *from, int from_device, size_t size) {
+    int status = check_peers(to_device, from_device);
+    return status ? status : copy_bytes(to, from, size, cudaMemcpyDeviceToDevice);
+}
+
+static int copy_peer_async(void *to, int to_device, const void *from, int from_device, size_t size,
+                           void *stream) {
+    int status = check_peers(to_device, from_device);
+    return status ? status : copy_async(to, from, size, cudaMemcpyDeviceToDevice, stream);
+}
+
 DEFINE(cudaMemcpyPeer, (void *to, int to_device, const void *from, int from_device, size_t size),
-       ((void)to_device, (void)from_device, copy_bytes(to, from, size, cudaMemcpyDeviceToDevice)))
+       copy_peer(to, to_device, from, from_device, size))
 DEFINE(cudaMemcpyPeerAsync,
        (void *to, int to_device, const void *from, int from_device, size_t size, void *stream),
-       ((void)to_device, (void)from_device, copy_async(to, from, size, cudaMemcpyDeviceToDevice, stream)))
+       copy_peer_async(to, to_device, from, from_device, size, stream))
 
 // Of variables: `place` is `offset` bytes into the variable, if `count` bytes from there are within it.
 

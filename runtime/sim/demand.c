@@ -1,8 +1,9 @@
 // The shared and local memory of kernels, from the declarations of their PTX: a program that asks about its
 // kernels waits for no compiler. gpt/asm/host/shared.py places the variables of one kernel in the same way.
 //
-// A name that a function or a variable mentions leads to what has that name, and so on; a kernel needs the
-// variables that it leads to.
+// A name that a function or a variable mentions leads to what has that name, and so on; a call by a prototype
+// leads to all functions whose address the module takes. A kernel needs the variables that it leads to.
+// gpt/ptx/prune.py has the same rules.
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@ struct item { // a function or a variable of the module
     struct span name, text;
     size_t first; // the first item of that name
     size_t local; // bytes
+    bool is_code, is_func, is_taken, calls_any;
 };
 
 struct shared_variable {
@@ -74,6 +76,8 @@ static void read_function(struct module_text *module, struct text *text) {
     if (!item)
         return;
     item->text.start = text->token;
+    item->is_code = true;
+    item->is_func = sim_is_token(text, ".func");
     for (int depth = 0; sim_next_token(text) && !sim_is_token(text, ";") && !sim_is_token(text, "{");) {
         depth += sim_is_token(text, "(") - sim_is_token(text, ")");
         if (!item->name.start && !depth && (sim_is_word(*text->token) || *text->token == '%'))
@@ -131,13 +135,19 @@ static size_t find(const struct module_text *module, struct span name) {
 }
 
 static void add_links(struct module_text *module, size_t from, size_t *seen) {
-    const struct item *item = &module->items[from];
+    struct item *item = &module->items[from];
     struct text text = {.at = item->text.start, .end = item->text.end};
+    bool takes = !item->is_code;
     while (sim_next_token(&text)) {
+        item->calls_any |= sim_is_token(&text, ".callprototype");
+        takes = !item->is_code || sim_is_token(&text, "mov") || (takes && !sim_is_token(&text, ";"));
         if ((!sim_is_word(*text.token) && *text.token != '%') || (*text.token >= '0' && *text.token <= '9'))
             continue;
         size_t to = find(module, (struct span){text.token, text.at});
-        if (to == module->item_count || seen[to] == from + 1)
+        if (to == module->item_count)
+            continue;
+        module->items[to].is_taken |= takes;
+        if (seen[to] == from + 1)
             continue;
         seen[to] = from + 1;
         struct link *link = APPEND(module->links, module->link_count, module->link_room);
@@ -146,20 +156,35 @@ static void add_links(struct module_text *module, size_t from, size_t *seen) {
     }
 }
 
-// All that a kernel leads to: `reached` has its number for each such item. Returns the bytes of local memory.
-static size_t follow(const struct module_text *module, const size_t *begins, size_t kernel, size_t *reached,
-                     size_t *waiting) {
-    size_t count = 0, local = 0, mark = kernel + 1;
-    reached[kernel] = mark, waiting[count++] = kernel;
-    while (count) {
-        size_t name = waiting[--count];
-        for (size_t item = name; item < module->item_count && module->items[item].first == name; item++) {
-            local += module->items[item].local;
-            for (size_t i = begins[item]; i < begins[item + 1]; i++) {
-                size_t to = module->links[i].to;
-                if (reached[to] != mark)
-                    reached[to] = mark, waiting[count++] = to;
-            }
+struct walk {
+    size_t mark, *reached; // `reached` has the mark of each item that was met
+    size_t *waiting, count;
+};
+
+static void meet(struct walk *walk, size_t item) {
+    if (walk->reached[item] != walk->mark) {
+        walk->reached[item] = walk->mark;
+        walk->waiting[walk->count++] = item;
+    }
+}
+
+// Meets all that a kernel leads to. Returns the bytes of local memory.
+static size_t follow(const struct module_text *module, const size_t *begins, size_t kernel,
+                     struct walk *walk) {
+    size_t local = 0;
+    walk->mark = kernel + 1;
+    meet(walk, kernel);
+    for (bool any = false; walk->count;) {
+        size_t name = walk->waiting[--walk->count];
+        for (size_t at = name; at < module->item_count && module->items[at].first == name; at++) {
+            const struct item *item = &module->items[at];
+            local += item->local;
+            for (size_t i = begins[at]; i < begins[at + 1]; i++)
+                meet(walk, module->links[i].to);
+            for (size_t i = 0; item->calls_any && !any && i < module->item_count; i++)
+                if (module->items[i].is_func && module->items[i].is_taken)
+                    meet(walk, i);
+            any |= item->calls_any;
         }
     }
     return local;
@@ -191,7 +216,7 @@ static void measure(struct module_text *module, struct code *code, const char *t
     if (!numbers)
         return;
     size_t *begins = numbers, *seen = begins + items + 1, *reached = seen + items + 1;
-    size_t *waiting = reached + items + 1;
+    struct walk walk = {.reached = reached, .waiting = reached + items + 1};
     qsort(module->items, items, sizeof(*module->items), by_name);
     for (size_t i = 0; i < items; i++) {
         bool same = i && !by_name(&module->items[i - 1], &module->items[i]);
@@ -207,7 +232,7 @@ static void measure(struct module_text *module, struct code *code, const char *t
         if (entry->text != text || entry->measured)
             continue;
         size_t kernel = find(module, (struct span){entry->name, entry->name + strlen(entry->name)});
-        size_t local = kernel < items ? follow(module, begins, kernel, reached, waiting) : 0;
+        size_t local = kernel < items ? follow(module, begins, kernel, &walk) : 0;
         sim_set_sizes(entry, kernel < items ? place(module, reached, kernel + 1) : 0, local);
     }
     free(numbers);

@@ -171,8 +171,13 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
     if (!c || (c->numAttrs && !c->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
-    for (uint32_t i = 0; i < c->numAttrs; i++)
-        cooperative |= c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && c->attrs[i].value.cooperative;
+    for (uint32_t i = 0; i < c->numAttrs; i++) {
+        const CUlaunchAttribute *at = &c->attrs[i];
+        cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;
+        uint64_t blocks = (uint64_t)at->value.clusterDim.x * at->value.clusterDim.y * at->value.clusterDim.z;
+        if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && blocks > 1)
+            return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
     return launch(&(CUDA_KERNEL_NODE_PARAMS){function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
                                              c->blockDimY, c->blockDimZ, c->sharedMemBytes, params, extra,
                                              NULL, NULL},

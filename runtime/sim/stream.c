@@ -161,6 +161,5 @@ API cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
 
 API cuStreamAddCallback(void *stream, void (*function)(void *, CUresult, void *), void *data,
                         unsigned flags) {
-    (void)flags;
-    return call(stream, NULL, function, data);
+    return flags ? CUDA_ERROR_INVALID_VALUE : call(stream, NULL, function, data);
 }

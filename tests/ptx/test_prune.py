@@ -72,6 +72,24 @@ def test_everything_wanted_is_everything_needed():
     assert names(whole) >= {"hidden", "unseen", "shapes", ".debug_info", ".debug_str"}
 
 
+TABLES = """
+__device__ __noinline__ int twice(int x) { return 2 * x; }
+__device__ __noinline__ int square(int x) { return x * x; }
+__device__ __noinline__ int never(int x) { return -x; }
+typedef int (*function)(int);
+__device__ function kept = twice, other;
+extern "C" __global__ void store(int *p) { other = square; *p = never(*p); }
+extern "C" __global__ void call(function f, int *p) { *p = f(*p); }
+"""
+
+
+def test_an_indirect_call_may_be_one_of_what_others_store():
+    module = scan.scan_module(cuda.nvrtc_compile(TABLES, "compute_80"))
+    found = names(prune.prune(module, ["call"]))
+    assert {name for name in found if "Z" in name} == {"_Z5twicei", "_Z6squarei"}
+    assert not {"_Z5twicei", "kept"} & names(prune.prune(module, ["store"]))
+
+
 def test_an_alias_brings_what_it_names():
     text = SHAPES.replace(b".weak .entry hidden() { exit; }", b".entry hidden() { call twin, (0); }")
     assert {"twin", "same"} <= names(prune.prune(scan.scan_module(text), ["hidden"]))

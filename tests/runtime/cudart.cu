@@ -49,6 +49,10 @@ static void devices() {
     IS(properties.maxThreadsDim[2], 64);
     IS(properties.maxGridSize[0], 2147483647);
     IS(properties.unifiedAddressing, 1);
+    IS(cudaDeviceEnablePeerAccess(0, 0), cudaErrorInvalidDevice);
+    IS(cudaMemcpyPeer(&value, 0, &value, devices, 4), cudaErrorInvalidDevice);
+    IS(cudaMemcpyPeerAsync(&value, -1, &value, 0, 4, 0), cudaErrorInvalidDevice);
+    IS(cudaStreamAddCallback(0, NULL, NULL, 1), cudaErrorInvalidValue);
     IS(cudaSetDevice(devices), cudaErrorInvalidDevice);
     IS(cudaPeekAtLastError(), cudaErrorInvalidDevice);
     IS(cudaGetLastError(), cudaErrorInvalidDevice);

@@ -134,3 +134,54 @@ def test_relocatable_code_is_linked(sim_play, tmp_path):
     """
     done = sim_play(script, *files)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+CLASSES = """
+struct Shape { virtual __device__ int area() = 0; };
+struct Square : Shape { int a; __device__ Square(int a) : a(a) {} __device__ int area() override { return a * a; } };
+struct Strip : Shape {
+    int a;
+    __device__ Strip(int a) : a(a) {}
+    __device__ int area() override { __shared__ int lane[40]; lane[threadIdx.x] = a; return 2 * lane[threadIdx.x]; }
+};
+__device__ Shape *shapes[32];
+extern "C" __global__ void make() {
+    shapes[threadIdx.x] = threadIdx.x % 2 ? (Shape *)new Square(threadIdx.x) : new Strip(threadIdx.x);
+}
+extern "C" __global__ void use(int *areas) { areas[threadIdx.x] = shapes[threadIdx.x]->area(); }
+"""
+
+
+def test_functions_that_another_kernel_stored_are_called(play, tmp_path):
+    """Of which `use` names none."""
+    (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
+    script = """
+    module, areas, size = load(sys.argv[1]), Memory(32), c_int()
+    for _ in range(2):
+        ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "use")))
+        assert size.value == 160
+        ok(launch(function(module, "make"), 1, 32))
+        ok(launch(function(module, "use"), 1, 32, areas))
+    assert areas.read() == [n * n if n % 2 else 2 * n for n in range(32)]
+    """
+    done = play(script, tmp_path / "code.ptx")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_clusters_of_several_blocks_are_refused(play, tmp_path):
+    (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
+    script = """
+    class Attribute(Structure):
+        _fields_ = [("id", c_uint32), ("pad", c_uint32), ("cluster", c_uint32 * 16)]
+
+    class Config(Structure):
+        _fields_ = [("sizes", c_uint32 * 7), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint32)]
+
+    make = function(load(sys.argv[1]), "make")
+    for x, status in ((1, 0), (2, 912)):
+        attribute = Attribute(4, 0, (x, 1, 1))
+        config = Config((2, 1, 1, 32, 1, 1, 0), None, addressof(attribute), 1)
+        assert cu.cuLaunchKernelEx(byref(config), make, None, None) == status
+    """
+    done = play(script, tmp_path / "code.ptx")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -58,6 +58,7 @@ def test_work_is_done_later_and_in_order(play):
         strcpy(pageable, "second"), strcpy(pinned, "second"); // the one was staged, the other is read later
         OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
         OK(D(cuLaunchHostFunc)(stream, take_note, (void *)0));
+        IS(1, D(cuStreamAddCallback)(stream, back, &stream, 1));
         OK(D(cuStreamAddCallback)(stream, back, &stream, 0));
         OK(D(cuMemcpyDtoHAsync_v2)((char *)pinned + 32, memory, (size_t)32, stream));
         OK(D(cuEventRecord)(late, stream));

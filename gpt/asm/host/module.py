@@ -15,7 +15,7 @@ from gpt.asm.host.variables import Variable, declared
 from gpt.errors import MalformedError
 from gpt.ptx import params, tree
 from gpt.ptx.parse import parse_head
-from gpt.ptx.prune import needed, pruned
+from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 from gpt.ptx.tokens import NAME
@@ -42,7 +42,9 @@ class Code:
     def __init__(self, data: bytes, name: str) -> None:
         """Raises MalformedError for text that is not PTX."""
         whole = scan_module(data, name)
-        self.module: Module = pruned(whole, [item.name for item in whole.entries])
+        # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
+        indirect = INDIRECT in whole.skeleton
+        self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
         self.table = TABLE
         self.faults: dict[tuple[str, str], None] = {}
         self.taken: dict[str, None] = {}  # device functions whose address is taken
@@ -203,7 +205,8 @@ class Code:
         if not self._has_targets:
             return []
         pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
-        names = [name for name in dict.fromkeys([*self.taken, *pointed]) if name in self._functions]
+        # Those that nothing here takes come last: variables of other kernels may have their addresses.
+        names = [n for n in dict.fromkeys([*self.taken, *pointed, *sorted(self._functions)]) if n in self._functions]
         rows = [f"{{{function_address(n):#x}ull, (void *){c_function(n)}}},\n    " for n in names if self.is_defined(n)]
         return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
 
@@ -273,7 +276,10 @@ class Code:
 
     def reached(self, kernel: str) -> set[str]:
         """The kernel, and the names of all that it leads to."""
-        return needed(self.module, [kernel])
+        found = needed(self.module, [kernel])
+        items = (item for item in self.module.items if item.name in found)
+        indirect = any(INDIRECT in self.module.skeleton[item.start : item.end] for item in items)
+        return found | self._functions if indirect else found
 
     def needs(self, kernel: str) -> dict[str, int]:
         """What a kernel needs, as the record `kernel` names it."""
