@@ -152,7 +152,7 @@ extern "C" __global__ void use(int *areas) { areas[threadIdx.x] = shapes[threadI
 """
 
 
-def test_functions_that_another_kernel_stored_are_called(play, tmp_path):
+def test_functions_that_another_kernel_stored_are_called(sim_play, tmp_path):
     """Of which `use` names none."""
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
     script = """
@@ -164,11 +164,11 @@ def test_functions_that_another_kernel_stored_are_called(play, tmp_path):
         ok(launch(function(module, "use"), 1, 32, areas))
     assert areas.read() == [n * n if n % 2 else 2 * n for n in range(32)]
     """
-    done = play(script, tmp_path / "code.ptx")
+    done = sim_play(script, tmp_path / "code.ptx")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_clusters_of_several_blocks_are_refused(play, tmp_path):
+def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
     script = """
     class Attribute(Structure):
@@ -183,5 +183,5 @@ def test_clusters_of_several_blocks_are_refused(play, tmp_path):
         config = Config((2, 1, 1, 32, 1, 1, 0), None, addressof(attribute), 1)
         assert cu.cuLaunchKernelEx(byref(config), make, None, None) == status
     """
-    done = play(script, tmp_path / "code.ptx")
+    done = sim_play(script, tmp_path / "code.ptx")
     assert (done.returncode, done.stderr) == (0, "")

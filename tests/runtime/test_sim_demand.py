@@ -5,6 +5,7 @@ import subprocess
 import sys
 from textwrap import dedent
 
+from tests import cuda
 from tests.runtime import hooked
 
 HEAD = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -85,9 +86,14 @@ def play(tmp_path, script, *args, **env):
     return subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300)
 
 
+def write(path, ptx):
+    """A fatbin: PTX alone is checked when it is loaded."""
+    path.write_bytes(cuda.fatbin([("sm_70", "ptx", (HEAD + ptx).encode())], "none"))
+
+
 def test_attributes_need_no_compiler(tmp_path):
     """And are those of the code that is made later, which occupancy is about, too."""
-    (tmp_path / "code.ptx").write_text(HEAD + PTX + "\0")
+    write(tmp_path / "code.fatbin", PTX)
     script = f"""
     module = load(sys.argv[1])
     for name, expected in {EXPECTED}.items():
@@ -98,18 +104,18 @@ def test_attributes_need_no_compiler(tmp_path):
     ok(synchronize())
     """
     for compiler, status in (("/nowhere/cc", 221), (os.environ.get("CC", "cc"), 0)):
-        done = play(tmp_path, script, tmp_path / "code.ptx", status, CC=compiler)
+        done = play(tmp_path, script, tmp_path / "code.fatbin", status, CC=compiler)
         assert done.returncode == 0, done.stderr
 
 
 def test_a_thousand_kernels_are_asked_about_at_once(tmp_path):
     """By a program that compiles none of them: that would take half an hour."""
     one = ".visible .entry kernel{}() {{ .shared .b8 own[{}]; .reg .u64 %r; mov.u64 %r, own; ret; }}\n"
-    (tmp_path / "code.ptx").write_text(HEAD + "".join(one.format(n, n + 1) for n in range(1000)) + "\0")
+    write(tmp_path / "code.fatbin", "".join(one.format(n, n + 1) for n in range(1000)))
     script = """
     module = load(sys.argv[1])
     for n in range(1000):
         assert ask(function(module, f"kernel{n}"))[1] == n + 1
     """
-    done = play(tmp_path, script, tmp_path / "code.ptx", CC="/nowhere/cc")
+    done = play(tmp_path, script, tmp_path / "code.fatbin", CC="/nowhere/cc")
     assert (done.returncode, done.stderr) == (0, "")
