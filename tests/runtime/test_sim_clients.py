@@ -1,4 +1,4 @@
-"""Programs that others wrote, on the simulated device: cuda.core, tinygrad and numba-cuda from PyPI."""
+"""Programs that others wrote, on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.runtime import hooked
 TINYGRAD = ("tinygrad==0.14.0",)
 BINDINGS = ("cuda-bindings==13.5.0", "cuda-core==1.2.2")
 NUMBA = (*BINDINGS, "numba==0.68.1", "numba-cuda==0.30.4")
+TRITON = ("triton==3.9.0",)
 PROLOGUE = """
+import site, sys
+site.addsitedir(sys.argv[1])  # numba-cuda takes its place in numba by a .pth file
 import numpy as np
 
 def same(found, expected):
@@ -50,7 +53,7 @@ def play(tmp_path):
         env = os.environ | driver | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)} | env
         file = tmp_path / "script.py"  # numba reads the source of functions
         file.write_text(PROLOGUE + dedent(script))
-        line = [sys.executable, "-W", "ignore", file]
+        line = [sys.executable, "-W", "ignore", file, folder]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -157,6 +160,7 @@ def test_tinygrad(play):
 def test_numba_cuda(play):
     script = """
     from numba import cuda, float32
+    assert "numba_cuda" in cuda.__file__
     free, total = cuda.current_context().get_memory_info()
     assert 0 < free <= total and cuda.get_current_device().compute_capability == (9, 0)
 
@@ -190,3 +194,12 @@ def test_numba_cuda(play):
     same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
     """
     play(NUMBA, script)
+
+
+@pytest.mark.full
+def test_triton(play):
+    script = """
+    from tests.runtime import triton_kernels
+    triton_kernels.main()
+    """
+    play(TRITON, script, PYTHONPATH=f"{install(TRITON)}:{hooked.ROOT}")
