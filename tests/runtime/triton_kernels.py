@@ -1,4 +1,4 @@
-"""Kernels in Triton, compiled for sm_80 without a GPU, run on the simulated device and compared with numpy: a script."""
+"""Kernels in Triton, compiled for sm_80 without a GPU, on the simulated device, compared with numpy: a script."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(kernel, grid: tuple[int, ...], arguments: list, **constants: int) -> Non
     shared, threads = made.metadata.shared, 32 * made.metadata.num_warps
     entry = function(module, made.metadata.name)
     ok(cu.cuFuncSetAttribute(entry, 8, shared))
-    ok(launch(entry, grid, threads, *values, 0, 0, shared=shared))  # and two buffers of Triton's own, which it has not
+    ok(launch(entry, grid, threads, *values, 0, 0, shared=shared))  # and none of the buffers of Triton itself
     ok(synchronize())
 
 
