@@ -34,6 +34,8 @@ int sim_function_attribute(const struct function *function, int attribute) {
                    attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     if (depends && entry && entry->text && !entry->measured)
         sim_measure(((struct library *)function->object.owner)->code, entry->text, entry->text_size);
+    if (entry && attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES) // the module's, as the bank of a cubin
+        return (int)sim_constant_size(((struct library *)function->object.owner)->code);
     if (entry)
         return entry->attributes[attribute];
     return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK           ? sim_attribute(1)

@@ -294,6 +294,7 @@ struct variables {       // of a module
     uint32_t constant_size;
     struct bound *bound;
 };
+size_t sim_constant_size(const struct code *code); // bytes of all variables in constant memory
 CUresult sim_place_variables(struct variables *variables, const struct code *code, void *owner);
 // `missing` is the variable that was looked for last.
 CUresult sim_bind_variables(const uint64_t **bound, struct variables *variables, const struct code *code,

@@ -42,6 +42,22 @@ static CUresult allocate(uint64_t *memory, size_t size, void *owner) {
     return status;
 }
 
+// Where a variable in constant memory is: after those that end at `end`.
+static size_t place_constant(const struct variable *variable, size_t *end) {
+    size_t align = variable->align ? variable->align : 1;
+    size_t start = (*end + align - 1) / align * align;
+    *end = start + variable->size;
+    return start;
+}
+
+size_t sim_constant_size(const struct code *code) {
+    size_t end = 0;
+    for (size_t i = 0; i < code->variable_count; i++)
+        if (code->variables[i].constant)
+            place_constant(&code->variables[i], &end);
+    return end;
+}
+
 CUresult sim_place_variables(struct variables *variables, const struct code *code, void *owner) {
     size_t window = 0;
     if (variables->addresses || !code->variable_count)
@@ -52,12 +68,9 @@ CUresult sim_place_variables(struct variables *variables, const struct code *cod
     CUresult status = CUDA_SUCCESS;
     for (size_t i = 0; i < code->variable_count && !status; i++) {
         const struct variable *variable = &code->variables[i];
-        size_t align = variable->align ? variable->align : 1;
-        if (variable->constant) {
-            window = (window + align - 1) / align * align;
-            addresses[i] = window;
-            window += variable->size;
-        } else
+        if (variable->constant)
+            addresses[i] = place_constant(variable, &window);
+        else
             status = allocate(&addresses[i], variable->size, owner);
     }
     if (!status && window)

@@ -36,6 +36,8 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
         memory, size = Memory(64), c_int()
         ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "reverse")))
         assert size.value == 256
+        ok(cu.cuFuncGetAttribute(byref(size), 2, function(module, "reverse")))
+        assert size.value == 8  # of weights
         for _ in range(2):
             ok(launch(function(module, "reverse"), 1, 64, memory))
             assert memory.read() == [8 + 63 - i for i in range(64)]

@@ -23,6 +23,7 @@ from gpt.ptx.quick import parse_declaration, parse_instruction
 from gpt.ptx.scan import Item, Statement
 from gpt.ptx.types import integer
 
+MAX_SHOWN = 160  # characters of an instruction in a message
 ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
 _COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _STATES = {".local": "local", ".param": "param", ".shared": "shared"}
@@ -84,8 +85,7 @@ class Body:
                     self._text = module.skeleton[statement.start : statement.end]
                     self._instruction(parse_instruction(self._text))
             except Unsupported as error:
-                text = " ".join(self._text.split()) or statement.head
-                self.code.fault(statement.start, f"{error}: '{text}'")
+                self.code.fault(statement.start, f"{error}: '{_shown(self._text) or statement.head}'")
             except MalformedError as error:
                 self.code.fault(statement.start, error.fact)
         self._end_block()
@@ -106,7 +106,7 @@ class Body:
     def new_site(self) -> int:
         """A site for the instruction that is being written."""
         assert self._statement
-        return self.code.new_site(self._statement.start, " ".join(self._text.split()).rstrip(";"))
+        return self.code.new_site(self._statement.start, _shown(self._text).rstrip(";"))
 
     # Names
 
@@ -297,3 +297,9 @@ class Body:
         if self._counter is not None:
             self._lines[self._counter] = f"*t->clock += {self._count};"
         self._counter, self._count = None, 0
+
+
+def _shown(text: str) -> str:
+    """An instruction in a line of a message: some name hundreds of registers."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]}...{text[-17:]}"

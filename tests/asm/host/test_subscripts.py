@@ -60,3 +60,12 @@ def test_what_ptxas_refuses(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(text, MODULE))
     assert fault in caught.value.found[0][1]
+
+
+def test_a_long_instruction_is_shortened_in_messages(thread):
+    registers = ", ".join(["%r1"] * 64)
+    with pytest.raises(Faults) as caught:
+        thread.run(kernel(f"frob.sync.aligned {{{registers}}}, %d1, %d2;"))
+    text = caught.value.found[0][1]
+    assert text.startswith("not supported: 'frob.sync.aligned {%r1, %r1,") and text.endswith("%r1}, %d1, %d2;'")
+    assert len(text) < 180
