@@ -43,7 +43,7 @@ class Coverage:
             more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
             yield f"{self.probed:,} launches ran with probes, {without:,} without: {', '.join(told + more)}"
         elif self.probed:
-            yield f"{self.probed:,} launches ran with probes"
+            yield f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes"
 
     def answer(self) -> Iterator[Record]:
         """The launches without probes, by kernel and reason, if there were any."""

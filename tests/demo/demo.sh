@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job in one go. A program runs on the simulated device under gpt-hook, which records what it uses; its
-# CUDA library, of two kernels, each compiled for two GPUs and as PTX, is slimmed to that; the program runs again
+# The main job in one go. A program runs on the simulated device under gpt-hook, which records what it uses, and
+# again with probes in its kernel; its CUDA library, of two kernels, each compiled for two GPUs and as PTX, is slimmed to that; the program runs again
 # with what is left. NVIDIA's own tool says what that is.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -42,6 +42,10 @@ run "gpt-extract libdemo.so"
 # What does the program use? Its kernel is compiled for this machine's processor and runs on it.
 run "gpt-hook run --device sim -o trace.mp -- ./main matmul" || off "the program fails"
 run "gpt-analyze summary trace.mp"
+
+# How does its kernel run? Probes are woven into it while the program runs.
+run "gpt-hook run --device sim -p block_sched -o probed.mp -- ./main matmul" || off "the program fails with probes"
+run "gpt-analyze block_sched probed.mp"
 
 # Read the library, find what is not needed, write a library without it: three programs and one stream.
 run "gpt-extract libdemo.so | gpt-locate --used trace.mp | gpt-patch -o slim --mode compact"
