@@ -23,7 +23,6 @@ enum {
     cudaErrorCallRequiresNewerDriver = 36,
     cudaErrorMissingConfiguration = 52,
     cudaErrorInvalidDevice = 101,
-    cudaErrorPeerAccessUnsupported = 217,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorNotSupported = 801,

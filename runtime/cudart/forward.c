@@ -147,8 +147,7 @@ DEFINE(cudaEventCreate, (void **event), DRIVER(cuEventCreate, (void **, unsigned
 static int enable_peer(int device, unsigned flags) {
     void *context;
     int status = DRIVER(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
-    status = status ? status : DRIVER(cuCtxEnablePeerAccess, (void *, unsigned), context, flags);
-    return status == cudaErrorPeerAccessUnsupported ? cudaErrorInvalidDevice : status;
+    return status ? status : DRIVER(cuCtxEnablePeerAccess, (void *, unsigned), context, flags);
 }
 
 static int disable_peer(int device) {

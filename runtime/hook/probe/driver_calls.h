@@ -44,7 +44,6 @@
     CALL(alloc, "cuMemAllocAsync", CUdeviceptr *, size_t, uint64_t)                                          \
     CALL(free, "cuMemFreeAsync", CUdeviceptr, uint64_t)                                                      \
     CALL(alloc_host, "cuMemAllocHost_v2", void **, size_t)                                                   \
-    CALL(free_host, "cuMemFreeHost", void *)                                                                 \
     CALL(clear, "cuMemsetD8Async", CUdeviceptr, unsigned char, size_t, uint64_t)                             \
     CALL(copy_back, "cuMemcpyDtoHAsync_v2", void *, CUdeviceptr, size_t, uint64_t)                           \
     CALL(copy_to, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void *, size_t, uint64_t)                       \

@@ -1,14 +1,13 @@
 // A slab belongs to a stream while launches of that take places in it. When it is full, or the program waits
-// for the GPU, an event goes into the stream, and behind that event, on a stream of ours, its bytes are
-// copied to host memory and cleared. A thread (writer.c) writes them into the trace and gives the slab back.
-// So nothing waits, and nothing of ours comes between two launches that overlap: the event is put off until
-// the next launch that does not depend on its predecessor.
+// for the GPU, an event goes into the stream. When that has come a thread (writer.c) copies what is in the
+// slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
+// comes between two launches that overlap: the event is put off until the next launch that does not depend on
+// its predecessor.
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
@@ -34,15 +33,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static struct pool *pools;
 
-// As much host memory is pinned.
 static uint64_t most_bytes(void) {
     size_t free_bytes = 0, total = 0;
-    uint64_t host = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (hook_settings.memory)
         return hook_settings.memory;
-    if (hook_do.free_memory(&free_bytes, &total))
-        return 0;
-    return free_bytes < host ? free_bytes / 10 : host / 10;
+    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
 }
 
 // The pool of the current context, under the lock.
@@ -81,8 +76,6 @@ static void free_slab(struct pool *pool, struct slab *slab) {
     pool->bytes -= slab->size;
     if (slab->address)
         hook_do.free(slab->address, pool->stream);
-    if (slab->host)
-        hook_do.free_host(slab->host);
     if (slab->event)
         hook_do.destroy_event(slab->event);
     if (slab->done)
@@ -96,11 +89,11 @@ static struct slab *make_slab(struct pool *pool, uint64_t size) {
     if (!slab)
         return NULL;
     slab->size = size;
+    slab->context = pool->context, slab->ours = pool->stream;
     slab->next = pool->slabs;
     pool->slabs = slab;
     pool->bytes += size;
-    if (hook_do.alloc_host(&slab->host, size) ||
-        hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
+    if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
         hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
         hook_do.alloc(&slab->address, size, pool->stream) ||
         hook_do.clear(slab->address, 0, size, pool->stream) || hook_do.record(slab->done, pool->stream)) {
@@ -115,27 +108,21 @@ static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
 }
 
 // Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now.
-static void drain(struct pool *pool, struct slab *slab) {
+static void drain(struct slab *slab) {
     int capturing = 0;
     if (slab->issuing || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) || !slab->used ||
         hook_do.is_capturing(slab->stream, &capturing) || capturing ||
-        hook_do.record(slab->event, slab->stream) || hook_do.wait_event(pool->stream, slab->event, 0))
+        hook_do.record(slab->event, slab->stream))
         return;
-    CUresult status = hook_do.copy_back(slab->host, slab->address, slab->used, pool->stream);
-    if (!status)
-        status = hook_do.clear(slab->address, 0, slab->used, pool->stream);
-    if (!status)
-        status = hook_do.record(slab->done, pool->stream);
     slab->state = SLAB_DRAINING;
-    slab->failed = status;
-    hook_write_later(slab, pool->context);
+    hook_write_later(slab);
 }
 
 void hook_slab_back(struct slab *slab) {
     pthread_mutex_lock(&lock);
     slab->used = 0;
     slab->state = slab->failed ? SLAB_DEAD : SLAB_CLEAR;
-    slab->known_clear = true;
+    slab->known_clear = false;
     pthread_cond_broadcast(&returned);
     pthread_mutex_unlock(&lock);
 }
@@ -201,7 +188,7 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
         if (slab->state == SLAB_OPEN)
             slab->state = SLAB_FULL;
         if (slab->state == SLAB_FULL && !claim->dependent)
-            drain(pool, slab);
+            drain(slab);
     }
     return open_slab(pool, claim, reason);
 }
@@ -216,7 +203,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
            claim->bytes <= pool->most) {
         bool pending = false;
         for (struct slab *other = pool->slabs; other; other = other->next) {
-            drain(pool, other);
+            drain(other);
             pending |= other->state == SLAB_DRAINING;
         }
         if (!pending)
@@ -279,7 +266,7 @@ static void each_slab(uint64_t stream, uint32_t thread, bool every) {
                 if (every || stream == UINT64_MAX
                         ? slab->stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread || every
                         : is_of(slab, stream, thread))
-                    drain(pool, slab);
+                    drain(slab);
     hook_relaxed_mode(mode);
 }
 

@@ -9,13 +9,14 @@ struct slab {
     struct slab *next;  // of the pool
     struct slab *later; // of those that are to be written
     uint64_t address, size, used;
-    void *host; // as large
-    uint64_t event, done;
-    uint64_t stream;  // that has places in it
-    uint32_t thread;  // of the default stream of a thread: which one
-    unsigned issuing; // launches that have a place and are not in the stream yet
-    bool known_clear; // by the host; else its event says when
-    CUresult failed;
+    uint64_t event;         // in its stream, after the last launch
+    uint64_t done;          // in ours: it is clear
+    uint64_t stream;        // that has places in it
+    uint32_t thread;        // of the default stream of a thread: which one
+    unsigned issuing;       // launches that have a place and are not in the stream yet
+    bool known_clear;       // by the host; else its event says when
+    uint64_t context, ours; // where it is, and the stream that clears it
+    CUresult failed;        // of the device: it is not used again
     enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_DEAD } state;
     struct save *saves, *last;
 };

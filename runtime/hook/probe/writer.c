@@ -1,6 +1,6 @@
 // Buffers go into the trace, large ones into a file beside it: NAME.buffers. The thread sleeps while nothing
-// is on its way; while something is, it looks every now and then which events have come. It takes no signals,
-// and makes no calls but these looks.
+// is on its way; while something is, it looks every now and then which events have come. It takes no signals.
+// Device memory is read through a stage in pinned memory, so that as little as that is pinned.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,8 +18,14 @@
 #include "hook/write/thread.h"
 #include "writer.h"
 
-enum { INLINE = 64 << 10, LOOK = 200000, LOOK_MOST = 5000000 }; // bytes; ns between two looks
+enum {
+    INLINE = 64 << 10,
+    STAGE = 16 << 20,
+    LOOK = 200000,
+    LOOK_MOST = 5000000
+}; // bytes; ns between two looks
 
+static const char FAILED[] = "the device failed";
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static struct slab *first, **last = &first;
@@ -42,50 +48,102 @@ static bool open_side(void) {
     return side_file >= 0;
 }
 
-static bool write_side(const char *data, uint64_t size, uint64_t *offset) {
-    if (!open_side())
-        return false;
-    *offset = side_size;
+static bool write_side(uint64_t offset, const char *data, uint64_t size) {
     for (uint64_t done = 0; done < size;) {
-        ssize_t more = pwrite(side_file, data + done, size - done, (off_t)(side_size + done));
+        ssize_t more = pwrite(side_file, data + done, size - done, (off_t)(offset + done));
         if (more < 0 && errno == EINTR)
             continue;
         if (more <= 0)
             return false;
         done += (uint64_t)more;
     }
-    side_size += (size + 7) / 8 * 8;
     return true;
+}
+
+// The stage
+
+static struct {
+    char *bytes;
+    const struct slab *slab; // a part of which is there
+    uint64_t start, size;
+} stage;
+
+// Bytes of a slab, as many as are wanted or fit; NULL if the device fails.
+static const char *fetch(struct slab *slab, uint64_t start, uint64_t wanted) {
+    uint64_t size = wanted < STAGE ? wanted : STAGE;
+    if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
+        return stage.bytes + (start - stage.start);
+    if (!stage.bytes && hook_do.alloc_host((void **)&stage.bytes, STAGE))
+        stage.bytes = NULL;
+    size = slab->used - start < STAGE ? slab->used - start : STAGE;
+    stage.slab = NULL;
+    if (!stage.bytes || slab->failed)
+        return NULL;
+    slab->failed = hook_do.copy_back(stage.bytes, slab->address + start, size, slab->ours);
+    if (!slab->failed)
+        slab->failed = hook_do.wait_stream(slab->ours);
+    if (slab->failed)
+        return NULL;
+    stage.slab = slab, stage.start = start, stage.size = size;
+    return stage.bytes;
 }
 
 // Records
 
-static void write_buffer(const struct save *save, const struct woven_map *map, const char *data,
-                         uint64_t size, const char *lost) {
-    const char *name = strrchr(side_path, '/');
+static const char *move_to_side(struct slab *slab, uint64_t start, uint64_t size, uint64_t *offset) {
+    static const char full[] = "the file beside the trace cannot be written";
+    if (!open_side())
+        return full;
+    *offset = side_size;
+    for (uint64_t done = 0; done < size;) {
+        uint64_t part = size - done < STAGE ? size - done : STAGE;
+        const char *data = fetch(slab, start + done, part);
+        if (!data)
+            return FAILED;
+        if (!write_side(*offset + done, data, part))
+            return full;
+        done += part;
+    }
+    side_size += (size + 7) / 8 * 8;
+    return NULL;
+}
+
+static void write_buffer(struct slab *slab, const struct save *save, const struct woven_map *map,
+                         uint64_t start, uint64_t size) {
     uint64_t offset = 0;
-    bool small = size <= INLINE, beside = !lost && !small && write_side(data, size, &offset);
-    if (!lost && !small && !beside)
-        lost = "the file beside the trace cannot be written";
-    name = strrchr(side_path, '/');
+    bool small = size <= INLINE;
+    const char *data = small ? fetch(slab, start, size) : NULL;
+    const char *lost = small ? data ? NULL : FAILED : move_to_side(slab, start, size, &offset);
+    const char *name = strrchr(side_path, '/');
+    bool beside = !small && !lost;
     HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size,
                .path = hook_str(beside ? name ? name + 1 : side_path : NULL), .offset = {beside, offset},
-               .data = {!lost && small ? data : NULL, size}, .lost = hook_str(lost));
+               .data = {data, size}, .lost = hook_str(lost));
 }
 
 static void write_slab(struct slab *slab) {
+    uint64_t unused;
+    if (!slab->failed)
+        slab->failed = hook_do.push_context(slab->context);
+    bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
         const struct woven *woven = save->probed->woven;
         uint64_t at = save->offset;
         for (size_t i = 0; i < woven->map_count && save->id; i++) {
-            write_buffer(save, &woven->maps[i], (const char *)slab->host + at, save->sizes[i],
-                         slab->failed ? "the device failed" : NULL);
+            write_buffer(slab, save, &woven->maps[i], at, save->sizes[i]);
             at += (save->sizes[i] + 255) / 256 * 256;
         }
         next = save->next;
         free(save);
     }
     slab->saves = slab->last = NULL;
+    stage.slab = NULL;
+    if (!slab->failed)
+        slab->failed = hook_do.clear(slab->address, 0, slab->used, slab->ours);
+    if (!slab->failed)
+        slab->failed = hook_do.record(slab->done, slab->ours);
+    if (pushed)
+        hook_do.pop_context(&unused);
 }
 
 // The thread
@@ -101,7 +159,7 @@ static void *work(void *unused) {
         struct slab *ready = NULL;
         for (struct slab **at = &first; *at && !ready;) {
             struct slab *slab = *at;
-            CUresult status = slab->failed ? slab->failed : hook_do.query(slab->done);
+            CUresult status = slab->failed ? slab->failed : hook_do.query(slab->event);
             if (status == CUDA_ERROR_NOT_READY) {
                 at = &slab->later;
                 continue;
@@ -138,8 +196,7 @@ static bool begin(void) {
     return begun;
 }
 
-void hook_write_later(struct slab *slab, uint64_t context) {
-    (void)context;
+void hook_write_later(struct slab *slab) {
     pthread_mutex_lock(&lock);
     slab->later = NULL;
     *last = slab;

@@ -5,6 +5,6 @@
 
 #include "slab.h"
 
-void hook_write_later(struct slab *slab, uint64_t context); // once its event has come
+void hook_write_later(struct slab *slab); // once its event has come
 
 #endif
