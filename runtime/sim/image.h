@@ -37,6 +37,9 @@ void sim_read_variables(struct code *code, struct text *text, bool constant, con
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
 void sim_read_cubin(struct code *code, const char *start, size_t size);
 
+// devrt.c
+extern const char sim_device_runtime[]; // PTX
+
 // fatbin.c
 unsigned sim_suits(const struct fatbin_element *element); // how well, for the device; 0: not at all
 bool sim_is_for_device(const void *cubin);

@@ -1,7 +1,8 @@
 // Links PTX to PTX: the result is one module that holds all of them, which loads as any other. Names that a
 // module keeps for itself get another one where two modules have the same; what one declares `.extern` and
 // another one defines loses its declaration, and of what several define as `.weak` the first stays. Cubins,
-// and what has none but cubins, cannot be linked: the device runs none.
+// and what has none but cubins, cannot be linked: the device runs none. A static library is taken for CUDA's
+// device runtime.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,7 +268,10 @@ static CUresult check_link(const struct link *link) {
 // PTX may have to be unpacked, which is not done with the lock.
 static CUresult add_data(struct link *link, const char *data, size_t size) {
     struct link read = {0};
-    CUresult status = sim_each_ptx(data, size, add_text, &read);
+    bool library =
+        size >= 8 && !memcmp(data, "!<arch>\n", 8); // libcudadevrt.a, whose code is the device's own
+    CUresult status = library ? add_text(&read, sim_device_runtime, strlen(sim_device_runtime))
+                              : sim_each_ptx(data, size, add_text, &read);
     LOCKED;
     if (!is_kind(link, LINK)) {
         sim_end_link(&read.object);

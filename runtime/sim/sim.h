@@ -13,7 +13,7 @@
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
 //   demand.c   the memory that kernels declare
-//   link.c     PTX linked to PTX; jit.c: logs of compilers
+//   link.c     PTX linked to PTX; devrt.c: what of the device runtime there is; jit.c: logs of compilers
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams; queue.c: their work and the threads that do it; event.c: events

@@ -187,3 +187,36 @@ def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
     """
     done = sim_play(script, tmp_path / "code.ptx")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_grids_synchronize_by_the_device_runtime(sim_play, tmp_path):
+    """Each block counts one up in each round, and sees what all others counted in the last one."""
+    text = """.version 7.0\n.target sm_70\n.address_size 64
+    .extern .func (.param .b64 z) cudaCGGetIntrinsicHandle(.param .b32 scope);
+    .extern .func (.param .b32 z) cudaCGSynchronize(.param .b64 handle, .param .b32 flags);
+    .visible .entry rounds(.param .u64 to) {
+        .reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %d<3>; .param .b32 scope, flags, status; .param .b64 handle;
+        ld.param.u64 %d0, [to];
+        st.param.b32 [scope], 1; call (handle), cudaCGGetIntrinsicHandle, (scope); st.param.b32 [flags], 0;
+        mov.u32 %r0, %tid.x; setp.ne.u32 %p0, %r0, 0; mov.u32 %r1, 0; mov.u32 %r2, %nctaid.x;
+    AGAIN:
+        @!%p0 red.global.add.u32 [%d0], 1;
+        call (status), cudaCGSynchronize, (handle, flags);
+        add.u32 %r1, %r1, 1; ld.volatile.global.u32 %r3, [%d0]; mul.lo.u32 %r4, %r1, %r2;
+        setp.ne.u32 %p1, %r3, %r4; @%p1 red.global.add.u32 [%d0+4], 1;
+        call (status), cudaCGSynchronize, (handle, flags);
+        setp.lt.u32 %p2, %r1, 5; @%p2 bra AGAIN;
+        ret;
+    }"""
+    (tmp_path / "code.ptx").write_text(text + "\0")
+    script = """
+    state, image, memory = c_void_p(), c_void_p(), Memory(2)
+    ok(cu.cuLinkCreate_v2(0, None, None, byref(state)))
+    for kind, data in (1, Path(sys.argv[1]).read_bytes()), (4, b"!<arch>\\n" + bytes(60)):
+        ok(cu.cuLinkAddData_v2(state, kind, data, c_size_t(len(data)), None, 0, None, None))
+    ok(cu.cuLinkComplete(state, byref(image), None))
+    ok(launch(function(load(string_at(image)), "rounds"), 6, 64, memory, cooperative=True))
+    assert memory.read() == [30, 0]
+    """
+    done = sim_play(script, tmp_path / "code.ptx")
+    assert (done.returncode, done.stderr) == (0, "")
