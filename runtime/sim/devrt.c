@@ -5,7 +5,7 @@
 #include "image.h"
 
 const char sim_device_runtime[] =
-    ".version 7.0\n.target sm_60\n.address_size 64\n"
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
     ".weak .func (.param .b64 z) cudaCGGetIntrinsicHandle(.param .b32 scope)\n"
     "{\n"
     "    .reg .pred %none; .reg .b32 %scope, %low, %high; .reg .b64 %workspace;\n"
