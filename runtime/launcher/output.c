@@ -45,9 +45,14 @@ static void refuse_written(const char *path) {
         fail(BAD, path, "another run writes to it; wait for its end, or choose another file");
 }
 
+// With the file of its buffers, or several if runs left them.
 static void remove_one(const char *path) {
+    char beside[2 * PATH_MAX + 32];
     if (unlink(path) && errno != ENOENT)
         fail(BAD, path, "%s", strerror(errno));
+    int size = snprintf(beside, sizeof(beside) - 16, "%s.buffers", path);
+    for (int number = 2; !unlink(beside); number++)
+        snprintf(beside + size, 16, ".%d", number);
 }
 
 // The traces that an earlier run left: FILE, and those of its other processes, FILE.PID.

@@ -33,8 +33,11 @@ static bool is_dependent(const struct frame *frame) {
     return false;
 }
 
-// The program's parameters, as a block. False if it passes them in no form that is known.
+// The program's parameters, as a block. False if it passes them in no form that is known, or not all of them:
+// the driver answers that.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
+    if (launch->params && launch->extra)
+        return false;
     if (launch->params) {
         for (size_t i = 0; i < woven->param_count; i++)
             memcpy(block + woven->params[i].offset, launch->params[i], woven->params[i].size);
@@ -49,9 +52,9 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
             size = *(const size_t *)at[1];
         else
             return false;
-    if (packed)
-        memcpy(block, packed, size < woven->param_bytes ? size : woven->param_bytes);
-    return packed || !woven->param_count;
+    if (packed && size >= woven->param_bytes)
+        memcpy(block, packed, woven->param_bytes);
+    return packed ? size >= woven->param_bytes : !woven->param_count;
 }
 
 // Why this launch runs without probes; NULL if it need not. Empty: the user wants it so.
@@ -106,8 +109,10 @@ static bool size_buffers(struct save *save, const struct launch *launch) {
         if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
             return false;
         save->bytes += (save->sizes[i] + ALIGN - 1) / ALIGN * ALIGN;
+        if (save->bytes >> 62)
+            return false;
     }
-    return save->bytes >> 62 == 0;
+    return true;
 }
 
 // The addresses of the buffers, as values behind the arguments.
@@ -195,26 +200,27 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     frame->note = (uint64_t)save;
 }
 
-// The launch with probes was refused: the program's own is made in its place.
-static void launch_original(struct frame *frame, const struct save *save) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                             uint64_t, uint64_t, uint64_t);
+// What the program passed stands where it did: some callers make several calls of it.
+static void restore_arguments(struct frame *frame, const struct save *save) {
     struct places places = places_of(frame);
     frame_set_arg(frame, places.function, save->function);
     frame_set_arg(frame, places.params, (uint64_t)save->params);
     if (places.has_extra)
         frame_set_arg(frame, places.extra, (uint64_t)save->extra);
+}
+
+// The launch with probes has failed, for whatever reason: the program's own is made in its place, and fails
+// as it would have.
+static void launch_original(struct frame *frame) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                             uint64_t, uint64_t, uint64_t);
+    struct places places = places_of(frame);
     const uint64_t *a = frame->args, *s = frame->stack;
     if (frame->slot->special == SPECIAL_LAUNCH_EX) // it has four arguments
         frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], 0, 0, 0, 0, 0, 0, 0);
     else
         frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2],
                                                         s[3], places.has_extra ? s[4] : 0);
-}
-
-static bool is_refusal(CUresult status) {
-    return status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES ||
-           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
 static void write_launch(const struct frame *frame, struct save *save) {
@@ -239,18 +245,16 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
         return;
     frame->note = 0;
     struct slab *slab = save->slab;
-    CUresult status = (CUresult)frame->rax;
-    if (status == CUDA_SUCCESS) {
+    restore_arguments(frame, save);
+    if (frame->rax == CUDA_SUCCESS) {
         write_launch(frame, save);
         hook_issue(slab, save);
         return;
     }
     hook_issue(slab, NULL);
-    if (is_refusal(status)) {
-        launch_original(frame, save);
-        if (frame->rax == CUDA_SUCCESS)
-            hook_count_unprobed(save->probed->function, "the driver refused the launch with probes");
-    }
+    launch_original(frame);
+    if (frame->rax == CUDA_SUCCESS)
+        hook_count_unprobed(save->probed->function, "the driver refused the launch with probes");
     free(save);
 }
 
@@ -277,10 +281,11 @@ void hook_before_context_ends(struct frame *frame) {
 }
 
 void hook_end_probing(void) {
-    if (!hook_probing)
+    if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
         return;
     hook_drain_all();
     hook_probe_stop();
+    hook_lose_rest();
 }
 
 // The program's memory comes first: an allocation that failed is tried again without our buffers.

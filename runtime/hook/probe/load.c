@@ -10,8 +10,10 @@
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
+#include "hook/watch/driver.h"
 #include "load.h"
 #include "pool.h"
+#include "settings.h"
 
 void hook_refuse(const struct looked_up *function, const char *reason) {
     struct probed *probed = calloc(1, sizeof(*probed));
@@ -162,12 +164,31 @@ static bool share_variables(const struct looked_up *function, struct probed *pro
     return good;
 }
 
+// Parameters: the driver knows those of both kernels since CUDA 12.4.
+
+static bool check_params(const struct looked_up *function, const struct probed *probed) {
+    CUresult (*info)(uint64_t, size_t, size_t *, size_t *) =
+        hook_driver_function(function->is_kernel ? "cuKernelGetParamInfo" : "cuFuncGetParamInfo");
+    const struct woven *woven = probed->woven;
+    size_t count = woven->param_count, offset, size;
+    bool good = true;
+    if (!info)
+        return true;
+    for (size_t i = 0; good && i < count; i++) // each is there, where and as large as the pipeline tells
+        good = !info(function->handle, i, &offset, &size) && offset == woven->params[i].offset &&
+               size == woven->params[i].size && !info(probed->probed, i, &offset, &size) &&
+               offset == woven->params[i].offset && size == woven->params[i].size;
+    for (size_t i = 0; good && i < woven->added_count; i++)
+        good = !info(probed->probed, count + i, &offset, &size) && size == sizeof(uint64_t);
+    return good && info(function->handle, count, &offset, &size) != CUDA_SUCCESS &&
+           info(probed->probed, count + woven->added_count, &offset, &size) != CUDA_SUCCESS;
+}
+
 // Loading
 
 static bool load(const struct looked_up *function, const char *name, struct probed *probed) {
     uint64_t module, made = 0;
     void *image = aligned_alloc(64, (probed->woven->image_size | 63) + 1);
-    static char fault[1024]; // the last one
     const char *missing = NULL;
     if (!image)
         return probed->refused = "there is no memory", false;
@@ -176,8 +197,9 @@ static bool load(const struct looked_up *function, const char *name, struct prob
                                           : hook_do.load_module(&module, image);
     free(image); // the driver has its own copy
     if (status) {
-        snprintf(fault, sizeof(fault), "the driver does not load it with probes: error %d", status);
-        probed->refused = strdup(fault);
+        char *fault;
+        bool told = asprintf(&fault, "the driver does not load it with probes: error %d", status) > 0;
+        probed->refused = told ? fault : "the driver does not load it with probes";
         return false;
     }
     if (function->is_kernel) // and into this context
@@ -187,12 +209,17 @@ static bool load(const struct looked_up *function, const char *name, struct prob
         made = probed->probed;
     if (status || hook_do.get_attribute(&probed->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, made))
         probed->refused = "the driver does not find it with probes";
+    else if (!check_params(function, probed))
+        probed->refused = "the pipeline tells other parameters than the kernel has";
     else if ((probed->woven->table || probed->woven->variable_count) &&
              !share_variables(function, probed, module, &missing)) {
-        snprintf(fault, sizeof(fault), "its variable '%.200s' is not found", missing ? missing : "");
-        probed->refused = strdup(fault);
+        char *fault;
+        bool told = asprintf(&fault, "its variable '%.200s' is not found", missing ? missing : "") > 0;
+        probed->refused = told ? fault : "a variable of it is not found";
     } else
         copy_properties(function, probed);
+    probed->loaded = module;
+    probed->is_library = function->is_kernel;
     if (probed->refused)
         function->is_kernel ? hook_do.unload_library(module) : hook_do.unload_module(module);
     return !probed->refused;
@@ -227,5 +254,24 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     if (!hook_add_probed(probed)) {
         hook_free_woven(woven);
         free(probed);
+    }
+}
+
+// cuModuleUnload, cuLibraryUnload: with the program's goes ours. One that went with its context is not
+// touched.
+
+void hook_before_unload(struct frame *frame) {
+    if (hook_probing)
+        hook_mark_going(frame->args[0], true);
+}
+
+void hook_after_unload(struct frame *frame) {
+    struct probed *probed;
+    if (hook_probing && frame->rax != CUDA_SUCCESS)
+        hook_mark_going(frame->args[0], false);
+    while (hook_probing && frame->rax == CUDA_SUCCESS && (probed = hook_take_gone(frame->args[0]))) {
+        int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+        probed->is_library ? hook_do.unload_library(probed->loaded) : hook_do.unload_module(probed->loaded);
+        hook_relaxed_mode(mode);
     }
 }

@@ -23,7 +23,7 @@ void hook_set_property(const struct probed *probed, bool is_kernel, const struct
 
 // Whether the program has the address of a variable in constant memory, and so may write to it.
 _Atomic bool *hook_taken_flag(uint64_t module, const char *name); // NULL without memory
-extern handler hook_after_variable;
+extern handler hook_after_variable, hook_before_unload, hook_after_unload;
 
 // Loads what the pipeline made, and enters it. The answer is used up.
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer);

@@ -230,6 +230,7 @@ void hook_after_kernel_function(struct frame *frame) {
     function->handle = out(frame);
     function->reference = view.reference;
     function->launches = 0;
+    function->loaded = 0;
     if (!kernel->refused && hook_do.kernel_function(&function->probed, kernel->probed))
         function->refused = "it is not found with probes in this context";
     if (!hook_add_probed(function))

@@ -25,6 +25,7 @@ struct pool {
     struct pool *next;
     struct reference reference;
     uint64_t context, stream;
+    char *stage;          // goes with the context
     uint64_t bytes, most; // of all slabs
     struct slab *slabs;
 };
@@ -32,6 +33,13 @@ struct pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static struct pool *pools;
+
+static struct timespec patience(void) {
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += PATIENCE;
+    return end;
+}
 
 static uint64_t most_bytes(void) {
     size_t free_bytes = 0, total = 0;
@@ -89,7 +97,7 @@ static struct slab *make_slab(struct pool *pool, uint64_t size) {
     if (!slab)
         return NULL;
     slab->size = size;
-    slab->context = pool->context, slab->ours = pool->stream;
+    slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage;
     slab->next = pool->slabs;
     pool->slabs = slab;
     pool->bytes += size;
@@ -107,12 +115,18 @@ static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
 
-// Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now.
-static void drain(struct slab *slab) {
+// Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now. The
+// default stream of another thread cannot be named: at the end, the legacy stream waits for it.
+static void drain(struct slab *slab, uint32_t thread, bool at_end) {
     int capturing = 0;
+    uint64_t stream = slab->stream;
+    if (stream == CU_STREAM_PER_THREAD_HANDLE && slab->thread != thread) {
+        if (!at_end)
+            return;
+        stream = CU_STREAM_LEGACY_HANDLE;
+    }
     if (slab->issuing || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) || !slab->used ||
-        hook_do.is_capturing(slab->stream, &capturing) || capturing ||
-        hook_do.record(slab->event, slab->stream))
+        hook_do.is_capturing(stream, &capturing) || capturing || hook_do.record(slab->event, stream))
         return;
     slab->state = SLAB_DRAINING;
     hook_write_later(slab);
@@ -188,13 +202,14 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
         if (slab->state == SLAB_OPEN)
             slab->state = SLAB_FULL;
         if (slab->state == SLAB_FULL && !claim->dependent)
-            drain(slab);
+            drain(slab, claim->thread, false);
     }
     return open_slab(pool, claim, reason);
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
     struct slab *slab = NULL;
+    struct timespec end = patience();
     *reason = "the device takes no buffers";
     pthread_mutex_lock(&lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -203,12 +218,11 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
            claim->bytes <= pool->most) {
         bool pending = false;
         for (struct slab *other = pool->slabs; other; other = other->next) {
-            drain(other);
+            drain(other, claim->thread, false);
             pending |= other->state == SLAB_DRAINING;
         }
-        if (!pending)
+        if (!pending || pthread_cond_timedwait(&returned, &lock, &end))
             break;
-        pthread_cond_wait(&returned, &lock);
     }
     if (slab) {
         *offset = slab->used;
@@ -236,7 +250,7 @@ bool hook_give_slabs_back(void) {
             free_slab(pool, slab);
         }
         if (any)
-            hook_do.wait_stream(pool->stream); // then the driver has the memory again
+            hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver has the memory again
     }
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&lock);
@@ -257,47 +271,61 @@ void hook_issue(struct slab *slab, struct save *save) {
 
 // Draining
 
-static void each_slab(uint64_t stream, uint32_t thread, bool every) {
-    uint64_t context = hook_current_context();
+// A stream of UINT64_MAX stands for all. Another context than that of the thread is its for a moment.
+static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, bool at_end) {
+    uint64_t unused;
+    if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
+        return false;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    for (struct pool *pool = pools; pool; pool = pool->next)
-        if (pool->context == context && hook_is_alive(pool->reference))
-            for (struct slab *slab = pool->slabs; slab; slab = slab->next)
-                if (every || stream == UINT64_MAX
-                        ? slab->stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread || every
-                        : is_of(slab, stream, thread))
-                    drain(slab);
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+        if (stream == UINT64_MAX || is_of(slab, stream, thread))
+            drain(slab, thread, at_end);
     hook_relaxed_mode(mode);
+    hook_do.pop_context(&unused);
+    return true;
 }
 
 void hook_drain(uint64_t stream, uint32_t thread) {
     if (!pools)
         return;
+    uint64_t context = hook_current_context();
     pthread_mutex_lock(&lock);
-    each_slab(stream, thread, false);
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        if (pool->context == context || stream != UINT64_MAX) // a stream may be of any
+            drain_pool(pool, stream, thread, false);
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_pending(uint64_t context) {
-    for (struct pool *pool = pools; pool; pool = pool->next)
-        for (struct slab *slab = pool->context == context ? pool->slabs : NULL; slab; slab = slab->next)
-            if (slab->state == SLAB_DRAINING)
-                return true;
+static bool is_pending(const struct pool *pool) {
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+        if (slab->state == SLAB_DRAINING)
+            return true;
     return false;
 }
 
 void hook_drain_all(void) {
-    struct timespec end;
-    uint64_t unused;
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += PATIENCE;
+    struct timespec end = patience();
+    struct thread *thread = hook_this_thread();
+    pthread_mutex_lock(&lock);
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        if (drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, true))
+            while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
+                continue;
+    pthread_mutex_unlock(&lock);
+}
+
+void hook_lose_rest(void) {
+    struct timespec end = patience();
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next) {
-        if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
-            continue;
-        each_slab(UINT64_MAX, 0, true);
-        hook_do.pop_context(&unused);
-        while (is_pending(pool->context) && !pthread_cond_timedwait(&returned, &lock, &end))
+        for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+            if (slab->saves && slab->state != SLAB_DRAINING && slab->state != SLAB_DEAD) {
+                slab->state = SLAB_DRAINING;
+                slab->failed = CUDA_ERROR_LAUNCH_FAILED;
+                hook_write_later(slab);
+            }
+        hook_wait_no_longer();
+        while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
             continue;
     }
     pthread_mutex_unlock(&lock);

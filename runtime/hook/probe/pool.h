@@ -39,7 +39,8 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
 
 void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
 void hook_drain_all(void);                         // and waits for it: the process or context ends
+void hook_lose_rest(void);       // the process ends: what is still on its way is said to be lost
 bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
-uint64_t hook_our_stream(void);  // of the current context; 0: there is none
+uint64_t hook_our_stream(void);  // of the current context, in which no kernel is; 0: there is none
 
 #endif

@@ -14,7 +14,7 @@ struct table {
 
 static _Atomic(struct table *) the_table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct probed *all;
+static struct probed *all; // those with something loaded
 
 static size_t place_of(const struct table *table, uint64_t handle) {
     return handle * 0x9e3779b97f4a7c15u >> 32 & (table->size - 1);
@@ -62,18 +62,31 @@ bool hook_add_probed(struct probed *added) {
     pthread_mutex_lock(&lock);
     bool room = make_room();
     if (room) {
-        added->next = all;
-        all = added;
+        if (added->loaded) {
+            added->next = all;
+            all = added;
+        }
         put(atomic_load(&the_table), added);
     }
     pthread_mutex_unlock(&lock);
     return room;
 }
 
-void hook_each_probed(void (*see)(struct probed *probed, void *with), void *with) {
+void hook_mark_going(uint64_t module, bool going) {
     pthread_mutex_lock(&lock);
     for (struct probed *probed = all; probed; probed = probed->next)
-        if (hook_is_alive(probed->reference))
-            see(probed, with);
+        if (probed->module == module && hook_is_alive(probed->reference))
+            probed->going = going;
     pthread_mutex_unlock(&lock);
+}
+
+struct probed *hook_take_gone(uint64_t module) {
+    pthread_mutex_lock(&lock);
+    struct probed **at = &all, *found;
+    while ((found = *at) && (found->module != module || !found->going || hook_is_alive(found->reference)))
+        at = &found->next;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
 }

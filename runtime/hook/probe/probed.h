@@ -28,13 +28,18 @@ struct probed {
     struct shared_variable *variables;
     size_t variable_count;
     uint64_t module; // the program's
+    uint64_t loaded; // ours; 0: none, or another one's
+    bool is_library; // is what that is
+    bool going;      // its module is being unloaded
     _Atomic uint64_t launches;
     struct probed *next; // of all
 };
 
 struct probed *hook_find_probed(uint64_t handle); // NULL: it is not known
 
-// Each that is known, of those that live.
-void hook_each_probed(void (*see)(struct probed *probed, void *with), void *with);
+// Before a module is unloaded, those of it are marked, and unmarked if that failed. Else each that is gone by
+// it is given once; NULL: there are no more.
+void hook_mark_going(uint64_t module, bool going);
+struct probed *hook_take_gone(uint64_t module);
 
 #endif

@@ -2,7 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "hook/write/thread.h"
 #include "settings.h"
 
 bool hook_probing;
@@ -25,7 +27,20 @@ static uint64_t number(const char *name, uint64_t otherwise) {
 
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
+static pid_t process;
+static bool begun;
+
 void hook_probe_stop(void) { hook_probing = false; }
+
+void hook_probe_begin(void) { begun = true; }
+
+bool hook_is_this_process(void) { return !hook_in_vfork && getpid() == process; }
+
+// A child that was forked before anything was loaded is a process as any other.
+static void go_on(void) {
+    process = getpid();
+    hook_probing &= !begun;
+}
 
 void hook_probe_setup(void) {
     const char *wait = getenv("GPT_HOOK_PROBE_WAIT");
@@ -42,7 +57,8 @@ void hook_probe_setup(void) {
     filter = getenv("GPT_HOOK_PROBE_FILTER");
     hook_probing = hook_settings.identity && *hook_settings.identity;
     if (hook_probing && __register_atfork)
-        __register_atfork(NULL, NULL, hook_probe_stop, NULL);
+        __register_atfork(NULL, NULL, go_on, NULL);
+    process = getpid();
     hook_settings.sample += !hook_settings.sample;
 }
 

@@ -6,7 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-extern bool hook_probing; // false where nothing is, and in a forked child: what was loaded is its parent's
+// False where nothing is, and in a child that was forked after something was loaded: that is its parent's.
+extern bool hook_probing;
 
 struct settings {
     const char *identity; // digest of the pipeline and its probes: results are kept under it
@@ -18,7 +19,9 @@ struct settings {
 extern struct settings hook_settings;
 
 void hook_probe_setup(void);
-void hook_probe_stop(void); // nothing is probed any more
+void hook_probe_stop(void);  // nothing is probed any more
+void hook_probe_begin(void); // something was loaded: what is known is of this process, not of its children
+bool hook_is_this_process(void); // and not a child in its memory, as vfork makes
 bool hook_is_wanted(const char *kernel);
 bool hook_is_closed(const char *path); // whether a library is one of those whose code is not looked into
 

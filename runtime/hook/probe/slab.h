@@ -16,6 +16,7 @@ struct slab {
     unsigned issuing;       // launches that have a place and are not in the stream yet
     bool known_clear;       // by the host; else its event says when
     uint64_t context, ours; // where it is, and the stream that clears it
+    char **stage;           // of its context, for the thread that writes
     CUresult failed;        // of the device: it is not used again
     enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_DEAD } state;
     struct save *saves, *last;

@@ -106,6 +106,7 @@ static void add(struct loaded *added) {
 static struct loaded *new_loaded(const struct frame *frame) {
     const uint64_t *handle = (const uint64_t *)frame->args[0];
     struct loaded *loaded = handle ? calloc(1, sizeof(*loaded)) : NULL;
+    hook_probe_begin();
     if (loaded) {
         loaded->handle = *handle;
         loaded->reference = hook_object_find(*handle);

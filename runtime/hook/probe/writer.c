@@ -9,10 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "common/broker.h"
 #include "driver_calls.h"
+#include "hook/write/errors.h"
 #include "hook/write/live.h"
 #include "hook/write/record.h"
 #include "hook/write/thread.h"
@@ -21,31 +24,56 @@
 enum {
     INLINE = 64 << 10,
     STAGE = 16 << 20,
+    INLINE_LIVE = 448 << 10,
     LOOK = 200000,
     LOOK_MOST = 5000000
 }; // bytes; ns between two looks
 
-static const char FAILED[] = "the device failed";
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static struct slab *first, **last = &first;
-static bool begun;
+static bool begun, late;
 
 // The file beside the trace
 
 static int side_file = -1;
+static struct stat side; // what it is, once it is made
 static uint64_t side_size;
 static char side_path[4200];
 
+static bool is_side(int file) {
+    struct stat found;
+    return !fstat(file, &found) && found.st_dev == side.st_dev && found.st_ino == side.st_ino;
+}
+
+// A file that is there stays as it is, whosever it is: the next number is taken.
+static int make_side(void) {
+    int file = -1, size = snprintf(side_path, sizeof(side_path) - 16, "%s.buffers", hook_live->path);
+    for (int number = 2; file < 0 && number < 1000 && (number == 2 || errno == EEXIST); number++) {
+        file = open(side_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (file < 0)
+            snprintf(side_path + size, 16, ".%d", number);
+    }
+    return file;
+}
+
+// The program may close what it did not open, and get the number for a file of its own: so before each use it
+// is seen whose number it is.
 static bool open_side(void) {
-    if (side_file >= 0)
+    bool made = *side_path;
+    if (made && side_file >= 0 && is_side(side_file))
         return true;
-    if (*side_path)
+    if (made && !side.st_ino)
         return false; // it was tried
-    snprintf(side_path, sizeof(side_path), "%s.buffers", hook_live->path);
-    unlink(side_path); // of an earlier trace of this name
-    side_file = open(side_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    return side_file >= 0;
+    side_file = gpt_set_aside(made ? open(side_path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW) : make_side());
+    if (!made && side_file >= 0)
+        fstat(side_file, &side);
+    if (side_file >= 0 && is_side(side_file))
+        return true;
+    if (side_file >= 0)
+        close(side_file); // somebody put another file there
+    side_file = -1;
+    return false;
 }
 
 static bool write_side(uint64_t offset, const char *data, uint64_t size) {
@@ -63,7 +91,6 @@ static bool write_side(uint64_t offset, const char *data, uint64_t size) {
 // The stage
 
 static struct {
-    char *bytes;
     const struct slab *slab; // a part of which is there
     uint64_t start, size;
 } stage;
@@ -72,26 +99,34 @@ static struct {
 static const char *fetch(struct slab *slab, uint64_t start, uint64_t wanted) {
     uint64_t size = wanted < STAGE ? wanted : STAGE;
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
-        return stage.bytes + (start - stage.start);
-    if (!stage.bytes && hook_do.alloc_host((void **)&stage.bytes, STAGE))
-        stage.bytes = NULL;
+        return *slab->stage + (start - stage.start);
+    if (!slab->failed && !*slab->stage)
+        slab->failed = hook_do.alloc_host((void **)slab->stage, STAGE);
     size = slab->used - start < STAGE ? slab->used - start : STAGE;
     stage.slab = NULL;
-    if (!stage.bytes || slab->failed)
+    if (slab->failed)
         return NULL;
-    slab->failed = hook_do.copy_back(stage.bytes, slab->address + start, size, slab->ours);
+    slab->failed = hook_do.copy_back(*slab->stage, slab->address + start, size, slab->ours);
     if (!slab->failed)
         slab->failed = hook_do.wait_stream(slab->ours);
     if (slab->failed)
         return NULL;
     stage.slab = slab, stage.start = start, stage.size = size;
-    return stage.bytes;
+    return *slab->stage;
 }
 
 // Records
 
+// Why a slab's buffers are.
+static const char *why_lost(const struct slab *slab) {
+    return slab->failed == CUDA_ERROR_NOT_READY ? "its kernel had not ended when the process did"
+                                                : "the device failed";
+}
+
 static const char *move_to_side(struct slab *slab, uint64_t start, uint64_t size, uint64_t *offset) {
     static const char full[] = "the file beside the trace cannot be written";
+    if (hook_is_followed)
+        return "it is too large for a live stream";
     if (!open_side())
         return full;
     *offset = side_size;
@@ -99,7 +134,7 @@ static const char *move_to_side(struct slab *slab, uint64_t start, uint64_t size
         uint64_t part = size - done < STAGE ? size - done : STAGE;
         const char *data = fetch(slab, start + done, part);
         if (!data)
-            return FAILED;
+            return why_lost(slab);
         if (!write_side(*offset + done, data, part))
             return full;
         done += part;
@@ -111,9 +146,9 @@ static const char *move_to_side(struct slab *slab, uint64_t start, uint64_t size
 static void write_buffer(struct slab *slab, const struct save *save, const struct woven_map *map,
                          uint64_t start, uint64_t size) {
     uint64_t offset = 0;
-    bool small = size <= INLINE;
+    bool small = size <= (hook_is_followed ? INLINE_LIVE : INLINE);
     const char *data = small ? fetch(slab, start, size) : NULL;
-    const char *lost = small ? data ? NULL : FAILED : move_to_side(slab, start, size, &offset);
+    const char *lost = small ? data ? NULL : why_lost(slab) : move_to_side(slab, start, size, &offset);
     const char *name = strrchr(side_path, '/');
     bool beside = !small && !lost;
     HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size,
@@ -160,7 +195,7 @@ static void *work(void *unused) {
         for (struct slab **at = &first; *at && !ready;) {
             struct slab *slab = *at;
             CUresult status = slab->failed ? slab->failed : hook_do.query(slab->event);
-            if (status == CUDA_ERROR_NOT_READY) {
+            if (status == CUDA_ERROR_NOT_READY && !late) {
                 at = &slab->later;
                 continue;
             }
@@ -194,6 +229,12 @@ static bool begin(void) {
     if (begun)
         pthread_detach(thread);
     return begun;
+}
+
+void hook_wait_no_longer(void) {
+    pthread_mutex_lock(&lock);
+    late = true;
+    pthread_mutex_unlock(&lock);
 }
 
 void hook_write_later(struct slab *slab) {

@@ -1,0 +1,341 @@
+"""gpt-hook -p: whatever a program does, and whatever fails, it runs as it would without probes."""
+
+import os
+import sys
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.test_probe import (
+    CLIENT,
+    PTX,
+    build,
+    check_bytes,
+    good,
+    kept,
+    probed,
+    unprobed,
+)
+
+# Launches whose buffers are 720 KB, beside the trace; each waits until its are written.
+LARGE = (
+    CLIENT
+    + r"""
+#include <sys/stat.h>
+static void large(void) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+    expect(3);
+    OK(D(cuCtxSynchronize)());
+    usleep(300000);
+}
+"""
+)
+
+
+def run_main(folder, body, *options, before=CLIENT, **more):
+    program = build(folder, f"{before}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
+    return good(folder, program, "-p", "gmem_bytes", *options, **more)
+
+
+def lost(trace):
+    return [record.get("lost") for record in trace.of("buffer")]
+
+
+def test_a_child_in_our_memory_ends(tmp_path):
+    """A vfork child that cannot run its program calls _exit."""
+    before = (
+        CLIENT
+        + r"""
+    __attribute__((noinline)) static void begin_child(void) {
+        if (!vfork()) {
+            execl("/nonexistent", "x", NULL);
+            _exit(127);
+        }
+    }
+    """
+    )
+    check_bytes(run_main(tmp_path, "run(); begin_child(); run(); begin_child(); run(); check();", before=before), 3)
+
+
+def test_a_child_that_was_forked_before_all(tmp_path):
+    """It is a process as any other."""
+    source = (
+        "#include <sys/wait.h>\n"
+        + CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        int status;
+        if (fork()) {
+            wait(&status);
+            return WEXITSTATUS(status);
+        }
+        setup(argv[1]);
+        run(), run(), check();
+        exit(0);
+    }
+    """
+    )
+    good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    (child,) = (hooked.Trace(path) for path in tmp_path.glob("t.mp*") if hooked.Trace(path).of("probed"))
+    check_bytes(child, 2)
+
+
+def test_parameters_are_the_drivers_to_refuse(tmp_path):
+    body = r"""
+        struct { CUdeviceptr items; unsigned added, count, more[4]; } packed = {items, added, count, {0}};
+        size_t size = 12;
+        void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+        run();
+        IS(1, cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+        IS(1, cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, NULL));
+        IS(1, cuLaunchKernel(function, 0, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+        void *params[] = {&items, &added, &count};
+        IS(1, cuLaunchKernel(function, 0, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
+        IS(1, cuLaunchKernel(function, 1, 1, 1, 7000, 1, 1, 0, NULL, params, NULL));
+        IS(1, cuLaunchKernel(function, 1, 1, 1, 70, 1, 1, 1 << 30, NULL, params, NULL));
+        IS(1, cuLaunchKernel(function, 1, 70000, 1, 70, 1, 1, 0, NULL, params, NULL));
+        size = sizeof(packed);
+        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+        expect(3);
+        check();
+    """
+    trace = run_main(tmp_path, body)
+    check_bytes(trace, 2)
+    assert trace.launches == {"scale": 2}
+
+
+def test_a_kernel_that_faults(tmp_path):
+    """The program gets its error, and its buffers are said to be lost."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        run();
+        OK(D(cuCtxSynchronize)());
+        usleep(300000);
+        items = 16;
+        run();
+        IS(700, D(cuCtxSynchronize)());
+        void *params[] = {&items, &added, &count};
+        IS(700, cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
+        return 3;
+    }
+    """
+    )
+    done, trace = probed(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert done.returncode == 3
+    assert "illegal address" in done.stderr
+    assert len(trace.of("probed")) == 2
+    assert lost(trace) == [None, "the device failed"]
+
+
+def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
+    """It closes all of them: no buffer gets into a file of its own."""
+    body = r"""
+        large();
+        for (int i = 3; i < 1100; i++)
+            close(i);
+        char name[8192];
+        snprintf(name, sizeof(name), "%s/mine", argv[2]);
+        for (int i = 0; i < 900; i++) {
+            int file = open(name, O_RDWR | O_CREAT, 0600);
+            assert(file >= 0);
+        }
+        large(), large();
+        struct stat found;
+        OK(stat(name, &found));
+        assert(!found.st_size);
+        check();
+    """
+    trace = run_main(tmp_path, body, before="#include <fcntl.h>\n" + LARGE, arguments=(PTX, tmp_path))
+    assert lost(trace) == [None, None, None]
+    assert {record["path"] for record in trace.of("buffer")} == {"t.mp.buffers"}
+
+
+def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
+    """It is not a run's, or is one's whose trace was moved: it stays."""
+    beside = tmp_path / "t.mp.buffers"
+    beside.write_text("mine")
+    trace = run_main(tmp_path, "large(); check();", before=LARGE)
+    assert beside.read_text() == "mine"
+    assert [record["path"] for record in trace.of("buffer")] == ["t.mp.buffers.2"]
+    run_main(tmp_path, "check();")  # -f
+    assert not beside.exists()
+    assert not (tmp_path / "t.mp.buffers.2").exists()
+
+
+def test_a_live_stream(tmp_path):
+    """Its reader gets all that a record can hold, and is told of the rest."""
+    body = r"""
+        void *params[] = {&items, &added, &count};
+        run();
+        OK(cuLaunchKernel(function, 800, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        expect(3);
+        large(), check();
+    """
+    program = build(tmp_path, f"{LARGE}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    out = tmp_path / "live.mp"
+    done = hooked.run(f"|cat >'{out}'", program, PTX, options=("-p", "gmem_bytes"), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(out)
+    assert lost(trace) == [None, None, "it is too large for a live stream"]
+    assert [len(record.get("data", b"")) for record in trace.of("buffer")] == [6 * 3 * 48, 800 * 5 * 48, 0]
+
+
+def test_a_stream_of_another_context(tmp_path):
+    """It is destroyed from within another one."""
+    body = r"""
+        void *own, *other, *stream, *params[] = {&items, &added, &count};
+        OK(D(cuCtxGetCurrent)(&own));
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 3; i++) {
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+            expect(3);
+        }
+        OK(D(cuStreamSynchronize)(stream));
+        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        expect(3);
+        OK(D(cuCtxCreate_v2)(&other, 0, 0));
+        OK(D(cuStreamDestroy_v2)(stream));
+        OK(D(cuCtxSetCurrent)(own));
+        OK(D(cuCtxSynchronize)());
+        check();
+    """
+    trace = run_main(tmp_path, body)
+    check_bytes(trace, 4)
+    assert lost(trace) == [None] * 4
+
+
+def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
+    """Its buffers are copied when its kernels have ended."""
+    body = r"""
+        pthread_t thread;
+        pthread_create(&thread, NULL, work, NULL);
+        pthread_join(thread, NULL);
+    """
+    before = (
+        CLIENT
+        + r"""
+    static void *work(void *unused) {
+        void *context, *params[] = {&items, &added, &count};
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        for (int i = 0; i < 200; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, (void *)2, params, NULL));
+        return NULL;
+    }
+    """
+    )
+    check_bytes(run_main(tmp_path, body, before=before), 200)
+
+
+LIE = r"""
+import sys, msgpack
+for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size=1):
+    if record.get("kind") == "kernel" and "params" in record:
+        {lie}
+    sys.stdout.buffer.write(msgpack.packb(record))
+    if record.get("kind") == "sync":
+        sys.stdout.buffer.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "record['params'] = [dict(p, offset=8 * i, size=8) for i, p in enumerate(record['params'] * 400)]",
+        "record['params'] = record['params'][:-1]",
+        "record['params'][0]['size'] = 32000",
+        "record['added'] *= 2",
+    ],
+)
+def test_a_pipeline_that_lies(tmp_path, lie):
+    stage = tmp_path / "lie.py"
+    stage.write_text(LIE.replace("{lie}", lie))
+    pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
+    source = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
+    trace = good(tmp_path, build(tmp_path, source), "--jit", pipeline)
+    assert unprobed(trace) == {"the pipeline tells other parameters than the kernel has": 1}
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "cat /dev/zero",
+        "yes",
+        "sleep 100",
+        "head -c 300000000 /dev/zero",
+        "exec 1>&-; cat",
+        "kill -9 $$",
+        "gpt-extract --ptx | head -c 40",
+    ],
+)
+def test_a_pipeline_that_makes_no_sense(tmp_path, pipeline):
+    source = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
+    trace = good(tmp_path, build(tmp_path, source), "--wait", "2", "--jit", pipeline)
+    assert sum(unprobed(trace).values()) == 1
+
+
+def test_modules_go_with_their_probes(tmp_path):
+    """What is loaded beside the program's is unloaded with it: no more is mapped than after the first ones."""
+    source = (
+        CLIENT
+        + r"""
+    static int count_maps(void) {
+        FILE *file = fopen("/proc/self/maps", "r");
+        int lines = 0;
+        for (int c; (c = getc(file)) != EOF;)
+            lines += c == '\n';
+        fclose(file);
+        return lines;
+    }
+    int main(int argc, char **argv) {
+        int before = 0;
+        for (int i = 0; i < 60; i++) {
+            times = 0;
+            setup(argv[1]);
+            run(), check();
+            OK(D(cuModuleUnload)(module));
+            OK(D(cuMemFree_v2)(items));
+            if (i == 10)
+                before = count_maps();
+        }
+        assert(count_maps() < before + 50);
+        return 0;
+    }
+    """
+    )
+    check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 60)
+
+
+def test_contexts_that_come_and_go(tmp_path):
+    """Each has its buffers; what was pinned for them goes with it."""
+    source = (
+        LARGE
+        + r"""
+    int main(int argc, char **argv) {
+        void *context;
+        begin();
+        for (int i = 0; i < 4; i++) {
+            times = 0;
+            OK(D(cuCtxCreate_v2)(&context, 0, 0));
+            FILE *file = fopen(argv[1], "r");
+            assert(file && fread(text, 1, sizeof(text) - 1, file));
+            fclose(file);
+            OK(cuModuleLoadData(&module, text));
+            OK(cuModuleGetFunction(&function, module, "scale"));
+            OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+            OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+            run(), large(), run(), check(), run();
+            OK(D(cuCtxDestroy_v2)(context));
+        }
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert lost(trace) == [None] * 16
+    assert len(trace.of("probed")) == 16
