@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.runtime import hooked
+from tests.runtime.test_cudart import compile_cuda, needs_cxx
 from tests.runtime.test_probe import (
     CLIENT,
     PTX,
@@ -339,3 +340,18 @@ def test_contexts_that_come_and_go(tmp_path):
     trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
     assert lost(trace) == [None] * 16
     assert len(trace.of("probed")) == 16
+
+
+@needs_cxx
+@pytest.mark.parametrize("options", [("--wait", "0"), ("--calls", "none", "--gpu-time"), ("-p", "gmem_bytes")])
+def test_a_program_of_the_cuda_runtime(tmp_path, options):
+    """Its kernels are of libraries, which outlive a reset; their variables do not."""
+    program = compile_cuda(tmp_path, PTX.with_name("cudart.cu"))
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    out = tmp_path / "t.mp"
+    done = hooked.run(out, program, "faults", options=("-p", "block_sched", *options), env=env)
+    assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
+    trace = hooked.Trace(out)
+    assert len(trace.of("probed")) + sum(unprobed(trace).values()) == sum(trace.launches.values())
+    assert unprobed(trace).get("it was loaded with probes in another context", 0) <= 1
+    assert set(lost(trace)) <= {None, "the device failed"}

@@ -69,7 +69,7 @@ static const char *find_reason(struct probed *probed, const struct launch *launc
     if (before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
         (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count)
         return "it was left out, as --launch-skip, --launch-count or --sample say";
-    if (probed->context && probed->context != context)
+    if (probed->context && (probed->context != context || !hook_is_alive(probed->of_context)))
         return "it was loaded with probes in another context";
     if (threads > (uint64_t)probed->max_threads)
         return "with probes a block of so many threads has too few registers";
@@ -156,6 +156,20 @@ static struct places places_of(const struct frame *frame) {
     }
 }
 
+// A launch without probes is counted once it has been made: the frame has the reason until then.
+static const uint64_t IS_REASON = 1ull << 63; // no pointer has this bit
+
+static void keep_reason(struct frame *frame, const char *reason) {
+    frame->note = *reason ? (uint64_t)reason | IS_REASON : 0;
+}
+
+static void count_reason(const struct frame *frame) {
+    struct probed *probed = hook_find_probed(frame->launch.function);
+    if ((CUresult)frame->rax == CUDA_SUCCESS)
+        hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function),
+                            (const char *)(frame->note & ~IS_REASON));
+}
+
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     frame->note = 0;
     if (!hook_probing)
@@ -164,8 +178,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     hook_end_burst();
     struct probed *probed = hook_find_probed(launch->function);
     if (!probed) {
-        uint32_t function = hook_ask_function(launch->function);
-        hook_count_unprobed(function, "it was found without its name, or is still being made");
+        keep_reason(frame, "it was found without its name, or is still being made");
         return;
     }
     uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
@@ -183,8 +196,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     if (!slab || (probed->variable_count && !copy_variables(probed, stream))) {
         if (slab)
             hook_issue(slab, NULL), reason = "its constants cannot be copied";
-        if (*reason)
-            hook_count_unprobed(probed->function, reason);
+        keep_reason(frame, reason);
         free(save);
         return;
     }
@@ -243,17 +255,21 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     struct save *save = (struct save *)frame->note;
     if (!save)
         return;
+    if (frame->note & IS_REASON) {
+        count_reason(frame);
+        return;
+    }
     frame->note = 0;
     struct slab *slab = save->slab;
     restore_arguments(frame, save);
-    if (frame->rax == CUDA_SUCCESS) {
+    if ((CUresult)frame->rax == CUDA_SUCCESS) {
         write_launch(frame, save);
         hook_issue(slab, save);
         return;
     }
     hook_issue(slab, NULL);
     launch_original(frame);
-    if (frame->rax == CUDA_SUCCESS)
+    if ((CUresult)frame->rax == CUDA_SUCCESS)
         hook_count_unprobed(save->probed->function, "the driver refused the launch with probes");
     free(save);
 }
@@ -313,7 +329,7 @@ void hook_after_attribute(struct frame *frame) {
     bool cache = strstr(frame->slot->symbol, "CacheConfig") != NULL;
     unsigned function = kernel && !cache ? 2 : 0;
     const struct probed *probed =
-        hook_probing && frame->rax == CUDA_SUCCESS ? hook_find_probed(frame->args[function]) : NULL;
+        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_find_probed(frame->args[function]) : NULL;
     if (!probed || probed->refused)
         return;
     struct property property = {.what = cache ? PROPERTY_CACHE_CONFIG : PROPERTY_ATTRIBUTE, .device = -1};

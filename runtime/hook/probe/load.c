@@ -118,7 +118,7 @@ _Atomic bool *hook_taken_flag(uint64_t module, const char *name) {
 // cuModuleGetGlobal, cuLibraryGetGlobal
 void hook_after_variable(struct frame *frame) {
     const char *name = (const char *)frame->args[3];
-    struct flag *flag = name && frame->rax == CUDA_SUCCESS ? find_flag(frame->args[2], name) : NULL;
+    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS ? find_flag(frame->args[2], name) : NULL;
     if (flag)
         flag->taken = true;
 }
@@ -245,6 +245,8 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         probed->context = function->is_kernel && !woven->variable_count ? 0 : hook_current_context();
         load(function, name, probed);
+        if (probed->context && hook_our_stream()) // the context is known then
+            probed->of_context = hook_object_find(probed->context);
         hook_relaxed_mode(mode);
     }
     if (!probed->refused || woven->fault)
@@ -267,9 +269,10 @@ void hook_before_unload(struct frame *frame) {
 
 void hook_after_unload(struct frame *frame) {
     struct probed *probed;
-    if (hook_probing && frame->rax != CUDA_SUCCESS)
+    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
         hook_mark_going(frame->args[0], false);
-    while (hook_probing && frame->rax == CUDA_SUCCESS && (probed = hook_take_gone(frame->args[0]))) {
+    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS &&
+           (probed = hook_take_gone(frame->args[0]))) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         probed->is_library ? hook_do.unload_library(probed->loaded) : hook_do.unload_module(probed->loaded);
         hook_relaxed_mode(mode);

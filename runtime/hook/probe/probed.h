@@ -19,10 +19,11 @@ struct shared_variable { // in constant memory: it is copied
 struct probed {
     uint64_t handle; // the program's
     struct reference reference;
-    uint32_t function;   // its id in the trace
-    const char *refused; // why it runs without probes; NULL if it does not
-    uint64_t probed;     // what is launched in its place
-    uint64_t context;    // where its variables are; 0: any, it has none
+    uint32_t function;           // its id in the trace
+    const char *refused;         // why it runs without probes; NULL if it does not
+    uint64_t probed;             // what is launched in its place
+    uint64_t context;            // where its variables are; 0: any, it has none
+    struct reference of_context; // until a reset, after which the handle is another one's
     const struct woven *woven;
     int max_threads; // of a block
     struct shared_variable *variables;

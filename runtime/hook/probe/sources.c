@@ -131,7 +131,8 @@ static void *copy_image(const void *start, size_t size) {
 
 void hook_after_load_image(struct frame *frame) {
     const void *given = (const void *)frame->args[1];
-    struct loaded *loaded = frame->rax == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
+    struct loaded *loaded =
+        (CUresult)frame->rax == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
     char buffer[4096];
@@ -155,7 +156,8 @@ void hook_after_load_image(struct frame *frame) {
 
 void hook_after_load_file(struct frame *frame) {
     const char *path = (const char *)frame->args[1];
-    struct loaded *loaded = frame->rax == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
+    struct loaded *loaded =
+        (CUresult)frame->rax == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
     struct stat status;
     if (!loaded)
         return;
