@@ -86,18 +86,19 @@ def run_train(steps: int = 30, warm: int = 8) -> None:
         logits = layers(words(given[:, :-1])) @ words.weight.T
         return functional.cross_entropy(logits.float().flatten(0, 1), given[:, 1:].flatten())
 
-    times = []
+    times, first = [], None  # later losses differ from run to run: atomics add up gradients
     for step in range(warm + steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(tokens)
+        first = first if first is not None else loss.item()
         loss.backward()  # type: ignore[no-untyped-call] # PyTorch's
         optimizer.step()
         torch.cuda.synchronize()
         if step >= warm:
             times.append(time.perf_counter() - start)
-    print(f"train {loss.item():.3f}")
+    print(f"train {first}")
     print(f"ms a step {1000 * statistics.median(times):.3f}", file=sys.stderr)
 
 
