@@ -38,12 +38,13 @@ class Coverage:
         reasons = Counter[str]()
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
+        ran = f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes"
         if without := reasons.total():
             told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
             more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
-            yield f"{self.probed:,} launches ran with probes, {without:,} without: {', '.join(told + more)}"
+            yield f"{ran}, {without:,} without: {', '.join(told + more)}"
         elif self.probed:
-            yield f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes"
+            yield ran
 
     def answer(self) -> Iterator[Record]:
         """The launches without probes, by kernel and reason, if there were any."""

@@ -175,7 +175,7 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
         const CUlaunchAttribute *at = &c->attrs[i];
         cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;
         uint64_t blocks = (uint64_t)at->value.clusterDim.x * at->value.clusterDim.y * at->value.clusterDim.z;
-        if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && blocks > 1)
+        if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && blocks > 1 && sim_runs)
             return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
     return launch(&(CUDA_KERNEL_NODE_PARAMS){function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,

@@ -56,7 +56,7 @@ def test_records_of_an_array_that_were_dropped():
 def test_what_ran_without_probes_is_said():
     unprobed = records.make("unprobed", function=4, launches=5, reason="no PTX")
     found = ask("gmem_bytes", trace(totals(*[(1, 2, 3, 4, 5)] * 2), more=[unprobed]))
-    assert found.verdicts["kernels"][-1] == "1 launches ran with probes, 5 without: no PTX (5)"
+    assert found.verdicts["kernels"][-1] == "1 launch ran with probes, 5 without: no PTX (5)"
     assert found.rows["unprobed"] == [{"kernel": NAME, "reason": "no PTX", "launches": 5}]
 
 

@@ -17,6 +17,7 @@ from tests.runtime import hooked
 
 FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
 DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
+needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
 # What clients of the simulated device begin with, beside hooked.PRELUDE: any function by its symbol.
 PRELUDE = r"""
@@ -31,6 +32,14 @@ PRELUDE = r"""
 
 def build(out: Path, source: str, *flags: str | Path) -> Path:
     return hooked.compile_c(out, PRELUDE + source, f"-I{hooked.ROOT}/runtime", *flags)
+
+
+def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:
+    """A program that is linked with our library, as one is with NVIDIA's."""
+    (folder / "libcudart.so").symlink_to(hooked.runtime() / "sim" / "libcudart.so.13")
+    program = folder / "program"
+    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{folder}", source, "-o", program)
+    return program
 
 
 def compile_kernels(out: Path, source: str) -> Path:

@@ -42,6 +42,7 @@ def ask(process: subprocess.Popen, name: str) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_is_replaced(run):
     process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
     compiler, (broker,) = run.compiler(), run.alive("gpt-broker")
@@ -67,6 +68,7 @@ def test_without_its_supervisor_it_helps_itself(run):
     assert re.fullmatch(r"libcuda.so.1: warning: the supervisor .* is gone: .*\n", err)  # said once
 
 
+@pytest.mark.full
 def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
     """And asked no more; but no other whose answer takes long."""
     process = run.start("", program=asking)
@@ -91,6 +93,7 @@ def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
     assert process.wait() == 0
 
 
+@pytest.mark.full
 def test_a_program_that_is_killed_leaves_nothing(run):
     """Not the compiler either, which would never end."""
     process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
@@ -100,6 +103,7 @@ def test_a_program_that_is_killed_leaves_nothing(run):
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hook", ["", None], ids=["asked", "alone"])
 def test_short_of_files_it_fails_until_there_are_some(run, hook):
     script = """
@@ -120,6 +124,7 @@ def test_short_of_files_it_fails_until_there_are_some(run, hook):
     assert re.fullmatch("(.*kernel '[ab]': cannot run gpt-extract and gpt-asm: Too many open files\n){2}", err)
 
 
+@pytest.mark.full
 def test_where_files_may_not_grow_no_signal_comes(run):
     """From the one that keeps code, which is larger than the code."""
     assert run('begin_all(), run("a", 0)')[0] == 0
@@ -141,6 +146,7 @@ def test_where_files_may_not_grow_no_signal_comes(run):
     assert not any((run.folder / "cache/gpt/sim").iterdir())
 
 
+@pytest.mark.full
 def test_a_daemon_that_overwrites_its_environment_helps_itself(run):
     """The supervisor does not see it, and has ended."""
     script = """
@@ -174,6 +180,7 @@ def test_an_image_that_is_too_large_is_refused(run):
     assert (status, out) == (0, "218\n") and "is too large: at most 64 MiB" in err
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
 def test_out_of_its_reach_a_program_helps_itself(run, away):

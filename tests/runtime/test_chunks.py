@@ -139,7 +139,7 @@ def test_queries_of_threads_that_live_are_counted(tmp_path, ending):
     program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
     hooked.run(tmp_path / "t.mp", program, options=())
     trace = Trace(tmp_path / "t.mp")
-    (api,) = (r["id"] for r in trace.of("api") if r["name"] == "cuDriverGetVersion")
+    (api,) = {r["id"] for r in trace.of("api") if r["name"] == "cuDriverGetVersion"}  # threads may tell it twice
     counted = [row for record in trace.of("counts") for row in hooked.rows(record) if row["api"] == api]
     assert [row["count"] for row in counted] == [100000] * 4 and all(row["first"] for row in counted)
 

@@ -14,17 +14,9 @@ import pytest
 
 from tests import cuda
 from tests.runtime import hooked
+from tests.runtime.simulated import compile_cuda, needs_cxx
 
 SOURCES = hooked.ROOT / "runtime" / "cudart"
-needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
-
-
-def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:
-    """A program that is linked with our library, as one is with NVIDIA's."""
-    (folder / "libcudart.so").symlink_to(hooked.runtime() / "sim" / "libcudart.so.13")
-    program = folder / "program"
-    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{folder}", source, "-o", program)
-    return program
 
 
 def of_nvidia() -> Path:

@@ -1,67 +1,28 @@
 """gpt-hook -p: kernels run with probes in them, results stay, and buffers reach the trace. On the simulated device."""
 
-import atexit
 import os
-import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.runtime import hooked, simulated
-from tests.tiers import full
-
-PTX = Path(__file__).with_name("probing.ptx")
-BLOCKS, THREADS, COUNT = 6, 70, 400  # 3 warps a block, the last one of 6 threads
-
-# A program that launches `scale` in one form after the other, and checks what it did.
-CLIENT = r"""
-static char text[1 << 16];
-static void *module, *function;
-static CUdeviceptr items, total, factor;
-static unsigned added = 5, count = 400, want[420], times;
-
-static void setup(const char *path) {
-    begin();
-    FILE *file = fopen(path, "r");
-    assert(file && fread(text, 1, sizeof(text) - 1, file));
-    OK(cuModuleLoadData(&module, text));
-    memset(text, 0, sizeof(text)); // as the driver allows
-    OK(cuModuleGetFunction(&function, module, "scale"));
-    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
-    for (unsigned i = 0; i < 420; i++)
-        want[i] = i;
-    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
-}
-
-static void expect(unsigned by) {
-    for (unsigned i = 0; i < count; i++)
-        want[i] = by * want[i] + added;
-    times++;
-}
-
-static void check(void) {
-    unsigned found[420], sum;
-    size_t size;
-    OK(D(cuMemcpyDtoH_v2)(found, items, sizeof(found)));
-    assert(!memcmp(found, want, sizeof(want)));
-    OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
-    OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
-    assert(sum == times * count);
-}
-
-static void run(void) {
-    void *params[] = {&items, &added, &count};
-    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
-    expect(3);
-}
-"""
+from tests.runtime import hooked
+from tests.runtime.probing import (
+    BLOCKS,
+    CLIENT,
+    COUNT,
+    PTX,
+    THREADS,
+    buffers,
+    build,
+    check_bytes,
+    good,
+    probed,
+    unprobed,
+)
 
 FORMS = (
     CLIENT
@@ -91,68 +52,6 @@ int main(int argc, char **argv) {
 }
 """
 )
-
-
-def build(folder, source):
-    return simulated.build(folder / "client", source)
-
-
-@cache
-def kept():
-    """The cache of all tests but those of pipelines: each kernel is made once."""
-    folder = tempfile.mkdtemp(prefix="gpt-probed-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def probed(folder, program, *options, arguments=(PTX,)):
-    """What a run ended with, and its trace."""
-    cache = str(folder / "cache") if "--jit" in options else kept()
-    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": cache}
-    out = folder / "t.mp"
-    done = hooked.run(out, program, *arguments, options=("-f", *options), env=env)
-    return done, hooked.Trace(out) if out.exists() else None
-
-
-def good(folder, program, *options, **more):
-    done, trace = probed(folder, program, *options, **more)
-    assert (done.returncode, done.stderr) == (0, "")
-    return trace
-
-
-def buffers(trace, name):
-    """The buffers of a map by the number of the launch: counts and slots of its units."""
-    maps = [r for r in trace.of("map") if r["name"] == name]
-    found, fields = maps[0], maps[0]["fields"]  # each kernel that was loaded has its own: they are alike
-    slot = np.dtype({
-        "names": [f["name"] for f in fields], "formats": [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields],
-        "offsets": [f["offset"] for f in fields], "itemsize": found["stride"],
-    })  # fmt: skip
-    unit = np.dtype([("count", "<u8"), ("slots", slot, (found["capacity"],))])
-    return {
-        r["launch"]: np.frombuffer(r["data"], unit) for r in trace.of("buffer") if r["map"] in {m["id"] for m in maps}
-    }
-
-
-def check_bytes(trace, launches):
-    """What gmem_bytes counted of so many launches of `scale`."""
-    found = buffers(trace, "gmem_bytes")
-    assert sorted(found) == sorted(r["id"] for r in trace.of("probed"))
-    assert len(found) == launches
-    lanes = np.tile([32, 32, 6], BLOCKS)
-    threads = np.arange(BLOCKS * THREADS).reshape(BLOCKS, THREADS) < COUNT
-    active = np.concatenate([[row[:32].sum(), row[32:64].sum(), row[64:].sum()] for row in threads])
-    for units in found.values():
-        assert (units["count"] == lanes).all()
-        for name in ("read", "written"):
-            assert (units["slots"][name][:, 0] == 8 * active).all()
-
-
-def unprobed(trace):
-    found = {}
-    for record in trace.of("unprobed"):
-        found[record["reason"]] = found.get(record["reason"], 0) + record["launches"]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -413,6 +312,7 @@ def test_what_is_on_its_way_is_awaited_at_the_end(tmp_path, end):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
 
 
+@pytest.mark.full
 def test_a_child_of_fork_and_a_kill(tmp_path):
     source = (
         CLIENT
@@ -438,6 +338,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
     assert len(trace.of("buffer")) == 1
 
 
+@pytest.mark.full
 def test_a_pipeline_that_is_late_is_used_later(tmp_path):
     """A look-up does not wait with --wait 0; the kernel is loaded where the program waits for the GPU."""
     source = (
@@ -485,6 +386,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, launches, options, status, sai
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_the_line_at_the_end(tmp_path, launches):
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path)}
     line = [*hooked.command("run", quiet=False), "-o", tmp_path / "t.mp", "--device", "sim"]
@@ -493,7 +395,7 @@ def test_the_line_at_the_end(tmp_path, launches):
     assert done.stderr.splitlines()[1].startswith("gpt-hook: 2 launches with probes, 3 without: ")
 
 
-@full
+@pytest.mark.full
 def test_the_broker_is_killed(tmp_path):
     """The program's own kernels run on; what was made stays."""
     source = (

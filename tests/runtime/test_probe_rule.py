@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.test_cudart import compile_cuda, needs_cxx
-from tests.runtime.test_probe import (
+from tests.runtime.probing import (
     CLIENT,
     PTX,
     build,
@@ -17,6 +16,9 @@ from tests.runtime.test_probe import (
     probed,
     unprobed,
 )
+from tests.runtime.simulated import compile_cuda, needs_cxx
+
+pytestmark = pytest.mark.full
 
 # Launches whose buffers are 720 KB, beside the trace; each waits until its are written.
 LARGE = (

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from textwrap import dedent
 
+import pytest
+
 from tests import cuda
 from tests.runtime import hooked
 
@@ -91,6 +93,7 @@ def write(path, ptx):
     path.write_bytes(cuda.fatbin([("sm_70", "ptx", (HEAD + ptx).encode())], "none"))
 
 
+@pytest.mark.full
 def test_attributes_need_no_compiler(tmp_path):
     """And are those of the code that is made later, which occupancy is about, too."""
     write(tmp_path / "code.fatbin", PTX)

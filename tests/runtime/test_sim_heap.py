@@ -102,6 +102,7 @@ def play(code):
     return run
 
 
+@pytest.mark.full
 def test_many_live_at_once(play):
     """A million: looking through all of them at each call, this would not end."""
     script = """
@@ -113,6 +114,7 @@ def test_many_live_at_once(play):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 def test_the_limit_counts_what_is_there(play):
     script = """
     ok(run("most", 8 << 20))

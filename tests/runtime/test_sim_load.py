@@ -68,6 +68,7 @@ def test_a_kernel_that_cannot_be_made_is_refused_with_its_line(check):
     check(HEAD.format("7.0", "sm_70") + BAD, 218, f"kernel 'bad': {FAULT}")
 
 
+@pytest.mark.full
 def test_so_is_a_module_one_of_whose_kernels_cannot(check):
     check(HEAD.format("7.0", "sm_70") + BAD + GOOD, 218, f"PTX: {FAULT}")
 
@@ -91,6 +92,7 @@ def test_a_target_that_the_device_has_not(check, target, arch, runs):
     check(text, *((0, "") if runs else (218, log)), GPT_SIM_ARCH=arch)
 
 
+@pytest.mark.full
 def test_a_function_that_is_not_there(check):
     """As cudaGraphSetConditional, which CUDA has in a library."""
     text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"

@@ -1,0 +1,122 @@
+"""Programs that run with probes on the simulated device, and what their traces hold."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from tests.runtime import hooked, simulated
+
+PTX = Path(__file__).with_name("probing.ptx")
+BLOCKS, THREADS, COUNT = 6, 70, 400  # 3 warps a block, the last one of 6 threads
+
+# A program that launches `scale` in one form after the other, and checks what it did.
+CLIENT = r"""
+static char text[1 << 16];
+static void *module, *function;
+static CUdeviceptr items, total, factor;
+static unsigned added = 5, count = 400, want[420], times;
+
+static void setup(const char *path) {
+    begin();
+    FILE *file = fopen(path, "r");
+    assert(file && fread(text, 1, sizeof(text) - 1, file));
+    OK(cuModuleLoadData(&module, text));
+    memset(text, 0, sizeof(text)); // as the driver allows
+    OK(cuModuleGetFunction(&function, module, "scale"));
+    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+    for (unsigned i = 0; i < 420; i++)
+        want[i] = i;
+    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+}
+
+static void expect(unsigned by) {
+    for (unsigned i = 0; i < count; i++)
+        want[i] = by * want[i] + added;
+    times++;
+}
+
+static void check(void) {
+    unsigned found[420], sum;
+    size_t size;
+    OK(D(cuMemcpyDtoH_v2)(found, items, sizeof(found)));
+    assert(!memcmp(found, want, sizeof(want)));
+    OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
+    OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+    assert(sum == times * count);
+}
+
+static void run(void) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL));
+    expect(3);
+}
+"""
+
+
+def build(folder, source):
+    return simulated.build(folder / "client", source)
+
+
+@cache
+def kept():
+    """The cache of all tests but those of pipelines: each kernel is made once."""
+    folder = tempfile.mkdtemp(prefix="gpt-probed-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def probed(folder, program, *options, arguments=(PTX,)):
+    """What a run ended with, and its trace."""
+    cache = str(folder / "cache") if "--jit" in options else kept()
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": cache}
+    out = folder / "t.mp"
+    done = hooked.run(out, program, *arguments, options=("-f", *options), env=env)
+    return done, hooked.Trace(out) if out.exists() else None
+
+
+def good(folder, program, *options, **more):
+    done, trace = probed(folder, program, *options, **more)
+    assert (done.returncode, done.stderr) == (0, "")
+    return trace
+
+
+def buffers(trace, name):
+    """The buffers of a map by the number of the launch: counts and slots of its units."""
+    maps = [r for r in trace.of("map") if r["name"] == name]
+    found, fields = maps[0], maps[0]["fields"]  # each kernel that was loaded has its own: they are alike
+    slot = np.dtype({
+        "names": [f["name"] for f in fields], "formats": [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields],
+        "offsets": [f["offset"] for f in fields], "itemsize": found["stride"],
+    })  # fmt: skip
+    unit = np.dtype([("count", "<u8"), ("slots", slot, (found["capacity"],))])
+    return {
+        r["launch"]: np.frombuffer(r["data"], unit) for r in trace.of("buffer") if r["map"] in {m["id"] for m in maps}
+    }
+
+
+def check_bytes(trace, launches):
+    """What gmem_bytes counted of so many launches of `scale`."""
+    found = buffers(trace, "gmem_bytes")
+    assert sorted(found) == sorted(r["id"] for r in trace.of("probed"))
+    assert len(found) == launches
+    lanes = np.tile([32, 32, 6], BLOCKS)
+    threads = np.arange(BLOCKS * THREADS).reshape(BLOCKS, THREADS) < COUNT
+    active = np.concatenate([[row[:32].sum(), row[32:64].sum(), row[64:].sum()] for row in threads])
+    for units in found.values():
+        assert (units["count"] == lanes).all()
+        for name in ("read", "written"):
+            assert (units["slots"][name][:, 0] == 8 * active).all()
+
+
+def unprobed(trace):
+    found = {}
+    for record in trace.of("unprobed"):
+        found[record["reason"]] = found.get(record["reason"], 0) + record["launches"]
+    return found
