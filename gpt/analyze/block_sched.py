@@ -10,7 +10,7 @@ import typer
 from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer, make_array_answer
-from gpt.analyze.maps import MapAnalysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis
 
 if TYPE_CHECKING:
     from gpt.analyze.schedule import Schedule
@@ -32,15 +32,7 @@ KERNELS = (
     Column("silent", "u64", title="blocks lost", shown="any"),
 )
 LAUNCHES = (
-    Column("kernel", "text", "kernel", "launches of"),
-    Column("launch", "u64", "id", "no"),
-    Column("pid", "u64", "id", shown="never"),
-    Column("id", "u64", "id", shown="never"),
-    Column("device", "u64", "id", shown="never"),
-    Column("stream", "u64", "id", shown="never"),
-    Column("start", "u64", "ns", shown="never"),
-    Column("blocks", "u64"),
-    Column("threads", "u64"),
+    *LAUNCH,
     *KERNELS[3:],
     Column("span", "u64?", "ns", "time"),
 )
@@ -197,7 +189,7 @@ class BlockSched(MapAnalysis):
         if self.shown:
             yield from _iter_shown(self.shown, self._wanted is None)
         elif self._wanted:
-            yield make_answer("sms", SMS, [], [f"there is no launch {self._wanted} with blocks"])
+            yield make_answer("sms", SMS, [], [f"no launch with the number {self._wanted} has blocks"])
 
 
 def _iter_shown(shown: Shown, chosen: bool) -> base.Answers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer
-from gpt.analyze.maps import MapAnalysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -32,15 +32,7 @@ KERNELS = (
     *BYTES,
 )
 LAUNCHES = (
-    Column("kernel", "text", "kernel", "launches of"),
-    Column("launch", "u64", "id", "no"),
-    Column("pid", "u64", "id", shown="never"),
-    Column("id", "u64", "id", shown="never"),
-    Column("device", "u64", "id", shown="never"),
-    Column("stream", "u64", "id", shown="never"),
-    Column("start", "u64", "ns", shown="never"),
-    Column("blocks", "u64"),
-    Column("threads", "u64"),
+    *LAUNCH,
     *BYTES,
 )
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpt.analyze.base import Answers
+from gpt.analyze.base import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import GptError, MissingError, TruncatedError
 
@@ -14,10 +15,21 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
     from gpt.trace.process import Process
 
+LAUNCH = (  # columns of a launch, before those of its map
+    Column("kernel", "text", "kernel", "launches of"),
+    Column("launch", "u64", "id", "no"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("id", "u64", "id", shown="never"),
+    Column("device", "u64", "id", shown="never"),
+    Column("stream", "u64", "id", shown="never"),
+    Column("start", "u64", "ns", shown="never"),
+    Column("blocks", "u64"),
+    Column("threads", "u64"),
+)
 KILLED, ABSENT = "it was not written before the process was killed", "it is not in the trace"
 
 
-class MapAnalysis:
+class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have `fields`, unsigned all of them.
 
     `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
@@ -37,13 +49,13 @@ class MapAnalysis:
         self._done = Coverage()  # of processes that are over
         self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
 
+    @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Takes in what a launch saved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
         """The answers, if a launch saved anything."""
-        raise NotImplementedError
 
     def take(self, process: Process) -> None:
         """Takes the buffers in that a process has collected."""

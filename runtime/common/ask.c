@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "broker.h"
@@ -24,29 +22,17 @@ enum hope { REACHED, APART, GONE, LATE }; // out of reach of this process; ended
 
 static bool late; // it was, once
 
-// Connects to the supervisor.
 static enum hope reach(const char *name, int file) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct ucred peer;
-    socklen_t size = sizeof(peer);
-    size_t length = strlen(name);
-    int status;
-    if (length > sizeof(address.sun_path) - 1)
-        return APART;
-    memcpy(address.sun_path + 1, name, length); // an abstract one
     // connect waits if the queue of the socket is full.
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = GPT_SILENCE},
                sizeof(struct timeval));
-    while ((status = connect(file, (void *)&address,
-                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) &&
-           errno == EINTR)
-        continue;
+    if (gpt_connect(file, name))
+        return REACHED;
+    int error = errno;
     const char *network = strrchr(name, '.');
-    if (status && (!network || strtoul(network + 1, NULL, 10) != gpt_find_network()))
+    if (error == EACCES || !network || strtoul(network + 1, NULL, 10) != gpt_find_network())
         return APART;
-    if (status)
-        return errno == EAGAIN ? LATE : GONE;
-    return getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid() ? APART : REACHED;
+    return error == EAGAIN ? LATE : GONE;
 }
 
 static enum hope receive(int server, struct gpt_reply *reply, int *file) {
@@ -69,17 +55,6 @@ static enum hope receive(int server, struct gpt_reply *reply, int *file) {
     return LATE;
 }
 
-static void read_file(int file, struct gpt_bytes *found) {
-    struct stat status;
-    ssize_t got = 1;
-    if (fstat(file, &status) || !gpt_make_room(found, (size_t)status.st_size))
-        return;
-    while (found->size < found->room && got > 0) {
-        got = pread(file, found->data + found->size, found->room - found->size, (off_t)found->size);
-        found->size += got > 0 ? (size_t)got : 0;
-    }
-}
-
 static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt_bytes *input,
                      struct gpt_bytes *output, struct gpt_outcome *outcome) {
     struct gpt_question question = {.pipeline = which};
@@ -93,7 +68,7 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
         outcome->status = reply.status;
         snprintf(outcome->fault, sizeof(outcome->fault), "%.*s", (int)sizeof(reply.fault), reply.fault);
         if (found >= 0)
-            read_file(found, output);
+            gpt_read_file(found, output);
     }
     for (size_t i = 0; i < 3; i++)
         if ((int[]){server, file, found}[i] >= 0)

@@ -142,7 +142,6 @@ struct gpt_reply;
 bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input);
 // Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
-void gpt_drop(struct gpt_call *call);
 
 // alone.c
 
@@ -176,6 +175,10 @@ struct gpt_reply {
     int32_t status; // 0: a file comes with it
     char fault[1024];
 };
+
+// Connects a socket to the supervisor of this name. EACCES: that is another user's, or nobody's.
+bool gpt_connect(int file, const char *name);
+bool gpt_read_file(int file, struct gpt_bytes *found); // adds all that is in it; false if that fails
 
 bool gpt_send(int socket, const void *data, size_t size, int file); // file: -1 for none
 ssize_t gpt_receive(int socket, void *data, size_t size,

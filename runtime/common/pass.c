@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -87,7 +89,7 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int *file) {
         memcpy(file, CMSG_DATA(head), sizeof(*file));
     if (got < 0 || !(message.msg_flags & MSG_CTRUNC))
         return got;
-    errno = EMFILE; // there is no number for the file
+    errno = EMFILE; // no descriptor is left for the file
     return -1;
 }
 
@@ -106,6 +108,40 @@ bool gpt_wait_for(int file, uint64_t until) {
         if (now >= until)
             return false;
     }
+}
+
+bool gpt_connect(int file, const char *name) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct ucred peer;
+    socklen_t size = sizeof(peer);
+    size_t length = strlen(name);
+    int status;
+    if (length > sizeof(address.sun_path) - 1) {
+        errno = EACCES;
+        return false;
+    }
+    memcpy(address.sun_path + 1, name, length); // an abstract one
+    while ((status = connect(file, (void *)&address,
+                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) &&
+           errno == EINTR)
+        continue;
+    if (status)
+        return false;
+    errno = EACCES;
+    return !getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == geteuid();
+}
+
+bool gpt_read_file(int file, struct gpt_bytes *found) {
+    struct stat status;
+    ssize_t got = 1;
+    if (fstat(file, &status) || !gpt_make_room(found, (size_t)status.st_size))
+        return false;
+    size_t end = found->size + (size_t)status.st_size;
+    for (off_t at = 0; found->size < end && got > 0; at += got) {
+        got = pread(file, found->data + found->size, end - found->size, at);
+        found->size += got > 0 ? (size_t)got : 0;
+    }
+    return found->size == end;
 }
 
 unsigned long gpt_find_network(void) {

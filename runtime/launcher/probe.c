@@ -109,8 +109,6 @@ static void add_executables(const char *command) {
             if (file)
                 fclose(file);
             free(data);
-            if (!*folders)
-                break;
         }
     }
 }

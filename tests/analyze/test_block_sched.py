@@ -159,7 +159,7 @@ def test_launches_add_up_and_the_longest_is_shown():
     fourth = ask("block_sched", first, second, args=("--launch", 4))
     assert fourth.verdicts["sms"] == ["launch 4"] and fourth.rows["blocks"][0]["running"] == 100
     absent = ask("block_sched", first, args=("--launch", 4))
-    assert absent.verdicts["sms"] == ["there is no launch 4 with blocks"] and "blocks" not in absent.rows
+    assert absent.verdicts["sms"] == ["no launch with the number 4 has blocks"] and "blocks" not in absent.rows
 
 
 def test_a_stream_keeps_what_others_use():

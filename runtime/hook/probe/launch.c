@@ -19,8 +19,6 @@
 #include "settings.h"
 #include "unprobed.h"
 
-enum { ALIGN = 256 };
-
 // What the program launches
 
 static bool is_dependent(const struct frame *frame) {
@@ -108,21 +106,21 @@ static bool size_buffers(struct save *save, const struct launch *launch) {
     for (size_t i = 0; i < woven->map_count; i++) {
         if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
             return false;
-        save->bytes += (save->sizes[i] + ALIGN - 1) / ALIGN * ALIGN;
+        save->bytes += hook_rounded(save->sizes[i]);
         if (save->bytes >> 62)
             return false;
     }
     return true;
 }
 
-// The addresses of the buffers, as values behind the arguments.
+// Adds the addresses of the buffers to the arguments.
 static void point_at_buffers(struct save *save, uint64_t address) {
     const struct woven *woven = save->probed->woven;
     uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
     for (size_t i = 0; i < woven->added_count; i++) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
-            at += (save->sizes[k] + ALIGN - 1) / ALIGN * ALIGN;
+            at += hook_rounded(save->sizes[k]);
         values[i] = at;
         save->arguments[woven->param_count + i] = &values[i];
     }

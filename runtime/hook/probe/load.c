@@ -191,7 +191,7 @@ static bool load(const struct looked_up *function, const char *name, struct prob
     void *image = aligned_alloc(64, (probed->woven->image_size | 63) + 1);
     const char *missing = NULL;
     if (!image)
-        return probed->refused = "there is no memory", false;
+        return probed->refused = "memory ran out", false;
     memcpy(image, probed->woven->image, probed->woven->image_size);
     CUresult status = function->is_kernel ? hook_do.load_library(&module, image, NULL, NULL, 0, NULL, NULL, 0)
                                           : hook_do.load_module(&module, image);
@@ -231,7 +231,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     if (!woven || !probed || !hook_is_alive(function->reference) || !hook_find_probe_calls()) {
         hook_free_woven(woven), free(probed);
         if (hook_is_alive(function->reference))
-            hook_refuse(function, "there is no memory, or the driver is too old (12.0 is needed)");
+            hook_refuse(function, "memory ran out, or the driver is too old (12.0 is needed)");
         return;
     }
     *probed = (struct probed){.handle = function->handle,

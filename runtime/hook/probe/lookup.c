@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/kept.h"
 #include "driver_calls.h"
@@ -33,12 +32,6 @@ struct pending {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
 static _Atomic uint64_t spent; // ms of this burst
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
-}
 
 void hook_end_burst(void) {
     if (atomic_load_explicit(&spent, memory_order_relaxed))
@@ -97,13 +90,13 @@ static bool wait_for(struct pending *pending) {
             finish(pending, state, &answer, &reply);
             return true;
         }
-        uint64_t used = atomic_load(&spent), start = now();
+        uint64_t used = atomic_load(&spent), start = gpt_now();
         if (used >= hook_settings.wait)
             return false;
         struct pollfd file = {pending->call.socket, POLLIN, 0};
         uint64_t left = hook_settings.wait - used;
         poll(&file, 1, left > 100 ? 100 : (int)left);
-        atomic_fetch_add(&spent, now() - start);
+        atomic_fetch_add(&spent, gpt_now() - start);
     }
 }
 

@@ -226,7 +226,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     }
     if (slab) {
         *offset = slab->used;
-        slab->used += (claim->bytes + 255) / 256 * 256;
+        slab->used += hook_rounded(claim->bytes);
         slab->issuing++;
     }
     hook_relaxed_mode(mode);

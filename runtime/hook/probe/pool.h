@@ -9,18 +9,21 @@
 
 #include "probed.h"
 
+// Buffers begin at multiples of 256.
+static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 struct save { // a launch, and where its buffers are
     struct save *next;
     struct slab *slab;
     const struct probed *probed;
-    uint32_t id;            // in the trace; 0: it has no record, its buffers are of no use
-    uint64_t offset;        // of the first buffer in the slab
-    uint64_t bytes;         // of all
-    uint64_t function;      // what the program passed, to be called if this one cannot run
-    void **params, **extra; // the same
-    char *block;            // its parameters, at their places
-    uint64_t sizes[64];     // of each map's buffer
-    void *arguments[];      // pointers to the values behind them, as cuLaunchKernel takes them
+    uint32_t id;               // in the trace; 0: it has no record, its buffers are of no use
+    uint64_t offset;           // of the first buffer in the slab
+    uint64_t bytes;            // of all
+    uint64_t function;         // what the program passed, to be called if this one cannot run
+    void **params, **extra;    // the same
+    char *block;               // its parameters, at their places
+    uint64_t sizes[MOST_MAPS]; // of each map's buffer
+    void *arguments[];         // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
 // What a launch needs.

@@ -13,7 +13,7 @@
 
 struct shared_variable { // in constant memory: it is copied
     uint64_t from, to, size;
-    _Atomic bool *taken; // the program has its address; NULL: it was copied for good
+    _Atomic bool *taken; // the program has its address
 };
 
 struct probed {

@@ -12,7 +12,7 @@
 #include "unpack.h"
 #include "woven.h"
 
-enum { MOST_ITEMS = 4096, MOST_MAPS = 64, MOST_PARAM_BYTES = 32764 };
+enum { MOST_ITEMS = 4096, MOST_PARAM_BYTES = 32764 };
 
 struct field { // a key of a map, and where its value goes
     const char *name;

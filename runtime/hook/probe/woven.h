@@ -9,6 +9,8 @@
 
 #include "common/broker.h"
 
+enum { MOST_MAPS = 64 };
+
 struct woven_map {
     uint64_t id; // in the answer
     uint64_t capacity, stride;

@@ -166,7 +166,7 @@ static void write_slab(struct slab *slab) {
         uint64_t at = save->offset;
         for (size_t i = 0; i < woven->map_count && save->id; i++) {
             write_buffer(slab, save, &woven->maps[i], at, save->sizes[i]);
-            at += (save->sizes[i] + 255) / 256 * 256;
+            at += hook_rounded(save->sizes[i]);
         }
         next = save->next;
         free(save);
