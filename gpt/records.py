@@ -40,6 +40,8 @@ STRUCTS: dict[str, Keys] = {
     "param": {
         "offset": ("u64", "bytes from the start of the parameters"),
         "size": ("u64", "bytes"),
+        "type": ("str?", "as PTX declares it: u64, f32, b8[16]"),
+        "space": ("str?", "of a pointer that says so (.ptr): global, const, shared, local or generic"),
         "map": ("u64?", "id of the map whose buffer's address it takes"),
     },
     "variable": {

@@ -10,7 +10,7 @@ import typer
 from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer, make_array_answer
-from gpt.analyze.maps import LAUNCH, MapAnalysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     from gpt.analyze.schedule import Schedule
@@ -165,9 +165,7 @@ class BlockSched(MapAnalysis):
         if schedule and self._is_shown(totals):
             self.shown = Shown(self._number, buffer.kernel, launch, schedule, totals)
         if len(self._rows) < MOST_LAUNCHES:
-            start = process.clock.realtime_at(launch.start)
-            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start
-            self._rows.append((buffer.kernel, *ids, launch.blocks, launch.threads, *totals.row()[1:], span))
+            self._rows.append((*launch_row(self._number, process, buffer), *totals.row()[1:], span))
 
     def _is_shown(self, totals: _Totals) -> bool:
         if self._wanted is not None or self.shown is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer
-from gpt.analyze.maps import LAUNCH, MapAnalysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -67,15 +67,12 @@ class GmemBytes(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Adds a launch."""
-        launch = buffer.launch
         sums = {name: int(saved.slots[name].sum()) for name in FIELDS}
         sums |= {"total": sum(sums[name] for name in SUMMED), "dropped": saved.dropped}
         self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:
-            start = process.clock.realtime_at(launch.start)
-            ids = self._number, process.pid, launch.id, launch.device, launch.stream, start
-            self._rows.append((buffer.kernel, *ids, launch.blocks, launch.threads, *_bytes(sums)))
+            self._rows.append((*launch_row(self._number, process, buffer), *_bytes(sums)))
 
     def iter_answers(self, verdict: list[str]) -> base.Answers:
         """Kernels, that with the most bytes first, and launches."""

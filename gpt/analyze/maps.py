@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.base import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import GptError, MissingError, TruncatedError
+from gpt.trace.params import to_text
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -25,8 +26,16 @@ LAUNCH = (  # columns of a launch, before those of its map
     Column("start", "u64", "ns", shown="never"),
     Column("blocks", "u64"),
     Column("threads", "u64"),
+    Column("params", "text?", shown="never"),
 )
 KILLED, ABSENT = "it was not written before the process was killed", "it is not in the trace"
+
+
+def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
+    """The columns LAUNCH of a launch, the `number`th of all traces."""
+    launch = buffer.launch
+    ids = number, process.pid, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
+    return buffer.kernel, *ids, launch.blocks, launch.threads, to_text(buffer.arguments) or None
 
 
 class MapAnalysis(ABC):

@@ -18,14 +18,17 @@ from gpt.ptx.scan import Item, Module, find_name
 from gpt.ptx.types import STORED, integer
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
+SPACES = ("global", "const", "shared", "local")  # that a pointer may name
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
 
 
 class Param(NamedTuple):
-    """A parameter: its offset and size in bytes."""
+    """A parameter: offset and size in bytes, type with dimensions (`b8[16]`), and the space of a `.ptr`."""
 
     offset: int
     size: int
+    type: str
+    space: str | None = None
 
 
 def reserved(target: int) -> int:
@@ -42,16 +45,19 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
     end = 0
     for parameter in params:
         words = [specifier.word[1:] for specifier in parameter.specifiers]
-        size = align = next((STORED[word] for word in words if word in STORED), STORED["b64"])
+        type_ = next((word for word in words if word in STORED), "b64")
+        size = align = STORED[type_]
         if "ptr" not in words:  # there .align speaks of what is pointed at
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
             align = (integer(given[0]) or 0) if given else align
         for dimension in parameter.declarator.dimensions:
-            size *= (integer(str(dimension)) or 0) if dimension != tree.Name("WARP_SZ") else 32
+            count = (integer(str(dimension)) or 0) if dimension != tree.Name("WARP_SZ") else 32
+            size, type_ = size * count, f"{type_}[{count}]"
         if not size or align.bit_count() != 1:
             raise MalformedError(f"PTX: '{parameter}' has no size or no alignment", where)
         offset = -(-(front + end) // align) * align - front
-        found.append(Param(offset, size))
+        space = next((word for word in words if word in SPACES), "generic") if "ptr" in words else None
+        found.append(Param(offset, size, type_, space))
         end = offset + size
     return found
 
@@ -60,7 +66,7 @@ def addresses_after(params: list[Param], count: int) -> list[Param]:
     """`count` more parameters after these: addresses."""
     end = params[-1].offset + params[-1].size if params else 0
     first = -(-end // 8) * 8
-    return [Param(first + 8 * number, 8) for number in range(count)]
+    return [Param(first + 8 * number, 8, "u64") for number in range(count)]
 
 
 def limit(version: tuple[int, int]) -> int:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gpt import packed
 from gpt.errors import MalformedError, MissingError, TruncatedError
 from gpt.formats.paths import open_regular
+from gpt.trace.params import Argument, parse_arguments
 
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
@@ -135,6 +136,7 @@ class ProbedLaunch:
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
+    params: bytes  # its own, as the kernel got them
 
     @property
     def blocks(self) -> int:
@@ -152,7 +154,8 @@ def _parse_launch(record: Record) -> ProbedLaunch:
         if len(record[key]) != 3 or not all(record[key]):
             raise MalformedError(f"probed.{key} is not three numbers from 1 on")
     numbers = {key: record[key] for key in ("id", "kernel", "function", "thread", "start", "device", "stream")}
-    return ProbedLaunch(**numbers, grid=tuple(record["grid"]), block=tuple(record["block"]))
+    grid, block = tuple(record["grid"]), tuple(record["block"])
+    return ProbedLaunch(**numbers, grid=grid, block=block, params=record.get("params", b""))
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,17 @@ class Buffer:
     map: MapLayout
     kernel: str
     lost: str | None
+    _params: list[Record]
     _record: Record
     _files: SideFiles
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """What the launch passed to the kernel; empty if that is not recorded.
+
+        Raises MalformedError if the records do not fit together.
+        """
+        return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
     def read(self) -> Saved:
         """The arrays. Raises MissingError if the bytes are lost or the file is absent, TruncatedError if it ends
@@ -249,7 +261,9 @@ class Probes:
             case "map":
                 self.maps[record["id"]] = MapLayout(record)
             case "kernel":
-                self._kernels[record["id"]] = _Kernel(record["name"], frozenset(record.get("maps", ())))
+                if "maps" in record or record["id"] not in self._kernels:  # another one is about its code
+                    kernel = _Kernel(record["name"], frozenset(record.get("maps", ())), record.get("params", []))
+                    self._kernels[record["id"]] = kernel
             case "probed":
                 launch = _parse_launch(record)
                 self.probed[launch.function] += 1
@@ -279,7 +293,7 @@ class Probes:
             taken.add(layout.id)
             if len(taken) == len(kernel.maps):
                 del self._launches[launch.id], self._taken[launch.id]
-            yield Buffer(launch, layout, kernel.name, record.get("lost"), record, self._files)
+            yield Buffer(launch, layout, kernel.name, record.get("lost"), kernel.params, record, self._files)
 
     def check_taken(self) -> None:
         """Raises MalformedError if a buffer refers to what never came."""
@@ -291,3 +305,4 @@ class Probes:
 class _Kernel(NamedTuple):
     name: str
     maps: frozenset[int]
+    params: list[Record]

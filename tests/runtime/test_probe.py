@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from gpt.trace.params import parse_arguments
 from tests.runtime import hooked
 from tests.runtime.probing import (
     BLOCKS,
@@ -84,7 +85,8 @@ def test_every_form_of_a_launch(tmp_path, forms):
     assert not trace.of("unprobed")
     for record in trace.of("probed"):
         assert (record["grid"], record["block"]) == ([BLOCKS, 1, 1], [THREADS, 1, 1])
-        assert np.frombuffer(record["params"], "<u4")[2:].tolist() == [5, COUNT]
+        arguments = parse_arguments(trace.of("kernel")[-1]["params"], record["params"])
+        assert [(one.type, one.value) for one in arguments[1:]] == [("u32", 5), ("u32", COUNT)]
     starts = {call["start"] for call in trace.calls if call["op"] == "launch"}
     assert {record["start"] for record in trace.of("probed")} == starts
     kernels = trace.of("kernel")

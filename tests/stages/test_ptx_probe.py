@@ -61,8 +61,8 @@ def test_each_kernel_alone_with_its_maps(text, probe_file):
     assert (map_["capacity"], map_["stride"]) == (1, 8)
     assert map_["fields"] == [{"name": "addr", "type": "u64", "offset": 0}]
     copy, fill, none = done.kind("kernel")
-    assert copy["params"] == [{"offset": 0, "size": 8}, {"offset": 8, "size": 8}]
-    assert copy["added"] == [{"offset": 16, "size": 8, "map": map_["id"]}]
+    assert copy["params"] == [{"offset": at, "size": 8, "type": "u64"} for at in (0, 8)]
+    assert copy["added"] == [{"offset": 16, "size": 8, "type": "u64", "map": map_["id"]}]
     assert copy["maps"] == [map_["id"]] and copy["verified"] == 1
     assert copy["sites"] == [{"probe": "loads.loads", "position": "ld.global", "matched": 1, "woven": 1}]
     assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe applies to it"

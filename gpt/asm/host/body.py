@@ -235,8 +235,8 @@ class Body:
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         element = element_of(parameter.specifiers, parameter.declarator)
         if self.is_kernel:
-            offset, size = self.code.parameters(self.item)[number]
-            scope.places[name] = Place("param", f"(uint64_t)parameters + {offset}", size, element)
+            own = self.code.parameters(self.item)[number]
+            scope.places[name] = Place("param", f"(uint64_t)parameters + {own.offset}", own.size, element)
         elif "reg" in words:
             self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
         else:

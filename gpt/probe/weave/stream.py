@@ -142,11 +142,8 @@ class Weaving:
             "kernel",
             id=ptx["id"],
             name=woven.kernel,
-            params=[{"offset": param.offset, "size": param.size} for param in woven.params],
-            added=[
-                {"offset": param.offset, "size": param.size, "map": first + place}
-                for place, param in enumerate(woven.added)
-            ],
+            params=[_present(param._asdict()) for param in woven.params],
+            added=[_present(param._asdict()) | {"map": first + place} for place, param in enumerate(woven.added)],
             maps=list(range(first, self._maps)),
             sites=[site._asdict() for site in woven.sites if site.matched],
             variables=[_present(variable._asdict()) for variable in woven.variables] or None,

@@ -1,0 +1,72 @@
+"""The parameters of a launch as values: bytes of a `probed` record, as the `kernel` record types them.
+
+A kernel takes plain bits for much of what it gets, so an integer of type `b32` or `u64` may be anything: an address
+looks like other numbers unless the parameter is a pointer by its type (`.ptr`, in `space`).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpt.errors import MalformedError
+
+_CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "s8": "b", "s16": "h", "s32": "i", "s64": "q",
+          "b8": "B", "b16": "H", "b32": "I", "b64": "Q", "f16": "e", "f32": "f", "f64": "d", "pred": "B"}  # fmt: skip
+_TYPE = re.compile(r"(\w+)((?:\[\d+\])*)", re.ASCII)
+MOST_TEXT = 200  # characters of a launch
+
+Value = int | float | bytes | list[int] | list[float]
+
+
+class Argument(NamedTuple):
+    """What a launch passed for a parameter: a number, a list of them for an array, or bytes.
+
+    Bytes stand for arrays of `b8`, as structs are declared, and for types that have no numbers here.
+    """
+
+    type: str
+    space: str | None
+    value: Value
+
+    def __str__(self) -> str:
+        """`u32 400`, `u64 global 0x7f0000000000`."""
+        value = self.value
+        if isinstance(value, bytes):
+            text = "0x" + value[::-1].hex()
+        elif isinstance(value, int) and (self.space or self.type == "u64" or self.type[:1] == "b"):
+            text = f"{value:#x}"
+        else:
+            text = str(value)
+        return " ".join(word for word in (self.type, self.space, text) if word)
+
+
+def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[Argument]:
+    """The arguments in a block of parameters; one whose type is not said has bytes.
+
+    Raises MalformedError if the block ends before them.
+    """
+    found = []
+    for param in described:
+        start, size, type_ = param["offset"], param["size"], param.get("type", "")
+        if start + size > len(data):
+            raise MalformedError(f"parameters of {len(data)} bytes; one ends at {start + size}")
+        found.append(Argument(type_, param.get("space"), _read(type_, data[start : start + size])))
+    return found
+
+
+def _read(type_: str, data: bytes) -> Value:
+    match = _TYPE.fullmatch(type_)
+    code = _CODES.get(match[1]) if match else None
+    if not match or code is None or (match[2] and match[1] == "b8") or not data or len(data) % struct.calcsize(code):
+        return data
+    values = list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data))
+    return values if match[2] or len(values) != 1 else values[0]
+
+
+def to_text(arguments: Sequence[Argument]) -> str:
+    """All of them in a line that is not too long."""
+    line = ", ".join(map(str, arguments))
+    return line if len(line) <= MOST_TEXT else line[: MOST_TEXT - 3] + "..."
