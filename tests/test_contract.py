@@ -22,13 +22,18 @@ import gpt
 from gpt import jsonl, records, stream
 from tests.demo.build import build
 from tests.stages.contract import STAGES, run
-from tests.tiers import first
+from tests.tiers import first, full
 from tests.trace import forge
 
 TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-analyze": {"api", "calls", "clock", "launches"},
     "gpt-ptx-probe": {"ptx"},
 }
+
+# For what gpt/stage.py, gpt/stream.py and gpt/cli.py do for all stages alike.
+alike = pytest.mark.parametrize(
+    "stage", [name if name in ("gpt-locate", "gpt-analyze") else full(name) for name in STAGES], indirect=True
+)
 
 WORK: dict[str, bytes] = {}  # by name of a stage, made once: paths in it are relative
 HEADER = stream.pack(stream.header("test", ["test"]))
@@ -133,6 +138,7 @@ def test_every_executable_is_held_to_it():
 # What passes through
 
 
+@alike
 def test_what_it_does_not_know_passes_unchanged(stage):
     found = passed(quiet(stage(data=HEADER + b"".join(STRANGE) + SYNC + END)), [*STRANGE, SYNC])
     assert found[1:-1] == [*STRANGE, SYNC]
@@ -154,6 +160,7 @@ def test_segments_stay_apart_and_none_gets_an_end_that_it_had_not(stage, work):
     assert kinds == ["header", "end"] * 2 + ["header", "header", "end", "header"]
 
 
+@alike
 def test_via_grows(stage):
     header = stream.pack(stream.header("test", []) | {"via": ["a", "b"], "x-mine": 1})
     (found, _) = read(quiet(stage(data=header + END)))
@@ -252,6 +259,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
     assert process.returncode == 0
 
 
+@alike
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_quietly(stage, number):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
@@ -266,11 +274,13 @@ def test_a_signal_ends_it_quietly(stage, number):
 # Bad input
 
 
+@alike
 @pytest.mark.parametrize("data", first(b"hello, this is not a stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100))
 def test_an_input_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage(data=data), 3)
 
 
+@alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
     """The stage that should have filled the pipe has said why it did not: one fault, one error."""
@@ -280,6 +290,7 @@ def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args)
         assert "<stdin>: empty" in one_line(stage, stage(*args, stdin=null), 3)
 
 
+@alike
 @pytest.mark.parametrize(
     ("head", "hint"),
     first(
@@ -300,6 +311,7 @@ def test_an_input_of_another_form_gets_a_hint(stage, head, hint, folder):
         assert f"input: not JSON lines but {hint}" in one_line(stage, stage("--from-json", "input"), 3)
 
 
+@alike
 def test_msgpack_where_json_is_to_be_gets_a_hint(stage):
     line = one_line(stage, stage("--from-json", data=HEADER + END), 3)
     assert line.endswith(": <stdin>: not JSON lines but a stream in msgpack (leave out --from-json)")
@@ -325,11 +337,13 @@ def test_nothing_to_do_is_an_error_which_the_stages_after_it_hear_of(filter_):
     assert (again.returncode, again.stderr) == (1, b"")
 
 
+@alike
 @pytest.mark.parametrize("data", [HEADER + END, HEADER + STRANGE[0] + SYNC + END])
 def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, data):
     quiet(filter_(data=data))
 
 
+@alike
 @pytest.mark.parametrize("status", first(4, 0))
 def test_what_a_stage_before_has_said_is_not_said_again(filter_, status):
     diag = stream.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
@@ -347,6 +361,7 @@ def test_a_cut_stream_is_told_of_once(folder):
     assert not (folder / "slim/libdemo.so").exists()
 
 
+@alike
 @pytest.mark.parametrize("size", first(len(HEADER) + 1, 1, 20, len(HEADER) - 1, len(UNFINISHED) - 1))
 def test_a_torn_input_is_refused(stage, size):
     last = max(edge for edge in (0, len(HEADER), len(HEADER + STRANGE[0])) if edge < size)
@@ -354,20 +369,24 @@ def test_a_torn_input_is_refused(stage, size):
     assert line.endswith(f"<stdin>+{last:#x}: ends {size - last} bytes into a record")
 
 
+@alike
 def test_what_is_whole_before_a_tear_passes(stage):
     found = read(stage(data=UNFINISHED + STRANGE[1][:-1]).stdout)
     assert [r.raw for r in found[1:3]] == [STRANGE[0], SYNC]
 
 
+@alike
 def test_records_without_a_header_are_refused(stage):
     assert "<stdin>+0x0: sync record outside" in one_line(stage, stage(data=SYNC), 3)
 
 
+@alike
 def test_another_version_is_refused(stage):
     header = stream.pack(stream.header("test", []) | {"version": "2.0"})
     assert "version 2.0" in one_line(stage, stage(data=header + END), 3)
 
 
+@alike
 @pytest.mark.parametrize("data", first(b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER))
 def test_json_that_is_no_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage("--from-json", data=data), 3)
@@ -376,12 +395,14 @@ def test_json_that_is_no_stream_is_refused(stage, data):
 # Bad surroundings
 
 
+@alike
 def test_a_full_disk_is_an_error(stage, work):
-    with open("/dev/full", "wb") as full:
-        line = one_line(stage, stage(data=work, stdout=full), 1)
+    with open("/dev/full", "wb") as disk:
+        line = one_line(stage, stage(data=work, stdout=disk), 1)
     assert line == f"{stage.name}: error: <stdout>: No space left on device"
 
 
+@alike
 @pytest.mark.parametrize("repeat", first(1, 20000))
 def test_a_closed_pipe_ends_it_quietly(stage, repeat):
     reader, writer = os.pipe()
@@ -391,6 +412,7 @@ def test_a_closed_pipe_ends_it_quietly(stage, repeat):
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
+@alike
 def test_a_reader_that_leaves_early_ends_it_quietly(stage, folder):
     data = folder / "stream.mp"
     data.write_bytes(HEADER + STRANGE[0] * 50000 + END)
@@ -401,6 +423,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(stage, folder):
     assert process.returncode == -signal.SIGPIPE
 
 
+@alike
 @pytest.mark.parametrize("redirection", ["<&-", ">&-"])
 def test_a_closed_descriptor_is_an_error(stage, folder, redirection):
     done = run(["sh", "-c", f'exec "$@" {redirection}', "sh", *stage.command], folder, data=HEADER + END)
@@ -408,6 +431,7 @@ def test_a_closed_descriptor_is_an_error(stage, folder, redirection):
     assert line == f"{stage.name}: error: {'<stdin>' if '<' in redirection else '<stdout>'}: Bad file descriptor"
 
 
+@alike
 def test_a_terminal_as_input_is_a_usage_error(stage):
     master, slave = pty.openpty()
     try:
@@ -445,11 +469,12 @@ def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder)
         assert run(args, folder, data=work, stdout=file, env=env).returncode == 0
         file.seek(0)
         assert file.read().decode() == text
-    with open("/dev/full", "wb") as full:
-        line = one_line(stage, run(args, folder, data=work, stdout=full), 1)
+    with open("/dev/full", "wb") as disk:
+        line = one_line(stage, run(args, folder, data=work, stdout=disk), 1)
     assert line == f"{stage.name}: error: <stdout>: No space left on device"
 
 
+@alike
 def test_a_text_and_json_are_two_forms(stage):
     if stage.name != "gpt-analyze":
         assert "--table cannot be combined with --json" in one_line(stage, stage("--table", "--json"), 2)
@@ -460,7 +485,7 @@ def test_a_text_and_json_are_two_forms(stage):
 
 def test_help_comes_at_once(stage):
     times = []
-    for _ in range(5):
+    for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         text = quiet(stage("--help")).decode()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -471,15 +496,18 @@ def test_help_comes_at_once(stage):
     assert statistics.median(times) < 0.4  # of CPU time: 0.15 s is the goal, but test machines are busy and slow
 
 
+@alike
 def test_version(stage):
     assert quiet(stage("--version")).decode() == f"{stage.name} {gpt.__version__}\n"
 
 
+@alike
 @pytest.mark.parametrize("args", first(["--no-such-option"], ["--jso"], ["--version=3"]))
 def test_an_option_that_it_has_not_is_a_usage_error(stage, args):
     assert "--help" in one_line(stage, stage(*args, data=HEADER + END), 2)
 
 
+@alike
 def test_a_file_that_is_not_there_is_named(stage):
     done = stage("absent.mp")
     assert "absent.mp: No such file or directory" in one_line(stage, done, 4)
