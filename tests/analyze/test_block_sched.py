@@ -12,7 +12,7 @@ from gpt import records
 from gpt.analyze.schedule import make_schedule
 from gpt.trace.buffers import MapLayout
 from tests.analyze.asked import Answers, ask, run
-from tests.tiers import examples
+from tests.tiers import examples, full
 from tests.trace import forge
 
 FIELDS = forge.BLOCK_SCHED
@@ -259,7 +259,7 @@ def test_text_markdown_and_csv():
     assert "0,0,3,105,50,5," in table and f"{NAME},1,5,2,2,175,8," in table
 
 
-@pytest.mark.parametrize("form", ["png", "svg"])
+@pytest.mark.parametrize("form", ["png", full("svg")])
 def test_a_plot(tmp_path, form):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"plot.{form}"

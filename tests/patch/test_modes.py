@@ -11,7 +11,7 @@ from tests.formats import oracle
 from tests.formats.samples import linker_takes
 from tests.patch import checks
 from tests.stages.tools import extract, located, patch, run
-from tests.tiers import full
+from tests.tiers import first, full
 
 MODES = ("fill", "hole", "compact")
 USED = "_Z3onePf\n"  # of the first region
@@ -157,7 +157,7 @@ def test_fatbins(sample, tmp_path):
         assert (patched.stat().st_size < library.stat().st_size) == (mode == "compact")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first(*MODES))
 def test_code_outside_the_sections_becomes_holes(sample, mode, tmp_path):
     library = sample("scattered")
     (tmp_path / "names").write_text(USED)

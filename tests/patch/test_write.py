@@ -21,6 +21,7 @@ from gpt.patch.plan import Copy, Plan
 from gpt.patch.write import written
 from tests.patch import checks
 from tests.stages.tools import extract, located, patch, run
+from tests.tiers import first
 
 USED = "_Z3onePf\n"
 BACKUP = ".gpt-orig"
@@ -50,7 +51,7 @@ def failure(done, words, status=1):
     assert not done.kind("patched")
 
 
-@pytest.mark.parametrize("mode", ["fill", "hole", "compact"])
+@pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
 def test_in_place_and_back(library, mode):
     os.chmod(library, 0o640)
     before, inode = library.read_bytes(), library.stat().st_ino
@@ -105,7 +106,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("kind", first(*PLANTED))
 def test_what_is_no_file_is_no_backup(library, kind):
     """Else the original would be gone, or come back as something else."""
     shutil.copy(library, library.with_name("other.so"))
@@ -172,7 +173,7 @@ def test_a_hard_link_elsewhere_keeps_the_original(library, tmp_path):
     assert (tmp_path / "other.so").read_bytes() == before
 
 
-@pytest.mark.parametrize("change", ["longer", "a byte", "gone", "a folder"])
+@pytest.mark.parametrize("change", first("a byte", "longer", "gone", "a folder"))
 def test_a_file_that_changed_is_refused(library, change, tmp_path):
     made = located(library, USED)
     data = library.read_bytes()
@@ -195,7 +196,7 @@ def test_without_a_digest_the_build_id_counts(library, tmp_path):
     failure(run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, made))), "another build id")
 
 
-@pytest.mark.parametrize("options", [["-o", "out"], ["--in-place"]])
+@pytest.mark.parametrize("options", first(["--in-place"], ["-o", "out"]))
 def test_dry_run_writes_nothing(library, options, tmp_path):
     made = located(library, USED)
     before = sorted(tmp_path.rglob("*"))
@@ -248,6 +249,7 @@ def test_a_stream_that_ends_early_patches_nothing(library, tmp_path):
     assert not any(path.suffix == ".part" for path in (tmp_path / "out").iterdir())
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 USAGE = ["", "-o a --in-place", "--restore", "--in-place --restore", "--mode x -o a", "--fill 256 -o a"]
 
 
@@ -349,7 +351,9 @@ def test_patching_that_ended_before_the_new_file_took_its_name(library):
     assert contents(library.parent) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL), ids=lambda n: n.name
+)
 def test_a_signal_in_the_middle(sample, number, tmp_path):
     """Nothing is left, not even by SIGKILL, and the old output is as it was."""
     library = sample("large")

@@ -10,7 +10,7 @@ from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.runtime.slimmed import CLIENT, slim, two_kernels
-from tests.tiers import full
+from tests.tiers import first, full
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def told(done):
     return [line for line in done.stderr.splitlines() if line.startswith("gpt-hook: ")]
 
 
-@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+@pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
 def test_a_region_that_is_empty(demo, tmp_path, mode):
     assert told(run(demo)) == []
     library = slim(demo, tmp_path / "slim", mode=mode)
@@ -45,7 +45,7 @@ def test_a_region_that_is_empty(demo, tmp_path, mode):
     assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # what was kept works
 
 
-@pytest.mark.parametrize("mode", ["compact", "fill"])
+@pytest.mark.parametrize("mode", first("compact", "fill"))
 def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
     patched = slim(demo, tmp_path / "slim", mode=mode)
     shutil.copy(patched, demo)
@@ -337,7 +337,7 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
     assert line.startswith(f"{warning} a kernel of the fatbin at 0x")
 
 
-@pytest.mark.parametrize("mode", ["compact", "fill", "hole"])
+@pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
 def test_code_that_was_zeroed_says_so_itself(tmp_path, mode):
     library = two_kernels(tmp_path, together=True)
     patched = slim(library, tmp_path / "slim", "--granularity", "kernel", mode=mode, keep="^one$", kernels="zero")
@@ -346,7 +346,7 @@ def test_code_that_was_zeroed_says_so_itself(tmp_path, mode):
     assert run_empty(tmp_path, library).startswith(f"gpt-hook: warning: {library}: {fact}; ")
 
 
-@pytest.mark.parametrize(("calls", "cut"), [("all", True), ("none", True), ("all", False)])
+@pytest.mark.parametrize(("calls", "cut"), first(("all", True), ("none", True), ("all", False)))
 @pytest.mark.parametrize(
     ("call", "line"),
     [

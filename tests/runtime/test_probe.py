@@ -24,6 +24,7 @@ from tests.runtime.probing import (
     probed,
     unprobed,
 )
+from tests.tiers import first, full
 
 FORMS = (
     CLIENT
@@ -114,9 +115,9 @@ def test_what_was_made_once_is_kept(tmp_path, launches):
 @pytest.mark.parametrize(
     ("pipeline", "reason"),
     [
-        ("false", "the pipeline failed"),
+        full("false", "the pipeline failed"),
         ("cat", "the pipeline made nothing of it"),
-        ("echo no stream", "the pipeline failed"),
+        full("echo no stream", "the pipeline failed"),
         ("gpt-extract --ptx | gpt-asm --arch host", "the pipeline made nothing of it"),
     ],
 )
@@ -130,12 +131,12 @@ def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, la
 @pytest.mark.parametrize(
     ("options", "with_probes", "without"),
     [
-        (("--launch-skip", "4"), 6, 4),
-        (("--launch-count", "3"), 3, 7),
-        (("--sample", "1/4"), 3, 7),
+        full(("--launch-skip", "4"), 6, 4),
+        full(("--launch-count", "3"), 3, 7),
+        full(("--sample", "1/4"), 3, 7),
         (("--launch-skip", "1", "--launch-count", "2", "--sample", "1/3"), 2, 8),
         (("-k", "nothing:scal"), 10, 0),
-        (("-k", "nothing"), 0, 0),
+        full(("-k", "nothing"), 0, 0),
         (("--filter", "scale"), 0, 0),
         (("--max-memory", "500"), 0, 10),
     ],
@@ -308,7 +309,9 @@ def test_a_captured_launch_runs_as_it_is(tmp_path):
     assert unprobed(trace) == {"it is captured into a graph": 1}
 
 
-@pytest.mark.parametrize("end", ["_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)"])
+@pytest.mark.parametrize(
+    "end", first("_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)")
+)
 def test_what_is_on_its_way_is_awaited_at_the_end(tmp_path, end):
     source = CLIENT + f"int main(int argc, char **argv) {{ setup(argv[1]); run(); run(); {end}; }}"
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
