@@ -186,6 +186,7 @@ KINDS: dict[str, Keys] = {
         "size": ("u64?", "bytes of the image"),
         "data": ("bin?", "the image"),
         "only": ("[str]?", "kernels to make code of; absent: all"),
+        "arch": ("str?", "of the device: each of these kernels is wanted once, in the PTX that it would run"),
         "saved": ("str?", "the file that gpt-hook --save-modules wrote it to"),
         "loader": ("str?", "the library whose code loaded an image that lies in no file"),
     },

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt import messages, mistaken, records
 from gpt.errors import GptError, MalformedError, MissingError
@@ -23,6 +23,9 @@ from gpt.formats.source import Source
 from gpt.printable import printable
 from gpt.stage import STDIN, Output, Stage
 from gpt.stream import Packed
+
+if TYPE_CHECKING:
+    from gpt.extract.kernels import Kernels
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
 BATCH = 4096  # names that are made readable at a time, which takes 2 s at most
@@ -40,6 +43,7 @@ class Extraction:
         self._others: Counter[str] = Counter()  # what else was there
         self._count = 0  # files that were read there
         self._paths: list[str] = []  # those that hold GPU code
+        self._kernels: Kernels | None = None  # of the images that single kernels were asked of
 
     def read_source(self, files: list[Path], recursive: bool, loaded: bool) -> Records:
         """The records of files, of what traces saw loaded, or of a pipe, and an error if nothing is as wanted."""
@@ -172,14 +176,26 @@ class Extraction:
                 if file and "offset" in record:
                     rest = source.size - record["offset"]
                     source = source.sub(record["offset"], record.get("size", rest))
-                if record.get("sha256", digest := source.sha256()) != digest:
+                if "sha256" in record and record["sha256"] != source.sha256():
                     raise MalformedError("is not what was loaded: its sha256 differs", name)
+                if self._listing.ptx and "arch" in record:
+                    yield from self._read_kernels(source, file.fileno() if file else None, record)
+                    return
                 self._listing.only = record.get("only")
                 yield from self._read(source, named=True)
         except GptError as error:
             yield self._stage.error(error, ref=name)
         except OSError as error:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
+
+    def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
+        """The PTX of single kernels of a module."""
+        from gpt.extract.kernels import Kernels
+
+        self._kernels = self._kernels or Kernels()
+        for kernel in record.get("only", ()):
+            found = self._kernels.find(source, file, kernel, record["arch"])
+            yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
         """The records of one file; a fault if it was named itself and holds no GPU code, or has another build id."""

@@ -191,15 +191,23 @@ class Listing:
             text = find_ptx(text)
         if text is None or element.type not in ("ptx", "cubin"):
             return
+        kernels = [symbol["name"] for symbol in item.contents.kernels]
+        index = item.placed.index
         yield records.make(
             "ptx",
-            id=self.modules + item.placed.index,
-            module=f"{source.name}#{item.placed.index}",
+            id=self.modules + index,
+            module=f"{source.name}#{index}",
             arch=element.arch,
-            kernels=[symbol["name"] for symbol in item.contents.kernels],
+            kernels=kernels,
             only=self.only,
             data=text,
         )
+
+    def one_kernel(self, source: Source, index: int, arch: str, kernel: str, text: bytes) -> dict[str, Any]:
+        """The record of the PTX of one kernel of an element of a file."""
+        number, self.modules, self.matched = self.modules, self.modules + 1, True
+        module, only = f"{source.name}#{index}", [kernel]
+        return records.make("ptx", id=number, module=module, arch=arch, kernels=only, only=only, data=text)
 
 
 def _write(path: Path, item: Opened) -> None:

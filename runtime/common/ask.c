@@ -35,14 +35,16 @@ static enum hope reach(const char *name, int file) {
     return error == EAGAIN ? LATE : GONE;
 }
 
-static enum hope receive(int server, struct gpt_reply *reply, int *file) {
+static const int no_files[GPT_FILES] = {-1, -1};
+
+static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILES]) {
     enum { ASKED = 3 }; // times before it is given up
     for (int asked = 0; asked < ASKED;) {
         ssize_t got;
         if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
             asked++;
-            gpt_send(server, "", GPT_THERE, -1);
-        } else if ((got = gpt_receive(server, reply, sizeof(*reply), file)) == sizeof(*reply))
+            gpt_send(server, "", GPT_THERE, no_files);
+        } else if ((got = gpt_receive(server, reply, sizeof(*reply), files)) == sizeof(*reply))
             return REACHED;
         else if (got == GPT_THERE)
             asked = 0;
@@ -59,20 +61,22 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
                      struct gpt_bytes *output, struct gpt_outcome *outcome) {
     struct gpt_question question = {.pipeline = which};
     struct gpt_reply reply;
-    int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), found = -1;
+    int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
+        found[GPT_FILES] = {-1, -1};
     int file = gpt_make_file(input->data, input->size);
     enum hope hope = server < 0 || file < 0 ? APART : reach(name, server);
     if (hope == REACHED)
-        hope = gpt_send(server, &question, sizeof(question), file) ? receive(server, &reply, &found) : GONE;
+        hope = gpt_send(server, &question, sizeof(question), (int[]){file, -1})
+                   ? receive(server, &reply, found)
+                   : GONE;
     if (hope == REACHED) {
         outcome->status = reply.status;
         snprintf(outcome->fault, sizeof(outcome->fault), "%.*s", (int)sizeof(reply.fault), reply.fault);
-        if (found >= 0)
-            gpt_read_file(found, output);
+        if (found[0] >= 0)
+            gpt_read_file(found[0], output);
     }
-    for (size_t i = 0; i < 3; i++)
-        if ((int[]){server, file, found}[i] >= 0)
-            close((int[]){server, file, found}[i]);
+    gpt_close(found);
+    gpt_close((int[]){server, file});
     return hope;
 }
 
@@ -146,7 +150,8 @@ void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     *outcome = (struct gpt_outcome){.status = GPT_NO_STATUS};
-    if (size >= GPT_MOST || !gpt_add_module(&request, image, size, type, kernel) || request.size > GPT_MOST) {
+    struct gpt_asked asked = {.type = type, .image = image, .size = size, .kernel = kernel};
+    if (size >= GPT_MOST || !gpt_add_module(&request, &asked) || request.size > GPT_MOST) {
         outcome->status = 1;
         snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large: at most 64 MiB",
                  size);

@@ -17,7 +17,9 @@
 //
 // A client connects for each request, so that nothing is open between two of them that a program could close,
 // or a child inherit. It sends a question and a file with the records; the reply has a file with those of the
-// answer, if there is one.
+// answer, if there is one. A large image is not in the records: it is in a file of its own, or one of the
+// program's, which goes with the question. The supervisor has it open until it answers, and the stages open
+// it by the supervisor's folder in /proc: whatever becomes of the file's name, it is the same file.
 
 #ifndef GPT_BROKER_H
 #define GPT_BROKER_H
@@ -59,12 +61,21 @@ bool gpt_add(struct gpt_bytes *bytes, const void *data, size_t size); // false w
 char *gpt_make_room(struct gpt_bytes *bytes, size_t size);            // for as many more; NULL without memory
 void gpt_empty(struct gpt_bytes *bytes);
 
-// The records that begin and end what a pipeline reads, the request for a kernel of an image (NULL: for what
-// is in it), and a mark that comes back. False if a record gets too large.
+struct gpt_asked {         // a request
+    const char *type;      // of the image
+    const void *image;     // NULL: it is in a file that goes with the request
+    uint64_t offset, size; // where in that file; bytes of it
+    const char *kernel;    // NULL: what is in the image
+    const char *arch;      // of the device that the kernel is for; NULL: not said
+};
+
+// The records that begin and end what a pipeline reads, the request, and a mark that comes back. False if a
+// record gets too large. The path of a request's file is added by who has it open.
 bool gpt_add_header(struct gpt_bytes *bytes);
 bool gpt_add_end(struct gpt_bytes *bytes);
-bool gpt_add_module(struct gpt_bytes *bytes, const void *image, size_t size, const char *type,
-                    const char *kernel);
+bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked);
+bool gpt_add_path(struct gpt_bytes *bytes, size_t start,
+                  const char *path); // to the request that begins there
 bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number);
 
 // A record of an answer. Keys that it has not are of type ELSE.
@@ -139,7 +150,10 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input);
+// `image`: the file that the request is about, -1 if that holds it itself. It stays the caller's.
+bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input,
+               int image);
+void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
 // Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
 
@@ -180,9 +194,12 @@ struct gpt_reply {
 bool gpt_connect(int file, const char *name);
 bool gpt_read_file(int file, struct gpt_bytes *found); // adds all that is in it; false if that fails
 
-bool gpt_send(int socket, const void *data, size_t size, int file); // file: -1 for none
-ssize_t gpt_receive(int socket, void *data, size_t size,
-                    int *file); // the bytes, as recv; file: -1 if none came
+enum { GPT_FILES = 2 };
+
+// A message with files, of which those that are not there are -1.
+bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FILES]);
+ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES]); // the bytes, as recv
+void gpt_close(int files[GPT_FILES]);
 
 // supervisor.c
 

@@ -9,7 +9,8 @@
 
 #include "broker.h"
 
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input) {
+bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input,
+               int image) {
     struct stat status;
     const char *name = getenv(GPT_BROKER);
     int server = -1, file = -1;
@@ -20,7 +21,7 @@ bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const
     if (server < 0 || !gpt_connect(server, name) || fstat(server, &status))
         goto out;
     file = gpt_make_file(input->data, input->size);
-    good = file >= 0 && gpt_send(server, question, sizeof(*question), file);
+    good = file >= 0 && gpt_send(server, question, sizeof(*question), (int[]){file, image});
     *call = (struct gpt_call){server, status.st_ino};
 out:
     if (file >= 0)
@@ -36,20 +37,24 @@ static bool is_ours_still(const struct gpt_call *call) {
     return !fstat(call->socket, &status) && S_ISSOCK(status.st_mode) && status.st_ino == call->inode;
 }
 
+void gpt_cancel(struct gpt_call *call) {
+    if (is_ours_still(call))
+        close(call->socket);
+}
+
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply) {
-    int file = -1;
+    int files[GPT_FILES];
     *reply = (struct gpt_reply){.status = GPT_NO_STATUS};
     if (!is_ours_still(call)) {
         snprintf(reply->fault, sizeof(reply->fault), "the program closed the connection to gpt-hook");
         return GPT_CALL_FAILED;
     }
-    ssize_t got = gpt_receive(call->socket, reply, sizeof(*reply), &file);
+    ssize_t got = gpt_receive(call->socket, reply, sizeof(*reply), files);
     if (got < 0 && errno == EAGAIN)
         return GPT_CALL_WAITS;
     close(call->socket);
-    bool whole = got == sizeof(*reply) && file >= 0 && gpt_read_file(file, output);
-    if (file >= 0)
-        close(file);
+    bool whole = got == sizeof(*reply) && files[0] >= 0 && gpt_read_file(files[0], output);
+    gpt_close(files);
     reply->fault[sizeof(reply->fault) - 1] = '\0';
     if (!whole && (got != sizeof(*reply) || !*reply->fault))
         snprintf(reply->fault, sizeof(reply->fault), "the supervisor of gpt-hook ended");

@@ -59,15 +59,16 @@ int gpt_make_file(const void *data, size_t size) {
     return file;
 }
 
-bool gpt_send(int socket, const void *data, size_t size, int file) {
-    char room[CMSG_SPACE(sizeof(file))] __attribute__((aligned(8))) = {0};
+bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FILES]) {
+    char room[CMSG_SPACE(GPT_FILES * sizeof(*files))] __attribute__((aligned(8))) = {0};
     struct iovec part = {(void *)data, size};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (file >= 0) {
-        message.msg_control = room, message.msg_controllen = sizeof(room);
+    size_t bytes = (files[0] >= 0 ? files[1] >= 0 ? 2 : 1 : 0) * sizeof(*files);
+    if (bytes) {
+        message.msg_control = room, message.msg_controllen = CMSG_SPACE(bytes);
         struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-        *head = (struct cmsghdr){CMSG_LEN(sizeof(file)), SOL_SOCKET, SCM_RIGHTS};
-        memcpy(CMSG_DATA(head), &file, sizeof(file));
+        *head = (struct cmsghdr){CMSG_LEN(bytes), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(head), files, bytes);
     }
     ssize_t sent;
     while ((sent = sendmsg(socket, &message, MSG_NOSIGNAL)) < 0 && errno == EINTR)
@@ -75,22 +76,31 @@ bool gpt_send(int socket, const void *data, size_t size, int file) {
     return sent == (ssize_t)size;
 }
 
-ssize_t gpt_receive(int socket, void *data, size_t size, int *file) {
-    char room[CMSG_SPACE(sizeof(*file))] __attribute__((aligned(8))) = {0};
+ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES]) {
+    char room[CMSG_SPACE(GPT_FILES * sizeof(*files))] __attribute__((aligned(8))) = {0};
     struct iovec part = {data, size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room)};
     ssize_t got;
-    *file = -1;
+    files[0] = files[1] = -1;
     while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         continue;
     struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
-    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(*file)))
-        memcpy(file, CMSG_DATA(head), sizeof(*file));
+    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len <= CMSG_LEN(GPT_FILES * sizeof(*files)))
+        memcpy(files, CMSG_DATA(head), head->cmsg_len - CMSG_LEN(0));
     if (got < 0 || !(message.msg_flags & MSG_CTRUNC))
         return got;
-    errno = EMFILE; // no descriptor is left for the file
+    gpt_close(files);
+    errno = EMFILE; // no descriptor is left for a file
     return -1;
+}
+
+void gpt_close(int files[GPT_FILES]) {
+    for (int *file = files; file < files + GPT_FILES; file++) {
+        if (*file >= 0)
+            close(*file);
+        *file = -1;
+    }
 }
 
 uint64_t gpt_now(void) {

@@ -56,11 +56,28 @@ bool gpt_add_end(struct gpt_bytes *bytes) { ADD(bytes, end, 0, .status = 0); }
 
 bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number) { ADD(bytes, sync, 0, .id = number); }
 
-bool gpt_add_module(struct gpt_bytes *bytes, const void *image, size_t image_size, const char *type,
-                    const char *kernel) {
-    struct gpt_str only = {kernel, kernel ? strlen(kernel) : 0};
-    ADD(bytes, module, image_size + only.size, .type = {type, strlen(type)}, .data = {image, image_size},
-        .only = {kernel ? &only : NULL, 1});
+bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
+    struct gpt_str only = {asked->kernel, asked->kernel ? strlen(asked->kernel) : 0};
+    size_t inside = asked->image ? asked->size : 0;
+    ADD(bytes, module, inside + only.size, .type = {asked->type, strlen(asked->type)},
+        .offset = {!asked->image, asked->offset}, .size = {!asked->image, asked->size},
+        .data = {asked->image, inside}, .only = {asked->kernel ? &only : NULL, 1},
+        .arch = {asked->arch, asked->arch ? strlen(asked->arch) : 0});
+}
+
+// One more key of a map of a few.
+bool gpt_add_path(struct gpt_bytes *bytes, size_t start, const char *path) {
+    size_t size = strlen(path);
+    unsigned char *at = (unsigned char *)gpt_make_room(bytes, SMALL + size);
+    struct gpt_packer buffer = {at, at + SMALL + size, !at};
+    unsigned char *head = (unsigned char *)bytes->data + start;
+    if (!at || (*head & 0xf0) != 0x80 || *head == 0x8f)
+        return false;
+    gpt_put_str(&buffer, "path", strlen("path"));
+    gpt_put_str(&buffer, path, size);
+    bytes->size += (size_t)(buffer.at - at);
+    ++*head;
+    return !buffer.full;
 }
 
 // Reading

@@ -33,8 +33,8 @@ enum {
     FAREWELL = 5000,    // ms until what was ended is gone
 };
 
-struct client { // one request
-    int socket, file;
+struct client { // one request, and the image that it is about, if that is not in it
+    int socket, files[GPT_FILES];
     enum gpt_pipeline which;
     char arch[GPT_ARCH_BYTES];
     uint64_t turn;         // 0: it has not asked yet
@@ -62,9 +62,8 @@ static uint64_t turns;
 
 static void drop(struct client *client) {
     close(client->socket);
-    if (client->file >= 0)
-        close(client->file);
-    *client = (struct client){.socket = -1, .file = -1};
+    gpt_close(client->files);
+    *client = (struct client){.socket = -1, .files = {-1, -1}};
     client_count--;
 }
 
@@ -74,7 +73,7 @@ static void reply(struct client *client, int status, const char *fault, const st
     int file = found ? gpt_make_file(found->data, found->size) : -1;
     if (found && file < 0)
         reply = (struct gpt_reply){GPT_MISSING, "the answer finds no room"};
-    gpt_send(client->socket, &reply, sizeof(reply), file);
+    gpt_send(client->socket, &reply, sizeof(reply), (int[]){file, -1});
     if (file >= 0)
         close(file);
     drop(client);
@@ -95,7 +94,7 @@ static void accept_one(void) {
     struct client *client = clients;
     while (client->socket >= 0)
         client++;
-    *client = (struct client){.socket = file, .file = -1};
+    *client = (struct client){.socket = file, .files = {-1, -1}};
     client_count++;
 }
 
@@ -103,20 +102,19 @@ static void accept_one(void) {
 // gone goes to the cache of gpt-asm.
 static void hear(struct client *client) {
     struct gpt_question question;
-    int file;
-    ssize_t size = gpt_receive(client->socket, &question, sizeof(question), &file);
-    if (client->turn && size == GPT_THERE && file < 0) {
-        gpt_send(client->socket, "", GPT_THERE, -1);
+    int files[GPT_FILES];
+    ssize_t size = gpt_receive(client->socket, &question, sizeof(question), files);
+    if (client->turn && size == GPT_THERE && files[0] < 0) {
+        gpt_send(client->socket, "", GPT_THERE, files);
         return;
     }
-    if (client->turn || size != sizeof(question) || file < 0 || question.pipeline >= GPT_PIPELINES ||
+    if (client->turn || size != sizeof(question) || files[0] < 0 || question.pipeline >= GPT_PIPELINES ||
         (question.pipeline == GPT_PROBE && !probe)) {
-        if (file >= 0)
-            close(file);
+        gpt_close(files);
         drop(client);
         return;
     }
-    client->file = file;
+    memcpy(client->files, files, sizeof(files));
     client->which = question.pipeline;
     snprintf(client->arch, sizeof(client->arch), "%.*s", (int)sizeof(question.arch) - 1, question.arch);
     client->turn = ++turns;
@@ -192,7 +190,7 @@ static void serve(void) {
             full[next->which] = true;
         else if (!worker)
             reply(next, GPT_MISSING, strerror(errno), NULL);
-        else if (worker_give(worker, next->file))
+        else if (worker_give(worker, next->files))
             next->worker = worker;
         else
             reply(next, GPT_MISSING, "not a request, or too large a one", NULL);
@@ -294,7 +292,8 @@ static void supervise(pid_t root, int root_file) {
     struct rlimit files = {0, 0};
     cpu_set_t processors;
     getrlimit(RLIMIT_NOFILE, &files);
-    most_clients = files.rlim_cur > 3 * MOST_CLIENTS ? MOST_CLIENTS : files.rlim_cur / 3; // of two files each
+    most_clients =
+        files.rlim_cur > 4 * MOST_CLIENTS ? MOST_CLIENTS : files.rlim_cur / 4; // of three files each
     most_workers = sched_getaffinity(0, sizeof(processors), &processors) ? 1 : (size_t)CPU_COUNT(&processors);
     most_workers = most_workers < MOST_WORKERS ? most_workers : MOST_WORKERS;
     for (size_t i = 0; i < most_clients; i++)

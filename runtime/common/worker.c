@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,16 +52,19 @@ static bool is_request(const char *data, size_t size) {
     return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module");
 }
 
-bool worker_give(struct worker *worker, int file) {
+bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
     struct stat status;
-    if (fstat(file, &status) || !S_ISREG(status.st_mode) || status.st_size > GPT_MOST)
+    char path[64];
+    if (fstat(files[0], &status) || !S_ISREG(status.st_mode) || status.st_size > GPT_MOST)
         return false;
     size_t before = worker->input.size, size = (size_t)status.st_size;
     char *to = gpt_make_room(&worker->input, size);
-    if (!to || pread(file, to, size, 0) != (ssize_t)size || !is_request(to, size))
+    if (!to || pread(files[0], to, size, 0) != (ssize_t)size || !is_request(to, size))
         return false;
     worker->input.size += size;
-    if (!gpt_add_sync(&worker->input, ++worker->syncs)) {
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", getpid(), files[1]);
+    if ((files[1] >= 0 && !gpt_add_path(&worker->input, before, path)) ||
+        !gpt_add_sync(&worker->input, ++worker->syncs)) {
         worker->input.size = before;
         return false;
     }

@@ -20,8 +20,8 @@ enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
-// Gives it a request: a file with one module record. False if it is not that.
-bool worker_give(struct worker *worker, int file);
+// Gives it a request: a file with one module record, and perhaps one with the image. False if it is not that.
+bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // more of the request, when it can be written to
 

@@ -96,8 +96,9 @@ class Weaving:
             return
         self._seen += 1
         left: dict[str, str] = {}
-        self._names += [item.name for item in module.entries if not self._wants(item.name)][: NAMED - len(self._names)]
-        for kernel in [item.name for item in module.entries if self._wants(item.name)]:
+        names = [item.name for item in module.entries if item.name in record.get("only", [item.name])]
+        self._names += [name for name in names if not self._wants(name)][: NAMED - len(self._names)]
+        for kernel in filter(self._wants, names):
             self._kernels += 1
             self._wanted = True
             yield from self._kernel(record, module, kernel, left)

@@ -1,37 +1,46 @@
 // What was loaded. Of an image with PTX in it there is a copy, for the program may give it back, or write
-// over it, once it is loaded. A large one in the mapping of a file stays where it is.
+// over it, once it is loaded. Of a large one there is a file, which each question about it names: a new one
+// in memory, or the one that the program has it from, as long as that is the same.
 
 #include <elf.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/kept.h"
 #include "cuda_abi.h"
 #include "hook/watch/libs.h"
+#include "hook/watch/modules.h"
 #include "hook/watch/objects.h"
 #include "hook/watch/peek.h"
 #include "lookup.h"
 #include "settings.h"
 #include "sources.h"
 
-enum { MOST_IMAGE = 1 << 30, LARGE_IMAGE = 8 << 20 };
+enum { MOST_IMAGE = 1 << 30, LARGE_IMAGE = 1 << 20, EDGE = 256 }; // bytes; EDGE: that are compared
 
 struct loaded {
     struct loaded *next;
     uint64_t handle;
     struct reference reference;
-    struct source source;
+    const char *refused; // why no kernel of it is probed; NULL if nothing is known against it
+    struct image image;  // its start is that of the copy, if there is one
     void *copy;
     size_t copy_size;
+    int memory; // the file that the copy is the mapping of; -1: it is of none
+    ino_t inode;
+    char *path;         // of the file that it is in; NULL: it is in none, or it is copied
+    struct stat status; // of that, when it was loaded
+    uint64_t offset;    // in it
+    char digest[65];    // empty until it is asked for: few images are
 };
 
 static const char CLOSED[] = "it is a library of NVIDIA's whose code is closed",
-                  NO_PTX[] = "no PTX comes with it";
+                  NO_PTX[] = "no PTX comes with it", CHANGED[] = "its file was changed since it was loaded";
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *all;
 
@@ -78,16 +87,82 @@ static bool has_ptx(const struct image *image) {
     return *image->type == 'p' || (*image->type == 'f' ? fatbin_has_ptx(image) : cubin_has_ptx(image));
 }
 
-// When it is first asked for: few images are.
-static void digest(struct source *source) {
-    if (!hook_is_readable(source->image.start, source->image.size))
-        source->refused = "its image cannot be read any more";
-    else
-        gpt_sha256(source->image.start, source->image.size, source->digest);
+// Where it is kept
+
+// A copy, in memory of its own, or if it is large in that of a file without a name. False without memory, or
+// if it cannot be read.
+static bool copy_image(struct loaded *loaded) {
+    const void *start = loaded->image.start;
+    size_t size = loaded->image.size;
+    struct stat status;
+    loaded->memory = -1;
+    if (!size || size > MOST_IMAGE)
+        return false;
+    if (size > LARGE_IMAGE && (loaded->memory = gpt_make_file(start, size)) >= 0) {
+        loaded->inode = fstat(loaded->memory, &status) ? 0 : status.st_ino;
+        loaded->copy = mmap(NULL, size, PROT_READ, MAP_SHARED, loaded->memory, 0);
+    } else {
+        loaded->copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (loaded->copy != MAP_FAILED && hook_is_readable(start, size))
+            memcpy(loaded->copy, start, size);
+        else if (loaded->copy != MAP_FAILED) {
+            munmap(loaded->copy, size);
+            loaded->copy = MAP_FAILED;
+        }
+    }
+    bool good = loaded->copy != MAP_FAILED;
+    if (!good && loaded->memory >= 0) {
+        close(loaded->memory);
+        loaded->memory = -1;
+    }
+    loaded->copy = good ? loaded->copy : NULL;
+    loaded->image.start = loaded->copy;
+    loaded->copy_size = size;
+    return good;
+}
+
+static bool is_same(const struct stat *one, const struct stat *other) {
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino && one->st_size == other->st_size &&
+           one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
+}
+
+// A number that the program's own files do not reach; -1 if it is no regular file.
+static int open_file(const char *path, struct stat *status) {
+    int file = gpt_set_aside(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file >= 0 && !fstat(file, status) && S_ISREG(status->st_mode))
+        return file;
+    if (file >= 0)
+        close(file);
+    return -1;
+}
+
+// Whether a file has there what is in memory, by its beginning and its end: what is mapped may have been
+// replaced before.
+static bool is_there(int file, uint64_t offset, const struct image *image) {
+    char here[EDGE], there[EDGE];
+    const uint64_t places[] = {0, image->size - EDGE};
+    for (size_t i = 0; i < 2; i++)
+        if (!hook_peek((const char *)image->start + places[i], here, EDGE) ||
+            pread(file, there, EDGE, (off_t)(offset + places[i])) != EDGE || memcmp(here, there, EDGE))
+            return false;
+    return true;
+}
+
+// Keeps where it is, if it is large and will be there again.
+static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset) {
+    if (!path || loaded->image.size <= LARGE_IMAGE)
+        return false;
+    int file = open_file(path, &loaded->status);
+    bool good = file >= 0 && is_there(file, offset, &loaded->image) && (loaded->path = realpath(path, NULL));
+    loaded->offset = offset;
+    if (file >= 0)
+        close(file);
+    return good;
 }
 
 // What is gone is forgotten when something comes.
 static void add(struct loaded *added) {
+    struct stat status;
     pthread_mutex_lock(&lock);
     for (struct loaded **at = &all, *loaded; (loaded = *at);)
         if (hook_is_alive(loaded->reference))
@@ -96,6 +171,9 @@ static void add(struct loaded *added) {
             *at = loaded->next;
             if (loaded->copy)
                 munmap(loaded->copy, loaded->copy_size);
+            if (loaded->memory >= 0 && !fstat(loaded->memory, &status) && status.st_ino == loaded->inode)
+                close(loaded->memory);
+            free(loaded->path);
             free(loaded);
         }
     added->next = all;
@@ -110,23 +188,9 @@ static struct loaded *new_loaded(const struct frame *frame) {
     if (loaded) {
         loaded->handle = *handle;
         loaded->reference = hook_object_find(*handle);
+        loaded->memory = -1;
     }
     return loaded;
-}
-
-static void *copy_image(const void *start, size_t size) {
-    void *copy = size && size <= MOST_IMAGE
-                     ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                     : MAP_FAILED;
-    if (copy == MAP_FAILED)
-        return NULL;
-    if (hook_is_readable(start, size))
-        memcpy(copy, start, size);
-    else {
-        munmap(copy, size);
-        copy = NULL;
-    }
-    return copy;
 }
 
 void hook_after_load_image(struct frame *frame) {
@@ -137,67 +201,134 @@ void hook_after_load_image(struct frame *frame) {
         return;
     char buffer[4096];
     uint64_t offset;
-    struct source *source = &loaded->source;
-    source->image = hook_read_image(given);
-    const char *file = hook_find_file(source->image.start, &offset, buffer, sizeof(buffer));
+    loaded->image = hook_read_image(given);
+    const char *file = hook_find_file(loaded->image.start, &offset, buffer, sizeof(buffer));
     const char *owner = file ? file : hook_find_library((const void *)frame_caller(frame));
-    bool stays = file && source->image.size > LARGE_IMAGE;
     if (hook_is_closed(owner))
-        source->refused = CLOSED;
-    else if (!has_ptx(&source->image))
-        source->refused = NO_PTX;
-    else if (!stays && (loaded->copy = copy_image(source->image.start, source->image.size)))
-        source->image.start = loaded->copy, loaded->copy_size = source->image.size;
-    else if (!stays)
-        source->refused = "its image is too large to keep";
+        loaded->refused = CLOSED;
+    else if (!has_ptx(&loaded->image))
+        loaded->refused = NO_PTX;
+    else if (!keep_place(loaded, file, offset) && !copy_image(loaded))
+        loaded->refused = "its image cannot be read, or is too large to keep";
     add(loaded);
     hook_finish_lookups();
+}
+
+// The file is looked into as if it were mapped: what the driver loaded is in it.
+static const char *read_file(struct loaded *loaded, const char *path) {
+    struct stat status;
+    int file = open_file(path, &status);
+    if (file < 0 || status.st_size <= 0)
+        return "its file cannot be read";
+    size_t size = (size_t)status.st_size; // and a byte behind it, which ends a text
+    char *start = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start != MAP_FAILED && mmap(start, size, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED) {
+        munmap(start, size + 1);
+        start = MAP_FAILED;
+    }
+    close(file);
+    if (start == MAP_FAILED)
+        return "its file cannot be read";
+    uint32_t magic = 0;
+    hook_peek(start, &magic, sizeof(magic));
+    bool binary = magic == FATBIN_MAGIC || !memcmp(&magic, ELFMAG, SELFMAG);
+    loaded->image = binary ? hook_read_image(start) : (struct image){"ptx", start, size};
+    const char *refused = !has_ptx(&loaded->image) ? NO_PTX : NULL;
+    if (!refused && loaded->image.size > size)
+        refused = "its file is not whole";
+    if (!refused && !keep_place(loaded, path, 0) && !copy_image(loaded))
+        refused = "its file cannot be read";
+    munmap(start, size + 1);
+    return refused;
 }
 
 void hook_after_load_file(struct frame *frame) {
     const char *path = (const char *)frame->args[1];
     struct loaded *loaded =
         (CUresult)frame->rax == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
-    struct stat status;
     if (!loaded)
         return;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode) && status.st_size > 0 &&
-        status.st_size <= MOST_IMAGE) {
-        size_t size = (size_t)status.st_size; // and a byte behind it, which ends a text
-        char *copy = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (copy != MAP_FAILED && pread(file, copy, size, 0) == (ssize_t)size) {
-            loaded->source.image = hook_read_image(copy);
-            loaded->copy = copy, loaded->copy_size = size + 1;
-        } else if (copy != MAP_FAILED)
-            munmap(copy, size + 1);
-    }
-    if (file >= 0)
-        close(file);
-    if (!loaded->copy)
-        loaded->source.refused = "its file cannot be read";
-    else if (hook_is_closed(path))
-        loaded->source.refused = CLOSED;
-    else if (!has_ptx(&loaded->source.image))
-        loaded->source.refused = NO_PTX;
+    loaded->refused = hook_is_closed(path) ? CLOSED : read_file(loaded, path);
     add(loaded);
     hook_finish_lookups();
 }
 
-bool hook_find_source(uint64_t function, struct source *source) {
+// Questions
+
+// What a function or kernel was loaded with; the lock is held. NULL: it is not known.
+static struct loaded *find(uint64_t function) {
     struct object_view view;
-    bool found = false;
-    for (uint64_t handle = function; handle && !found && hook_object_look(handle, &view);
-         handle = view.parent) {
-        pthread_mutex_lock(&lock);
-        for (struct loaded *loaded = all; loaded && !found; loaded = loaded->next)
-            if (loaded->handle == handle && hook_is_alive(loaded->reference)) {
-                if (!loaded->source.refused && !*loaded->source.digest)
-                    digest(&loaded->source);
-                *source = loaded->source;
-                found = true;
-            }
-        pthread_mutex_unlock(&lock);
+    for (uint64_t handle = function; handle && hook_object_look(handle, &view); handle = view.parent)
+        for (struct loaded *loaded = all; loaded; loaded = loaded->next)
+            if (loaded->handle == handle && hook_is_alive(loaded->reference))
+                return loaded;
+    return NULL;
+}
+
+static void digest(struct loaded *loaded) {
+    char text[4096 + 256];
+    if (!loaded->path) {
+        gpt_sha256(loaded->image.start, loaded->image.size, loaded->digest);
+        return;
     }
-    return found;
+    const struct stat *status = &loaded->status;
+    int size = snprintf(text, sizeof(text), "%lu %ld %ld.%09ld %lu %lu %s", status->st_ino, status->st_size,
+                        status->st_mtim.tv_sec, status->st_mtim.tv_nsec, loaded->offset, loaded->image.size,
+                        loaded->path);
+    gpt_sha256(text, (size_t)size < sizeof(text) ? (size_t)size : sizeof(text) - 1, loaded->digest);
+}
+
+static const char UNKNOWN[] = "where its code comes from is not known";
+
+const char *hook_digest_source(uint64_t function, char to[65]) {
+    pthread_mutex_lock(&lock);
+    struct loaded *loaded = find(function);
+    const char *refused = loaded ? loaded->refused : UNKNOWN;
+    if (!refused && !*loaded->digest)
+        digest(loaded);
+    if (!refused)
+        memcpy(to, loaded->digest, sizeof(loaded->digest));
+    pthread_mutex_unlock(&lock);
+    return refused;
+}
+
+// The file with a large image. A program closes descriptors that it did not open: then there is a new one.
+static int open_memory(struct loaded *loaded) {
+    struct stat status;
+    if (fstat(loaded->memory, &status) || status.st_ino != loaded->inode) {
+        loaded->memory = gpt_make_file(loaded->image.start, loaded->image.size);
+        loaded->inode = loaded->memory < 0 || fstat(loaded->memory, &status) ? 0 : status.st_ino;
+    }
+    return fcntl(loaded->memory, F_DUPFD_CLOEXEC, loaded->memory);
+}
+
+static const char *add_request(struct loaded *loaded, struct gpt_asked *asked, struct gpt_bytes *request,
+                               int *file) {
+    struct stat status;
+    asked->type = loaded->image.type;
+    asked->size = loaded->image.size;
+    asked->offset = loaded->offset;
+    if (loaded->path) {
+        *file = open_file(loaded->path, &status);
+        if (*file < 0 || !is_same(&status, &loaded->status))
+            return CHANGED;
+    } else if (loaded->memory >= 0)
+        *file = open_memory(loaded);
+    if (*file < 0)
+        asked->image = loaded->image.start;
+    return asked->image && asked->size > GPT_MOST - LARGE_IMAGE ? "its image is too large for the pipeline"
+           : gpt_add_module(request, asked)                     ? NULL
+                                                                : "memory ran out";
+}
+
+const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
+                             int *file) {
+    *file = -1;
+    pthread_mutex_lock(&lock);
+    struct loaded *loaded = find(function);
+    const char *refused = !loaded           ? UNKNOWN
+                          : loaded->refused ? loaded->refused
+                                            : add_request(loaded, asked, request, file);
+    pthread_mutex_unlock(&lock);
+    return refused;
 }

@@ -3,17 +3,17 @@
 #ifndef GPT_SOURCES_H
 #define GPT_SOURCES_H
 
+#include "common/kept.h"
 #include "hook/watch/call.h"
-#include "hook/watch/modules.h"
 
-struct source {
-    struct image image;
-    char digest[65];     // empty if it cannot be read any more
-    const char *refused; // why no kernel of it is probed; NULL if nothing is known against it
-};
+// Both say of a function or kernel why it cannot get probes, a text that stays, or return NULL.
 
-// That of a function or kernel. False: where it comes from is not known.
-bool hook_find_source(uint64_t function, struct source *source);
+// What identifies its image: the contents, or of a large one in a file which file that is, and where.
+const char *hook_digest_source(uint64_t function, char digest[65]);
+// Adds a request about the image, which says what of it. A large one is in a file, the caller's to close;
+// else -1.
+const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
+                             int *file);
 
 extern handler hook_after_load_image, hook_after_load_file;
 

@@ -4,10 +4,14 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "calm.h"
 
 static __thread __attribute__((tls_model("initial-exec"))) bool calm;
+static __thread __attribute__((tls_model("initial-exec"))) struct calm outer; // while it is
 
 struct calm hook_calm(void) {
     struct calm before = {.nested = calm};
@@ -20,6 +24,7 @@ struct calm hook_calm(void) {
         sigdelset(&mask, faults[i]);
     pthread_sigmask(SIG_SETMASK, &mask, &before.signals);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before.cancel);
+    outer = before;
     calm = true;
     return before;
 }
@@ -30,4 +35,19 @@ void hook_end_calm(const struct calm *before) {
     calm = false;
     pthread_setcancelstate(before->cancel, NULL);
     pthread_sigmask(SIG_SETMASK, &before->signals, NULL);
+}
+
+void hook_wait_openly(struct pollfd *file, uint64_t ms) {
+    struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    struct calm before = outer; // a handler that calls the driver is calm itself
+    bool was_calm = calm;
+    calm = false;
+    if (was_calm)
+        pthread_setcancelstate(before.cancel, NULL);
+    // By syscall: a function of the driver is not a cancellation point.
+    syscall(SYS_ppoll, file, file ? 1 : 0, &time, was_calm ? &before.signals : NULL, NSIG / 8);
+    if (was_calm)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    calm = was_calm;
+    outer = before;
 }

@@ -1,0 +1,230 @@
+"""gpt-hook -p: how look-ups wait, who asks, and what becomes of images that are large. On the simulated device."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
+from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from tests.runtime import hooked
+from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, probed, unprobed
+
+PIPELINE = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
+LARGE = 70 << 20  # bytes, more than a record holds
+
+# A program that loads a fatbin from the mapping of its file, or from a copy, and looks up its kernel.
+MAPPED = (
+    CLIENT
+    + r"""
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+int main(int argc, char **argv) {
+    struct stat status;
+    int file = open(argv[1], O_RDONLY);
+    setup(argv[2]);
+    OK(D(cuModuleUnload)(module));
+    assert(!fstat(file, &status));
+    char *image = mmap(NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (!strcmp(argv[3], "copy")) {
+        char *copy = mmap(NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memcpy(copy, image, status.st_size);
+        OK(cuModuleLoadData(&module, copy));
+        memset(copy, 0, status.st_size);
+        for (int i = 600; i < 900; i++) // as programs do that become daemons
+            close(i);
+    } else if (!strcmp(argv[3], "path")) {
+        OK(D(cuModuleLoad)(&module, argv[1]));
+    } else {
+        OK(cuModuleLoadData(&module, image));
+    }
+    if (!strcmp(argv[3], "replaced")) {
+        assert(!rename(argv[1], argv[4]));
+        close(open(argv[1], O_CREAT | O_WRONLY, 0600));
+    }
+    OK(cuModuleGetFunction(&function, module, "scale"));
+    run();
+    check();
+    return 0;
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mapped")
+    return build(folder, MAPPED)
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A fatbin with the PTX, and an element that is too large for a record; nearly all of it is a hole."""
+    whole = pack_fatbin([Payload("ptx", "sm_70", PTX.read_bytes())], "none")
+    hole = dead_element(whole[REGION.size : REGION.size + ELEMENT.size], LARGE)
+    path = tmp_path / "large.fatbin"
+    with path.open("wb") as file:
+        file.write(REGION.pack(MAGIC, 1, REGION.size, len(whole) - REGION.size + LARGE) + whole[REGION.size :] + hole)
+        file.truncate(len(whole) + LARGE)
+    return path
+
+
+@pytest.mark.parametrize("way", ["mapping", *(pytest.param(way, marks=pytest.mark.full) for way in ("copy", "path"))])
+def test_an_image_larger_than_a_record(tmp_path, mapped, large, way):
+    trace = good(tmp_path, mapped, "-p", "gmem_bytes", arguments=(large, PTX, way))
+    check_bytes(trace, 1)
+
+
+@pytest.mark.full
+def test_a_file_that_was_replaced_is_not_used(tmp_path, mapped, large):
+    trace = good(tmp_path, mapped, "-p", "gmem_bytes", arguments=(large, PTX, "replaced", tmp_path / "old"))
+    assert unprobed(trace) == {"its file was changed since it was loaded": 1}
+
+
+THREADS = (
+    CLIENT
+    + r"""
+static pthread_barrier_t barrier;
+static void *work(void *context) {
+    void *mine;
+    OK(cuCtxSetCurrent(context));
+    pthread_barrier_wait(&barrier);
+    OK(cuModuleGetFunction(&mine, module, "scale"));
+    assert(mine == function || !function);
+    return mine;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[6];
+    void *context;
+    begin();
+    FILE *file = fopen(argv[1], "r");
+    assert(file && fread(text, 1, sizeof(text) - 1, file));
+    OK(cuModuleLoadData(&module, text));
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    pthread_barrier_init(&barrier, NULL, 6);
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < 6; i++)
+        pthread_create(&threads[i], NULL, work, context);
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], &function);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    printf("%f\n", end.tv_sec - start.tv_sec + (end.tv_nsec - start.tv_nsec) / 1e9);
+    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+    run(), check();
+    return 0;
+}
+"""
+)
+
+
+@pytest.mark.full
+def test_threads_that_look_up_a_kernel_at_once_ask_once(tmp_path):
+    log = tmp_path / "log"
+    trace = good(tmp_path, build(tmp_path, "#include <time.h>\n" + THREADS), "--jit", f"tee '{log}' | {PIPELINE}")
+    check_bytes(trace, 1)
+    assert log.read_bytes().count(b"\xa4kind\xa6module") == 1
+
+
+FUNCTION = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    void *library, *kernel;
+    setup(argv[1]);
+    FILE *file = fopen(argv[1], "r");
+    assert(fread(text, 1, sizeof(text) - 1, file));
+    OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+    OK(D(cuLibraryGetKernel)(&kernel, library, "scale"));
+    OK(D(cuKernelGetFunction)(&function, kernel));
+    OK(D(cuLibraryGetModule)(&module, library));
+    run();
+    assert(!mkdir(argv[2], 0700));
+    for (int i = 0; i < 100; i++) {
+        usleep(100000);
+        OK(D(cuCtxSynchronize)());
+    }
+    run();
+    check();
+    return 0;
+}
+"""
+)
+
+
+@pytest.mark.full
+def test_a_function_gets_the_probes_of_its_kernel_when_they_come(tmp_path):
+    go = tmp_path / "go"
+    pipeline = f"while [ ! -e '{go}' ]; do sleep 0.05; done; {PIPELINE}"
+    program = build(tmp_path, "#include <sys/stat.h>\n" + FUNCTION)
+    trace = good(tmp_path, program, "--wait", "0", "--jit", pipeline, arguments=(PTX, go))
+    check_bytes(trace, 1)
+    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+
+
+# The handler leaves the look-up for good, the first time; then the program goes on.
+HANDLER = (
+    CLIENT
+    + r"""
+#include <setjmp.h>
+#include <signal.h>
+static sigjmp_buf out;
+static void leave(int signal) { siglongjmp(out, 1); }
+int main(int argc, char **argv) {
+    signal(SIGUSR1, leave);
+    if (!sigsetjmp(out, 1)) {
+        puts("ready"), fflush(stdout);
+        setup(argv[1]);
+    }
+    if (argc > 2) { // once more, and it is made
+        assert(!mkdir(argv[2], 0700));
+        setup(argv[1]);
+        run(), check();
+    }
+    return 0;
+}
+"""
+)
+
+
+def interrupted(folder, number, pipeline, *arguments):
+    """A program that a signal meets while it waits for a kernel, and how long it took to end."""
+    program = build(folder, "#include <sys/stat.h>\n" + HANDLER)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
+    line = hooked.command("run", "-o", folder / "t.mp", "--device", "sim", "--jit", pipeline, program, PTX, *arguments)
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        hooked.wait_until(lambda: (folder / "asked").exists())
+        time.sleep(0.3)
+        start = time.monotonic()
+        process.send_signal(number)
+        return process.wait(60), time.monotonic() - start
+
+
+def test_a_look_up_can_be_interrupted(tmp_path):
+    status, seconds = interrupted(tmp_path, signal.SIGINT, f"touch '{tmp_path}/asked'; exec sleep 1000")
+    assert status == -signal.SIGINT
+    assert seconds < 10
+
+
+@pytest.mark.full
+def test_a_handler_may_leave_a_look_up(tmp_path):
+    go, asked = tmp_path / "go", tmp_path / "asked"
+    pipeline = f"touch '{asked}'; while [ ! -e '{go}' ]; do sleep 0.05; done; {PIPELINE}"
+    status, seconds = interrupted(tmp_path, signal.SIGUSR1, pipeline, go)
+    assert status == 0 and seconds < 20
+    check_bytes(hooked.Trace(tmp_path / "t.mp"), 1)
+
+
+@pytest.mark.full
+def test_a_burst_waits_together(tmp_path):
+    """Six threads wait for a kernel that never comes: all for as long as one would."""
+    program = build(tmp_path, "#include <time.h>\n" + THREADS)
+    done, trace = probed(tmp_path, program, "--wait", "1.5", "--jit", "exec sleep 1000")
+    assert done.returncode == 0
+    assert 1.4 < float(done.stdout) < 4
+    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
