@@ -13,6 +13,7 @@ from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
+from gpt.asm.limits import limit_registers
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.ptx.prune import blanked
 from gpt.ptx.scan import scan_module
@@ -35,6 +36,7 @@ class Assembly:
         fatbin: Any,
         save: Path | None,
         kernels: list[str],
+        registers: int | None,
     ) -> None:
         self._stage = stage
         self._assembler = assembler
@@ -43,6 +45,7 @@ class Assembly:
         self._fatbin = fatbin
         self._save = save
         self._kernels = kernels
+        self._registers = registers
         self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
@@ -59,6 +62,9 @@ class Assembly:
         kernels = record.get("only", self._kernels)
         try:
             texts = [_cut(text, record["module"], kernels) for text in texts]
+            if limit := record.get("registers"):
+                most = min(limit, self._registers or limit)
+                texts[0] = limit_registers(scan_module(texts[0], record["module"]), most)
         except GptError as error:
             diag = self._stage.error(type(error)(error.fact, error.where or record["module"]))
             yield from self._backlog.add([], lambda _: [record, diag], size)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpt.extract.kernels import Kernels
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
+WISHES = ("only", "registers")  # of a module, for who makes code of its PTX
 BATCH = 4096  # names that are made readable at a time, which takes 2 s at most
 
 Records = Iterator[Output]
@@ -178,10 +179,10 @@ class Extraction:
                     source = source.sub(record["offset"], record.get("size", rest))
                 if "sha256" in record and record["sha256"] != source.sha256():
                     raise MalformedError("is not what was loaded: its sha256 differs", name)
+                self._listing.wishes = {key: record[key] for key in WISHES if key in record}
                 if self._listing.ptx and "arch" in record:
                     yield from self._read_kernels(source, file.fileno() if file else None, record)
                     return
-                self._listing.only = record.get("only")
                 yield from self._read(source, named=True)
         except GptError as error:
             yield self._stage.error(error, ref=name)

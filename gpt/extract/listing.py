@@ -49,7 +49,7 @@ class Listing:
     payload: bool = False
     ptx: bool = False
     save: Path | None = None
-    only: list[str] | None = None  # of the module at hand, for its PTX
+    wishes: dict[str, Any] = field(default_factory=dict)  # of the module at hand, for its PTX
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
     modules: int = 0  # elements of the files before
     found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
@@ -199,15 +199,15 @@ class Listing:
             module=f"{source.name}#{index}",
             arch=element.arch,
             kernels=kernels,
-            only=self.only,
+            **self.wishes,
             data=text,
         )
 
     def one_kernel(self, source: Source, index: int, arch: str, kernel: str, text: bytes) -> dict[str, Any]:
         """The record of the PTX of one kernel of an element of a file."""
         number, self.modules, self.matched = self.modules, self.modules + 1, True
-        module, only = f"{source.name}#{index}", [kernel]
-        return records.make("ptx", id=number, module=module, arch=arch, kernels=only, only=only, data=text)
+        module, wishes = f"{source.name}#{index}", self.wishes | {"only": [kernel]}
+        return records.make("ptx", id=number, module=module, arch=arch, kernels=[kernel], **wishes, data=text)
 
 
 def _write(path: Path, item: Opened) -> None:

@@ -93,5 +93,6 @@ def asm(
         save.mkdir(parents=True, exist_ok=True)
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
-        work = Assembly(stage, assembler, backlog, compare, compress.value if fatbin else None, save, kernel or [])
+        codec = compress.value if fatbin else None
+        work = Assembly(stage, assembler, backlog, compare, codec, save, kernel or [], registers)
         return stage.filter(work.handle, files or (), backlog.drain, PTX)

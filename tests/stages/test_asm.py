@@ -106,6 +106,29 @@ def test_the_cubin_is_that_of_ptxas(tmp_path):
     assert done.kind("cubin")[0]["data"] == (tmp_path / "module.cubin").read_bytes()
 
 
+def test_a_module_says_how_many_registers_its_kernels_may_use():
+    """Also those with a block size, for which ptxas ignores --maxrregcount; a lower limit stays."""
+    heads = ("", ".reqntid 256, 1, 1", ".maxntid 128, 1, 1 .minnctapersm 2", ".maxnreg 24", ".maxnreg 200")
+    body = hungry(120).removeprefix(HEAD)
+    text = HEAD + "".join(
+        body.replace("hungry", f"k{n}").replace(") {", f") {head} {{", 1) for n, head in enumerate(heads)
+    )
+
+    def used(*options, **keys):
+        done = asm(segment(ptx(1, text, **keys)), *options)
+        assert (done.status, done.err) == (0, "")
+        return {record["name"]: record["registers"] for record in done.kind("kernel")}
+
+    free = used()
+    assert [free[f"k{n}"] for n in (0, 1, 2, 4)] > [100] * 4
+    for options, limit, most in (((), 64, 64), (("--maxrregcount", "40"), 64, 40), (("--maxrregcount", "80"), 64, 64)):
+        found = used(*options, registers=limit)
+        assert {found[f"k{n}"] for n in (0, 1, 2, 4)} == {most} and found["k3"] <= 24
+    assert used(registers=1 << 40)["k0"] == free["k0"]
+    bad = text.replace("ret;", "ret", 1)
+    assert asm(segment(ptx(1, bad, registers=64))).err == asm(segment(ptx(1, bad))).err != ""
+
+
 def test_order_is_kept_however_many_run_at_a_time():
     texts = [hungry(5 + 90 * (n % 2)) for n in range(12)]
     data = segment(*(ptx(n, text) for n, text in enumerate(texts)))
