@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 // Of barriers PTX has 16; the last one is the cluster's, whose only block this is.
-enum { HOST_ABI = 2, HOST_WARP = 32, HOST_BARRIERS = 17 };
+enum { HOST_ABI = 3, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 
@@ -138,6 +138,7 @@ struct host_kernel {
     uint32_t max_threads;                     // of .maxntid and .reqntid; 0: not said
     uint32_t required[3];                     // .reqntid, or 0
     uint32_t barriers;
+    uint32_t registers; // of .maxnreg; 0: not said
 };
 
 struct host_module {

@@ -43,6 +43,18 @@ struct entry *sim_add_entry(struct code *code, const char *name) {
     return made;
 }
 
+// A block has no more threads than there are registers for.
+void sim_set_registers(struct entry *entry, unsigned long registers) {
+    enum { WARP = 32, UNIT = 256, MOST = 255 };
+    registers = registers > MOST ? MOST : registers;
+    uint64_t of_warp = (registers * WARP + UNIT - 1) / UNIT * UNIT;
+    int threads =
+        (int)((uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK) / of_warp * WARP);
+    int *most = &entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK];
+    entry->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = (int)registers;
+    *most = threads < *most ? threads : *most;
+}
+
 void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size) {
     enum { MOST = 4096 };
     if (index >= MOST)

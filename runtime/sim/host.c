@@ -52,6 +52,8 @@ void sim_describe_entry(struct entry *entry) {
     const struct host_kernel *kernel = entry->kernel;
     if (kernel->max_threads && kernel->max_threads < (uint32_t)sim_attribute(1))
         entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)kernel->max_threads;
+    if (kernel->registers)
+        sim_set_registers(entry, kernel->registers);
     sim_set_sizes(entry, kernel->shared_size, kernel->local_size);
 }
 

@@ -131,7 +131,10 @@ static void read_entry(struct text *text, struct code *code, int target, const c
         read_parameters(text, entry);
         more = sim_next_token(text);
     }
-    for (; more && !sim_is_token(text, "{") && !sim_is_token(text, ";"); more = sim_next_token(text))
+    for (; more && !sim_is_token(text, "{") && !sim_is_token(text, ";"); more = sim_next_token(text)) {
+        unsigned long registers = sim_is_token(text, ".maxnreg") ? sim_next_number(text) : 0;
+        if (registers)
+            sim_set_registers(entry, registers);
         if (sim_is_token(text, ".maxntid") || sim_is_token(text, ".reqntid")) {
             unsigned long threads = sim_next_number(text);
             for (; sim_next_token(text) && sim_is_token(text, ",");)
@@ -140,6 +143,7 @@ static void read_entry(struct text *text, struct code *code, int target, const c
                 entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)threads;
             text->at = text->token; // what ended the numbers
         }
+    }
     if (more && sim_is_token(text, "{"))
         read_body(text, code, entry->name);
 }

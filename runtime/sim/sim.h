@@ -278,6 +278,7 @@ void sim_describe_entry(struct entry *entry); // the attributes that its host co
 
 // demand.c: shared and local memory of an entry, and those of all entries of a text
 void sim_set_sizes(struct entry *entry, size_t shared, size_t local);
+void sim_set_registers(struct entry *entry, unsigned long registers);
 void sim_measure(struct code *code, const char *text, size_t size);
 void sim_close_later(void *object);
 void sim_close_objects(void); // not with the lock

@@ -21,6 +21,7 @@ from gpt.ptx.scan import Item, Module, Statement, scan_module
 from gpt.ptx.tokens import NAME
 from gpt.ptx.types import integer
 
+MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
@@ -268,10 +269,11 @@ class Code:
         if math.prod(block.get(".reqnctapercluster", [])) > 1:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
+        registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)
         required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
         rows.append(
             f"    {{{quoted(item.name)}, {c_function(item.name)}, p{number}, {len(found)}, {size}, {shared}, {align}, "
-            f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16}},\n"
+            f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16, {registers}}},\n"
         )
 
     def reached(self, kernel: str) -> set[str]:
