@@ -67,6 +67,7 @@ struct gpt_asked {         // a request
     uint64_t offset, size; // where in that file; bytes of it
     const char *kernel;    // NULL: what is in the image
     const char *arch;      // of the device that the kernel is for; NULL: not said
+    unsigned registers;    // most of a thread; 0: any number
 };
 
 // The records that begin and end what a pipeline reads, the request, and a mark that comes back. False if a

@@ -62,7 +62,8 @@ bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
     ADD(bytes, module, inside + only.size, .type = {asked->type, strlen(asked->type)},
         .offset = {!asked->image, asked->offset}, .size = {!asked->image, asked->size},
         .data = {asked->image, inside}, .only = {asked->kernel ? &only : NULL, 1},
-        .arch = {asked->arch, asked->arch ? strlen(asked->arch) : 0});
+        .arch = {asked->arch, asked->arch ? strlen(asked->arch) : 0},
+        .registers = {asked->registers != 0, asked->registers});
 }
 
 // One more key of a map of a few.

@@ -12,8 +12,11 @@
 #include "hook/probe/launch.h"
 #include "hook/probe/load.h"
 #include "hook/probe/lookup.h"
+#include "hook/probe/occupancy.h"
+#include "hook/probe/properties.h"
 #include "hook/probe/settings.h"
 #include "hook/probe/sources.h"
+#include "hook/probe/variables.h"
 #include "hook/watch/call.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/gputime.h"
@@ -171,7 +174,8 @@ static const struct known table[] = {
      .probe_after = hook_after_attribute},
     {"cuKernelSetCacheConfig", "module", "setcacheconfig", .on_return = hook_on_kernel_cache,
      .probe_after = hook_after_attribute},
-    {"cuFuncSetSharedMemConfig", "module", "setsharedmemconfig", .on_return = hook_on_function_shared},
+    {"cuFuncSetSharedMemConfig", "module", "setsharedmemconfig", .on_return = hook_on_function_shared,
+     .probe_after = hook_after_attribute},
 
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_context_retained},
     {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context_made},
@@ -183,17 +187,14 @@ static const struct known table[] = {
     {"cuDevicePrimaryCtxReset", "context", "reset", .before = hook_before_context_gone,
      .on_return = hook_on_context_reset, .probe_before = hook_before_context_ends},
 
-    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "other", "occupancy",
-     .probe_before = hook_before_occupancy_of_1},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "other", "occupancy", .probe_after = hook_after_blocks},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "other", "occupancy",
-     .probe_before = hook_before_occupancy_of_1},
-    {"cuOccupancyAvailableDynamicSMemPerBlock", "other", "occupancy",
-     .probe_before = hook_before_occupancy_of_1},
-    {"cuOccupancyMaxPotentialClusterSize", "other", "occupancy", .probe_before = hook_before_occupancy_of_1},
-    {"cuOccupancyMaxActiveClusters", "other", "occupancy", .probe_before = hook_before_occupancy_of_1},
-    {"cuOccupancyMaxPotentialBlockSize", "other", "occupancy", .probe_before = hook_before_occupancy_of_2},
-    {"cuOccupancyMaxPotentialBlockSizeWithFlags", "other", "occupancy",
-     .probe_before = hook_before_occupancy_of_2},
+     .probe_after = hook_after_blocks},
+    {"cuOccupancyAvailableDynamicSMemPerBlock", "other", "occupancy", .probe_after = hook_after_shared},
+    {"cuOccupancyMaxPotentialClusterSize", "other", "occupancy", .probe_after = hook_after_clusters},
+    {"cuOccupancyMaxActiveClusters", "other", "occupancy", .probe_after = hook_after_clusters},
+    {"cuOccupancyMaxPotentialBlockSize", "other", "occupancy", .probe_after = hook_after_block_size},
+    {"cuOccupancyMaxPotentialBlockSizeWithFlags", "other", "occupancy", .probe_after = hook_after_block_size},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
 };

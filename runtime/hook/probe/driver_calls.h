@@ -26,12 +26,15 @@
     CALL(set_cache, "cuFuncSetCacheConfig", uint64_t, int)                                                   \
     CALL(set_kernel_cache, "cuKernelSetCacheConfig", uint64_t, int, CUdevice)                                \
     CALL(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", int *, uint64_t, int, size_t)             \
+    CALL(active_clusters, "cuOccupancyMaxActiveClusters", int *, uint64_t, const CUlaunchConfig *)           \
+    CALL(cluster_size, "cuOccupancyMaxPotentialClusterSize", int *, uint64_t, const CUlaunchConfig *)        \
     CALL(get_device, "cuCtxGetDevice", CUdevice *)                                                           \
     CALL(device_attribute, "cuDeviceGetAttribute", int *, int, CUdevice)                                     \
     CALL(get_context, "cuCtxGetCurrent", uint64_t *)                                                         \
     CALL(push_context, "cuCtxPushCurrent_v2", uint64_t)                                                      \
     CALL(pop_context, "cuCtxPopCurrent_v2", uint64_t *)                                                      \
     CALL(exchange_mode, "cuThreadExchangeStreamCaptureMode", int *)                                          \
+    CALL(stream_context, "cuStreamGetCtx", uint64_t, uint64_t *)                                             \
     CALL(is_capturing, "cuStreamIsCapturing", uint64_t, int *)                                               \
     CALL(create_stream, "cuStreamCreate", uint64_t *, unsigned)                                              \
     CALL(wait_event, "cuStreamWaitEvent", uint64_t, uint64_t, unsigned)                                      \

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "choice.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/modules.h"
@@ -18,6 +19,7 @@
 #include "pool.h"
 #include "settings.h"
 #include "unprobed.h"
+#include "variables.h"
 
 // What the program launches
 
@@ -56,35 +58,31 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
 }
 
 // Why this launch runs without probes; NULL if it need not. Empty: the user wants it so.
-static const char *find_reason(struct probed *probed, const struct launch *launch, uint64_t context,
+static const char *find_reason(const struct frame *frame, const struct choice *choice, uint64_t context,
                                uint64_t stream) {
-    int capturing = 0, blocks = 0, processors = 0;
-    CUdevice device;
-    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
-    if (probed->refused)
-        return probed->refused;
-    uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
+    int capturing = 0;
+    uint64_t of_stream = context;
+    struct probed *first = choice->first;
+    if (!first || first->refused)
+        return choice->reason;
+    uint64_t before = atomic_fetch_add_explicit(&first->launches, 1, memory_order_relaxed);
     if (before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
         (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count)
         return "it was left out, as --launch-skip, --launch-count or --sample say";
-    if (probed->context && (probed->context != context || !hook_is_alive(probed->of_context)))
-        return "it was loaded with probes in another context";
-    if (threads > (uint64_t)probed->max_threads)
-        return "with probes a block of so many threads has too few registers";
+    if (choice->reason)
+        return choice->reason;
     if (hook_do.is_capturing(stream, &capturing) || capturing)
         return "it is captured into a graph";
-    if (launch->cooperative &&
-        (hook_do.occupancy(&blocks, probed->probed, (int)threads, launch->shared) ||
-         hook_do.get_device(&device) ||
-         hook_do.device_attribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
-         (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2] >
-             (uint64_t)blocks * (uint64_t)processors))
-        return "with probes its cooperative grid does not fit";
+    if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
+        !hook_do.stream_context(stream, &of_stream) && of_stream != context)
+        return "its stream is of another context than the current one";
+    if (is_dependent(frame) && hook_must_copy(choice->bound))
+        return "its constants must be copied, and it depends on its predecessor";
     return NULL;
 }
 
 // The save of a launch, with its arguments; NULL without memory or where the parameters are not known.
-static struct save *new_save(const struct probed *probed, const struct launch *launch) {
+static struct save *new_save(struct probed *probed, const struct launch *launch) {
     const struct woven *woven = probed->woven;
     size_t count = woven->param_count + woven->added_count,
            head = sizeof(struct save) + count * sizeof(void *);
@@ -126,17 +124,6 @@ static void point_at_buffers(struct save *save, uint64_t address) {
     }
 }
 
-// Constants that the program may have written to since.
-static bool copy_variables(const struct probed *probed, uint64_t stream) {
-    bool good = true;
-    for (size_t i = 0; i < probed->variable_count; i++) {
-        const struct shared_variable *variable = &probed->variables[i];
-        if (*variable->taken)
-            good &= !hook_do.copy(variable->to, variable->from, variable->size, stream);
-    }
-    return good;
-}
-
 // Where the function and the parameters are among a call's arguments.
 struct places {
     unsigned function, params, extra;
@@ -174,14 +161,10 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         return;
     const struct launch *launch = &frame->launch;
     hook_end_burst();
-    struct probed *probed = hook_find_probed(launch->function);
-    if (!probed) {
-        keep_reason(frame, "it was found without its name, or is still being made");
-        return;
-    }
     uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
-    const char *reason = find_reason(probed, launch, context, stream);
-    struct save *save = reason ? NULL : new_save(probed, launch);
+    struct choice choice = hook_choose(launch, context);
+    const char *reason = find_reason(frame, &choice, context, stream);
+    struct save *save = reason ? NULL : new_save(choice.probed, launch);
     if (!reason && !save)
         reason = "its parameters are not passed as the kernel has them";
     if (save && !size_buffers(save, launch))
@@ -191,7 +174,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         slab = hook_claim(&(struct claim){context, stream, frame->thread ? frame->thread->tid : 0,
                                           is_dependent(frame), save->bytes},
                           &offset, &reason);
-    if (!slab || (probed->variable_count && !copy_variables(probed, stream))) {
+    if (!slab || !hook_copy_variables(choice.bound, stream)) {
         if (slab)
             hook_issue(slab, NULL), reason = "its constants cannot be copied";
         keep_reason(frame, reason);
@@ -203,7 +186,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     save->offset = offset;
     point_at_buffers(save, hook_slab_address(slab) + offset);
     save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
-    frame_set_arg(frame, places.function, probed->probed);
+    frame_set_arg(frame, places.function, choice.handle);
     frame_set_arg(frame, places.params, (uint64_t)save->arguments);
     if (places.has_extra)
         frame_set_arg(frame, places.extra, 0);
@@ -266,9 +249,12 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
         return;
     }
     hook_issue(slab, NULL);
+    CUresult status = (CUresult)frame->rax;
     launch_original(frame);
-    if ((CUresult)frame->rax == CUDA_SUCCESS)
-        hook_count_unprobed(save->probed->function, "the driver refused the launch with probes");
+    if ((CUresult)frame->rax == CUDA_SUCCESS) {
+        hook_count_unprobed(save->probed->function, REFUSED);
+        hook_see_refusal(save->probed, &frame->launch, status);
+    }
     free(save);
 }
 
@@ -308,35 +294,4 @@ void hook_allocate_again(struct frame *frame) {
     const uint64_t *a = frame->args;
     if (hook_probing && hook_give_slabs_back())
         frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
-}
-
-// Occupancy is that of the kernel that will run.
-
-static void ask_of_probed(struct frame *frame, unsigned argument) {
-    const struct probed *probed = hook_probing ? hook_find_probed(frame_arg(frame, argument)) : NULL;
-    if (probed && !probed->refused)
-        frame_set_arg(frame, argument, probed->probed);
-}
-
-void hook_before_occupancy_of_1(struct frame *frame) { ask_of_probed(frame, 1); }
-void hook_before_occupancy_of_2(struct frame *frame) { ask_of_probed(frame, 2); }
-
-// Attributes of functions and kernels, and their caches: what was set of the program's is set of the other.
-void hook_after_attribute(struct frame *frame) {
-    bool kernel = !strncmp(frame->slot->symbol, "cuKernel", strlen("cuKernel"));
-    bool cache = strstr(frame->slot->symbol, "CacheConfig") != NULL;
-    unsigned function = kernel && !cache ? 2 : 0;
-    const struct probed *probed =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_find_probed(frame->args[function]) : NULL;
-    if (!probed || probed->refused)
-        return;
-    struct property property = {.what = cache ? PROPERTY_CACHE_CONFIG : PROPERTY_ATTRIBUTE, .device = -1};
-    if (cache)
-        property.value = (uint32_t)frame->args[1], property.device = kernel ? (int)frame->args[2] : -1;
-    else if (kernel)
-        property.number = (uint32_t)frame->args[0], property.value = (uint32_t)frame->args[1],
-        property.device = (int)frame->args[3];
-    else
-        property.number = (uint32_t)frame->args[1], property.value = (uint32_t)frame->args[2];
-    hook_set_property(probed, kernel, &property);
 }

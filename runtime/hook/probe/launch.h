@@ -6,7 +6,7 @@
 #include "hook/watch/call.h"
 
 extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
-    hook_before_occupancy_of_1, hook_before_occupancy_of_2, hook_after_attribute, hook_allocate_again;
+    hook_allocate_again;
 void hook_after_wait(void);  // the program has waited for the GPU
 void hook_end_probing(void); // the process ends: what is on its way is awaited
 

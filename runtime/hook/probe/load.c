@@ -1,8 +1,10 @@
 // A kernel with probes is a module of its own, that works on the variables of the program's.
 //
-// A function of a module is loaded into the module's context, a kernel of a library as a library, which has
-// no context. Loading may wait for kernels that run, so it is done where the program itself looks up, loads
-// or waits. Our own calls are made in relaxed capture mode: they break no capture of the program's.
+// A function of a module is loaded into the module's context. A kernel of a library is loaded as a library,
+// and bound to each context in which the program uses it: where it gets its function, or else after it was
+// launched there without probes. Loading may wait for kernels that run, so all this is done where the program
+// itself looks up, loads or waits. Our own calls are made in relaxed capture mode: they break no capture of
+// the program's.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,251 +14,200 @@
 #include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
 #include "load.h"
+#include "occupancy.h"
 #include "pool.h"
+#include "properties.h"
 #include "settings.h"
+#include "variables.h"
+
+static struct probed *new_probed(const struct looked_up *function) {
+    struct probed *probed = calloc(1, sizeof(*probed));
+    if (probed)
+        *probed = (struct probed){.handle = function->handle,
+                                  .reference = function->reference,
+                                  .function = function->function,
+                                  .asked = *function,
+                                  .module = function->module,
+                                  .is_library = function->is_kernel};
+    return probed;
+}
 
 void hook_refuse(const struct looked_up *function, const char *reason) {
-    struct probed *probed = calloc(1, sizeof(*probed));
+    struct probed *probed = function->registers ? NULL : new_probed(function); // else the first one stays
     if (!probed)
         return;
-    *probed = (struct probed){.handle = function->handle,
-                              .reference = function->reference,
-                              .function = function->function,
-                              .module = function->module,
-                              .refused = reason};
+    probed->refused = reason;
     if (!hook_add_probed(probed))
         free(probed);
 }
 
-enum { MOST_PROPERTIES = 64 };
-
-struct properties {
-    struct property items[MOST_PROPERTIES];
-    size_t count;
-};
-
-static void keep_property(const struct property *property, void *with) {
-    struct properties *list = with;
-    if (list->count < MOST_PROPERTIES)
-        list->items[list->count++] = *property;
-}
-
-void hook_set_property(const struct probed *probed, bool is_kernel, const struct property *property) {
-    CUdevice device = property->device;
-    if (property->what == PROPERTY_ATTRIBUTE)
-        is_kernel ? hook_do.set_kernel_attribute((int)property->number, (int)property->value, probed->probed,
-                                                 device)
-                  : hook_do.set_attribute(probed->probed, (int)property->number, (int)property->value);
-    else if (property->what == PROPERTY_CACHE_CONFIG)
-        is_kernel ? hook_do.set_kernel_cache(probed->probed, (int)property->value, device)
-                  : hook_do.set_cache(probed->probed, (int)property->value);
-}
-
-// What the program set of its function is set of this one.
-static void copy_properties(const struct looked_up *function, const struct probed *probed) {
-    struct properties list = {.count = 0};
-    hook_object_each(function->handle, keep_property, &list); // where the driver must not be called
-    for (size_t i = 0; i < list.count; i++)
-        hook_set_property(probed, function->is_kernel, &list.items[i]);
-}
-
-// Variables
-
-static bool find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
-                          size_t *size) {
-    return (is_kernel ? hook_do.get_library_variable(address, size, module, name)
-                      : hook_do.get_variable(address, size, module, name)) == CUDA_SUCCESS;
-}
-
-struct flag {
-    struct flag *next;
-    uint64_t module;
-    struct reference reference;
-    _Atomic bool taken;
-    char name[];
-};
-
-static _Atomic(struct flag *) flags;
-
-struct wanted {
-    const char *name;
-    bool found;
-};
-
-static void see_variable(const struct property *property, void *with) {
-    struct wanted *wanted = with;
-    wanted->found |=
-        property->what == PROPERTY_VARIABLE && property->name && !strcmp(property->name, wanted->name);
-}
-
-static struct flag *find_flag(uint64_t module, const char *name) {
-    struct flag *flag = atomic_load(&flags);
-    while (flag && (flag->module != module || strcmp(flag->name, name) || !hook_is_alive(flag->reference)))
-        flag = flag->next;
-    return flag;
-}
-
-_Atomic bool *hook_taken_flag(uint64_t module, const char *name) {
-    struct flag *flag = find_flag(module, name);
-    struct wanted wanted = {name, false};
-    if (flag)
-        return &flag->taken;
-    if (!(flag = calloc(1, sizeof(*flag) + strlen(name) + 1)))
-        return NULL;
-    flag->module = module;
-    flag->reference = hook_object_find(module);
-    strcpy(flag->name, name);
-    flag->next = atomic_load(&flags);
-    while (!atomic_compare_exchange_weak(&flags, &flag->next, flag))
-        continue;
-    hook_object_each(module, see_variable, &wanted); // after it can be found: nothing is missed
-    if (wanted.found)
-        flag->taken = true;
-    return &flag->taken;
-}
-
-// cuModuleGetGlobal, cuLibraryGetGlobal
-void hook_after_variable(struct frame *frame) {
-    const char *name = (const char *)frame->args[3];
-    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS ? find_flag(frame->args[2], name) : NULL;
-    if (flag)
-        flag->taken = true;
-}
-
-// Fills the table of addresses and copies constants. False with `missing` set if one is not there.
-static bool share_variables(const struct looked_up *function, struct probed *probed, uint64_t module,
-                            const char **missing) {
-    const struct woven *woven = probed->woven;
-    uint64_t stream = hook_our_stream();
-    CUdeviceptr table = 0;
-    size_t table_size = 0, size;
-    bool good = stream != 0;
-    if (woven->table && !find_variable(function->is_kernel, module, woven->table, &table, &table_size))
-        return *missing = woven->table, false;
-    uint64_t *addresses = calloc(1, table_size + 1);
-    probed->variables = calloc(woven->variable_count + 1, sizeof(*probed->variables));
-    good &= addresses && probed->variables;
-    for (size_t i = 0; good && i < woven->variable_count; i++) {
-        const struct woven_variable *variable = &woven->variables[i];
-        CUdeviceptr from, to;
-        *missing = variable->name;
-        good = find_variable(function->is_kernel, function->module, variable->name, &from, &size);
-        if (good && !variable->constant) {
-            good = variable->offset % 8 == 0 && variable->offset + 8 <= table_size;
-            if (good)
-                addresses[variable->offset / 8] = from;
-            continue;
-        }
-        size_t room = 0;
-        good = good && find_variable(function->is_kernel, module, variable->name, &to, &room) && room <= size;
-        if (!good)
-            break;
-        _Atomic bool *taken = hook_taken_flag(function->module, variable->name);
-        good =
-            taken && (!(variable->always || *taken) || hook_do.copy(to, from, room, stream) == CUDA_SUCCESS);
-        probed->variables[probed->variable_count++] = (struct shared_variable){from, to, room, taken};
-    }
-    if (good && table)
-        good = hook_do.copy_to(table, addresses, table_size, stream) == CUDA_SUCCESS;
-    if (good)
-        good = hook_do.wait_stream(stream) == CUDA_SUCCESS;
-    free(addresses);
-    return good;
-}
-
 // Parameters: the driver knows those of both kernels since CUDA 12.4.
 
-static bool check_params(const struct looked_up *function, const struct probed *probed) {
+static bool check_params(const struct probed *probed) {
     CUresult (*info)(uint64_t, size_t, size_t *, size_t *) =
-        hook_driver_function(function->is_kernel ? "cuKernelGetParamInfo" : "cuFuncGetParamInfo");
+        hook_driver_function(probed->is_library ? "cuKernelGetParamInfo" : "cuFuncGetParamInfo");
     const struct woven *woven = probed->woven;
     size_t count = woven->param_count, offset, size;
     bool good = true;
     if (!info)
         return true;
     for (size_t i = 0; good && i < count; i++) // each is there, where and as large as the pipeline tells
-        good = !info(function->handle, i, &offset, &size) && offset == woven->params[i].offset &&
+        good = !info(probed->handle, i, &offset, &size) && offset == woven->params[i].offset &&
                size == woven->params[i].size && !info(probed->probed, i, &offset, &size) &&
                offset == woven->params[i].offset && size == woven->params[i].size;
     for (size_t i = 0; good && i < woven->added_count; i++)
         good = !info(probed->probed, count + i, &offset, &size) && size == sizeof(uint64_t);
-    return good && info(function->handle, count, &offset, &size) != CUDA_SUCCESS &&
+    return good && info(probed->handle, count, &offset, &size) != CUDA_SUCCESS &&
            info(probed->probed, count + woven->added_count, &offset, &size) != CUDA_SUCCESS;
+}
+
+// Contexts
+
+static const char *tell(const char *format, const char *what, const char *otherwise) {
+    char *text;
+    return asprintf(&text, format, what) > 0 ? text : otherwise;
+}
+
+// Why it cannot run there; NULL if it can.
+static const char *prepare(struct probed *probed, struct bound *bound) {
+    const char *missing = NULL;
+    int used;
+    bool kernel = probed->is_library;
+    if ((kernel && hook_do.kernel_function(&bound->function, probed->probed)) ||
+        hook_do.get_attribute(&bound->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                              bound->function) ||
+        hook_do.get_attribute(&used, CU_FUNC_ATTRIBUTE_NUM_REGS, bound->function))
+        return "the driver does not find it with probes";
+    probed->used = (unsigned)used;
+    if ((probed->woven->table || probed->woven->variable_count) &&
+        !hook_share_variables(probed, bound, &missing))
+        return tell("its variable '%.200s' is not found", missing ? missing : "",
+                    "a variable of it is not found");
+    return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : UNFIT_PROPERTY;
+}
+
+// Makes it run in the current context. NULL without memory, or if the context is about to go.
+static struct bound *bind(struct probed *probed) {
+    struct bound *bound = calloc(1, sizeof(*bound));
+    uint64_t context = hook_current_context();
+    if (!bound || !hook_our_stream()) { // which makes the context known
+        free(bound);
+        return NULL;
+    }
+    bound->context = context;
+    bound->of_context = hook_object_find(context);
+    bound->function = probed->probed;
+    bound->refused = prepare(probed, bound);
+    bound->next = atomic_load(&probed->bounds);
+    while (!atomic_compare_exchange_weak(&probed->bounds, &bound->next, bound))
+        continue;
+    return bound;
+}
+
+static void bind_all(struct probed *first) {
+    uint64_t context = hook_current_context();
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    for (struct probed *probed = first; probed; probed = atomic_load(&probed->fewer))
+        if (probed->probed && !hook_find_bound(probed, context))
+            bind(probed);
+    hook_relaxed_mode(mode);
+}
+
+void hook_bind_missed(void) {
+    struct probed *probed;
+    while ((probed = hook_take_missed(hook_current_context())))
+        bind_all(probed);
+}
+
+void hook_enter_function(uint64_t function, uint64_t kernel) {
+    struct object_view view;
+    struct probed *whole = hook_find_probed(kernel), *added;
+    if (!hook_object_look(function, &view))
+        return;
+    struct looked_up looked = {
+        .handle = function, .reference = view.reference, .context = hook_current_context()};
+    if (!hook_find_probed(function) && (added = new_probed(&looked))) {
+        added->kernel = kernel;
+        if (!hook_add_probed(added))
+            free(added);
+    }
+    if (whole && !whole->refused)
+        bind_all(whole);
 }
 
 // Loading
 
-static bool load(const struct looked_up *function, const char *name, struct probed *probed) {
-    uint64_t module, made = 0;
+// Why it is not there; NULL if it is.
+static const char *load(struct probed *probed, const char *name) {
+    uint64_t module;
+    bool kernel = probed->is_library;
     void *image = aligned_alloc(64, (probed->woven->image_size | 63) + 1);
-    const char *missing = NULL;
     if (!image)
-        return probed->refused = "memory ran out", false;
+        return "memory ran out";
     memcpy(image, probed->woven->image, probed->woven->image_size);
-    CUresult status = function->is_kernel ? hook_do.load_library(&module, image, NULL, NULL, 0, NULL, NULL, 0)
-                                          : hook_do.load_module(&module, image);
+    CUresult status = kernel ? hook_do.load_library(&module, image, NULL, NULL, 0, NULL, NULL, 0)
+                             : hook_do.load_module(&module, image);
     free(image); // the driver has its own copy
     if (status) {
-        char *fault;
-        bool told = asprintf(&fault, "the driver does not load it with probes: error %d", status) > 0;
-        probed->refused = told ? fault : "the driver does not load it with probes";
-        return false;
+        char number[16];
+        snprintf(number, sizeof(number), "%d", status);
+        return tell("the driver does not load it with probes: error %s", number,
+                    "the driver does not load it with probes");
     }
-    if (function->is_kernel) // and into this context
-        status = hook_do.get_kernel(&probed->probed, module, name) ||
-                 hook_do.kernel_function(&made, probed->probed);
-    else if (!(status = hook_do.get_function(&probed->probed, module, name)))
-        made = probed->probed;
-    if (status || hook_do.get_attribute(&probed->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, made))
-        probed->refused = "the driver does not find it with probes";
-    else if (!check_params(function, probed))
-        probed->refused = "the pipeline tells other parameters than the kernel has";
-    else if ((probed->woven->table || probed->woven->variable_count) &&
-             !share_variables(function, probed, module, &missing)) {
-        char *fault;
-        bool told = asprintf(&fault, "its variable '%.200s' is not found", missing ? missing : "") > 0;
-        probed->refused = told ? fault : "a variable of it is not found";
-    } else
-        copy_properties(function, probed);
     probed->loaded = module;
-    probed->is_library = function->is_kernel;
-    if (probed->refused)
-        function->is_kernel ? hook_do.unload_library(module) : hook_do.unload_module(module);
-    return !probed->refused;
+    if (kernel ? hook_do.get_kernel(&probed->probed, module, name)
+               : hook_do.get_function(&probed->probed, module, name))
+        return "the driver does not find it with probes";
+    if (!check_params(probed))
+        return "the pipeline tells other parameters than the kernel has";
+    const struct bound *bound = bind(probed);
+    return !bound ? "the device takes no buffers" : bound->refused == UNFIT_OCCUPANCY ? NULL : bound->refused;
+}
+
+static void unload(struct probed *probed) {
+    if (probed->loaded)
+        probed->is_library ? hook_do.unload_library(probed->loaded) : hook_do.unload_module(probed->loaded);
+    probed->loaded = 0;
+}
+
+static void enter(struct probed *probed) {
+    struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : NULL;
+    if (!probed->asked.registers && hook_add_probed(probed))
+        return;
+    if (first && !first->refused && !probed->refused) {
+        hook_add_fewer(first, probed);
+        return;
+    }
+    unload(probed);
+    free(probed->name);
+    free(probed);
 }
 
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer) {
     struct woven *woven = hook_read_woven(answer, name);
-    struct probed *probed = calloc(1, sizeof(*probed));
-    if (!woven || !probed || !hook_is_alive(function->reference) || !hook_find_probe_calls()) {
+    struct probed *probed = new_probed(function);
+    if (!woven || !probed || !(probed->name = strdup(name)) || !hook_is_alive(function->reference) ||
+        !hook_find_probe_calls()) {
         hook_free_woven(woven), free(probed);
         if (hook_is_alive(function->reference))
             hook_refuse(function, "memory ran out, or the driver is too old (12.0 is needed)");
         return;
     }
-    *probed = (struct probed){.handle = function->handle,
-                              .reference = function->reference,
-                              .function = function->function,
-                              .module = function->module,
-                              .woven = woven};
+    probed->woven = woven;
     if (woven->fault)
         probed->refused = strdup(woven->fault);
     else {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        probed->context = function->is_kernel && !woven->variable_count ? 0 : hook_current_context();
-        load(function, name, probed);
-        if (probed->context && hook_our_stream()) // the context is known then
-            probed->of_context = hook_object_find(probed->context);
+        probed->refused = load(probed, name);
+        if (probed->refused)
+            unload(probed);
         hook_relaxed_mode(mode);
     }
     if (!probed->refused || woven->fault)
         hook_write_woven(woven, probed->function);
     if (!probed->refused)
         gpt_empty(&woven->answer);
-    if (!hook_add_probed(probed)) {
-        hook_free_woven(woven);
-        free(probed);
-    }
+    enter(probed);
 }
 
 // cuModuleUnload, cuLibraryUnload: with the program's goes ours. One that went with its context is not
@@ -274,7 +225,7 @@ void hook_after_unload(struct frame *frame) {
     while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS &&
            (probed = hook_take_gone(frame->args[0]))) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        probed->is_library ? hook_do.unload_library(probed->loaded) : hook_do.unload_module(probed->loaded);
+        unload(probed);
         hook_relaxed_mode(mode);
     }
 }

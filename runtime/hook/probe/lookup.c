@@ -42,7 +42,7 @@ void hook_after_function(struct frame *frame) {
         look_up(out(frame), (const char *)frame->args[2], true);
 }
 
-// cuKernelGetFunction: the function of a kernel that is known.
+// cuKernelGetFunction
 void hook_after_kernel_function(struct frame *frame) {
     if (!out(frame))
         return;

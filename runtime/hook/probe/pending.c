@@ -28,21 +28,15 @@ struct pending {
     struct pending *next;
     struct looked_up function;
     struct gpt_call call;
+    struct gpt_bytes kept; // the answer that the cache had
     bool busy, asked;
     uint64_t pass; // of hook_finish_lookups, in which it was looked at last
     char key[65];
     char name[];
 };
 
-struct late { // the function of a kernel that is pending
-    struct late *next;
-    uint64_t function, kernel, context;
-    struct reference reference;
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
-static struct late *all_late;
 static unsigned asked_count;
 static _Atomic uint64_t spent, waited_until; // ms of this burst; the clock, up to which they are counted
 
@@ -66,18 +60,12 @@ static void spend(uint64_t start) {
 
 // Entries
 
-static struct pending *find(uint64_t handle) {
+static struct pending *find(uint64_t handle, unsigned registers) {
     struct pending *pending = all;
-    while (pending && (pending->function.handle != handle || !hook_is_alive(pending->function.reference)))
+    while (pending && (pending->function.handle != handle || pending->function.registers != registers ||
+                       !hook_is_alive(pending->function.reference)))
         pending = pending->next;
     return pending;
-}
-
-bool hook_is_pending(uint64_t handle) {
-    pthread_mutex_lock(&lock);
-    bool found = find(handle) != NULL;
-    pthread_mutex_unlock(&lock);
-    return found;
 }
 
 // The thread is done with an entry, which goes if it is `finished`.
@@ -107,8 +95,7 @@ static bool ask(struct pending *pending) {
     asked_count += room;
     pending->asked = room;
     pthread_mutex_unlock(&lock);
-    const char *fault =
-        room ? hook_send_question(pending->function.handle, pending->name, &pending->call) : NULL;
+    const char *fault = room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
     if (fault)
         hook_refuse(&pending->function, fault);
     return !fault;
@@ -121,6 +108,11 @@ static bool take(struct pending *pending) {
     bool alive = hook_is_alive(pending->function.reference);
     if (!alive && pending->asked)
         gpt_cancel(&pending->call);
+    if (alive && pending->kept.data) {
+        hook_load_probed(&pending->function, pending->name, &pending->kept);
+        return true;
+    }
+    gpt_empty(&pending->kept);
     if (!alive || (!pending->asked && !ask(pending)))
         return true;
     enum gpt_call_state state = pending->asked ? gpt_end(&pending->call, &answer, &reply) : GPT_CALL_WAITS;
@@ -138,65 +130,9 @@ static bool take(struct pending *pending) {
     return true;
 }
 
-// Functions of kernels
-
-static void enter(uint64_t function, struct reference reference, const struct probed *kernel) {
-    struct probed *probed = malloc(sizeof(*probed));
-    if (!probed)
-        return;
-    *probed = *kernel;
-    probed->handle = function;
-    probed->reference = reference;
-    probed->launches = 0;
-    probed->loaded = 0;
-    if (!kernel->refused && hook_do.kernel_function(&probed->probed, kernel->probed))
-        probed->refused = "it is not found with probes in this context";
-    if (!hook_add_probed(probed))
-        free(probed);
-}
-
-void hook_enter_function(uint64_t function, uint64_t kernel) {
-    struct object_view view;
-    const struct probed *known = hook_find_probed(kernel);
-    if (hook_find_probed(function) || !hook_object_look(function, &view))
-        return;
-    if (known) {
-        enter(function, view.reference, known);
-        return;
-    }
-    struct late *late = hook_is_pending(kernel) ? malloc(sizeof(*late)) : NULL;
-    if (!late)
-        return;
-    pthread_mutex_lock(&lock);
-    *late = (struct late){all_late, function, kernel, hook_current_context(), view.reference};
-    all_late = late;
-    pthread_mutex_unlock(&lock);
-}
-
-// Those whose kernel has come, and which are of the current context.
-static void enter_late(void) {
-    uint64_t context = hook_current_context();
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        struct late **at = &all_late, *late;
-        while ((late = *at) && hook_is_alive(late->reference) &&
-               (late->context != context || !hook_find_probed(late->kernel)))
-            at = &late->next;
-        if (late)
-            *at = late->next;
-        pthread_mutex_unlock(&lock);
-        if (!late)
-            return;
-        const struct probed *kernel = hook_find_probed(late->kernel);
-        if (kernel && hook_is_alive(late->reference) && !hook_find_probed(late->function))
-            enter(late->function, late->reference, kernel);
-        free(late);
-    }
-}
-
 // What look-ups do
 
-void hook_ask_for(const struct looked_up *function, const char *name) {
+static void ask_for(const struct looked_up *function, const char *name, bool loads) {
     struct pending *pending = calloc(1, sizeof(*pending) + strlen(name) + 1);
     if (!pending)
         return;
@@ -204,7 +140,8 @@ void hook_ask_for(const struct looked_up *function, const char *name) {
     pending->busy = true;
     strcpy(pending->name, name);
     pthread_mutex_lock(&lock);
-    bool first = !find(function->handle) && !hook_find_probed(function->handle);
+    bool first = !find(function->handle, function->registers) &&
+                 (function->registers || !hook_find_probed(function->handle));
     if (first) {
         pending->next = all;
         all = pending;
@@ -214,22 +151,22 @@ void hook_ask_for(const struct looked_up *function, const char *name) {
         free(pending);
         return;
     }
-    struct gpt_bytes found = {0};
-    const char *fault = hook_name_result(function->handle, name, pending->key);
-    bool kept = !fault && *pending->key && gpt_get_kept("probed", pending->key, &found);
+    const char *fault = hook_name_result(function, name, pending->key);
+    bool kept = !fault && *pending->key && gpt_get_kept("probed", pending->key, &pending->kept);
     if (fault)
         hook_refuse(function, fault);
-    else if (kept)
-        hook_load_probed(function, name, &found);
-    release(pending, fault || kept || take(pending));
+    release(pending, fault || (loads ? take(pending) : !kept && !ask(pending)));
 }
+
+void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
+void hook_ask_later(const struct looked_up *function, const char *name) { ask_for(function, name, false); }
 
 // Looks after one entry. False: there is none any more. Sets the socket that its answer comes from, -1 if it
 // is another thread's or another context's to take it.
 static bool look_after(uint64_t handle, int *socket) {
     *socket = -1;
     pthread_mutex_lock(&lock);
-    struct pending *pending = find(handle);
+    struct pending *pending = find(handle, 0);
     bool there = pending != NULL, mine = there && !pending->busy && is_here(pending);
     if (mine)
         pending->busy = true;
@@ -254,12 +191,12 @@ void hook_await(uint64_t handle) {
         hook_wait_openly(socket < 0 ? NULL : &file, left < most ? left : most);
         spend(start);
     }
-    enter_late();
 }
 
 void hook_finish_lookups(void) {
     static _Atomic uint64_t passes;
-    if (!__atomic_load_n(&all, __ATOMIC_RELAXED) && !__atomic_load_n(&all_late, __ATOMIC_RELAXED))
+    hook_bind_missed();
+    if (!__atomic_load_n(&all, __ATOMIC_RELAXED))
         return;
     for (uint64_t pass = atomic_fetch_add(&passes, 1) + 1;;) {
         pthread_mutex_lock(&lock);
@@ -276,5 +213,4 @@ void hook_finish_lookups(void) {
             break;
         release(pending, take(pending));
     }
-    enter_late();
 }

@@ -7,8 +7,7 @@
 
 // Asks for a kernel with probes, unless that has been done. What the cache has is loaded at once.
 void hook_ask_for(const struct looked_up *function, const char *name);
-bool hook_is_pending(uint64_t handle);
-void hook_await(uint64_t handle);                             // until it is loaded, as long as --wait allows
-void hook_enter_function(uint64_t function, uint64_t kernel); // of a kernel, in the current context
+void hook_ask_later(const struct looked_up *function, const char *name); // and loads nothing yet
+void hook_await(uint64_t handle); // until it is loaded, as long as --wait allows
 
 #endif

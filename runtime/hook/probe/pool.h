@@ -15,7 +15,7 @@ static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256
 struct save { // a launch, and where its buffers are
     struct save *next;
     struct slab *slab;
-    const struct probed *probed;
+    struct probed *probed;
     uint32_t id;               // in the trace; 0: it has no record, its buffers are of no use
     uint64_t offset;           // of the first buffer in the slab
     uint64_t bytes;            // of all

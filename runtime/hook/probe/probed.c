@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "load.h"
 #include "probed.h"
 
 struct table {
@@ -14,7 +13,9 @@ struct table {
 
 static _Atomic(struct table *) the_table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct probed *all; // those with something loaded
+static struct probed *all;       // those with something loaded
+static struct probed *functions; // of kernels
+static _Atomic bool any_missed;
 
 static size_t place_of(const struct table *table, uint64_t handle) {
     return handle * 0x9e3779b97f4a7c15u >> 32 & (table->size - 1);
@@ -31,6 +32,18 @@ struct probed *hook_find_probed(uint64_t handle) {
             return hook_is_alive(found->reference) ? found : NULL;
     }
     return NULL;
+}
+
+struct probed *hook_find_whole(uint64_t handle) {
+    struct probed *found = hook_find_probed(handle);
+    return found && found->kernel ? hook_find_probed(found->kernel) : found;
+}
+
+struct bound *hook_find_bound(const struct probed *probed, uint64_t context) {
+    struct bound *bound = atomic_load_explicit(&probed->bounds, memory_order_acquire);
+    while (bound && (bound->context != context || !hook_is_alive(bound->of_context)))
+        bound = bound->next;
+    return bound;
 }
 
 static void put(struct table *table, struct probed *added) {
@@ -62,14 +75,67 @@ bool hook_add_probed(struct probed *added) {
     pthread_mutex_lock(&lock);
     bool room = make_room();
     if (room) {
-        if (added->loaded) {
-            added->next = all;
-            all = added;
+        if (added->loaded || added->kernel) {
+            struct probed **list = added->loaded ? &all : &functions;
+            added->next = *list;
+            *list = added;
         }
         put(atomic_load(&the_table), added);
     }
     pthread_mutex_unlock(&lock);
     return room;
+}
+
+void hook_add_fewer(struct probed *first, struct probed *added) {
+    pthread_mutex_lock(&lock);
+    struct probed *last = first, *next;
+    while ((next = atomic_load(&last->fewer)))
+        last = next;
+    added->next = all;
+    all = added;
+    atomic_store_explicit(&last->fewer, added, memory_order_release);
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t hook_kernel_function(uint64_t kernel, uint64_t context) {
+    uint64_t handle = 0;
+    pthread_mutex_lock(&lock);
+    for (struct probed **at = &functions, *found; (found = *at) && !handle;) {
+        bool alive = hook_is_alive(found->reference);
+        if (alive && found->kernel == kernel && found->asked.context == context)
+            handle = found->handle;
+        if (alive)
+            at = &found->next;
+        else
+            *at = found->next;
+    }
+    pthread_mutex_unlock(&lock);
+    return handle;
+}
+
+void hook_miss(struct probed *probed, uint64_t context) {
+    atomic_store_explicit(&probed->missed, context, memory_order_relaxed);
+    atomic_store_explicit(&any_missed, true, memory_order_release);
+}
+
+struct probed *hook_take_missed(uint64_t context) {
+    bool others = false;
+    if (!atomic_exchange(&any_missed, false))
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct probed *found = all;
+    for (uint64_t in; found; found = found->next) {
+        in = atomic_load(&found->missed);
+        if (in == context && hook_is_alive(found->reference))
+            break;
+        others |= in != 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (found)
+        atomic_store(&found->missed, 0);
+    if (found || others)
+        atomic_store(&any_missed, true);
+    return found;
 }
 
 void hook_mark_going(uint64_t module, bool going) {

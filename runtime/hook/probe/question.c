@@ -26,21 +26,22 @@ static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
     return true;
 }
 
-const char *hook_name_result(uint64_t function, const char *kernel, char key[65]) {
+const char *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
     static atomic_flag registered = ATOMIC_FLAG_INIT; // after the driver's own handlers: it runs before them
-    char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES];
+    char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
     struct gpt_bytes text = {0};
     if (!atomic_flag_test_and_set(&registered))
         atexit(hook_end_probing);
     if (!hook_find_probe_calls())
         return "the driver is too old: 12.0 is needed";
-    const char *refused = hook_digest_source(function, digest);
+    const char *refused = hook_digest_source(function->handle, digest);
     if (refused)
         return refused;
     if (!find_arch(arch, target))
         return "its device is not known";
-    const char *parts[] = {hook_settings.identity, arch, target, digest, kernel};
+    const char *parts[] = {hook_settings.identity, arch, target, digest, registers, kernel};
     bool whole = true;
+    snprintf(registers, sizeof(registers), "%u", function->registers);
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
         whole = whole && gpt_add(&text, parts[i], strlen(parts[i]) + 1);
     if (whole)
@@ -51,14 +52,15 @@ const char *hook_name_result(uint64_t function, const char *kernel, char key[65]
     return NULL;
 }
 
-const char *hook_send_question(uint64_t function, const char *kernel, struct gpt_call *call) {
+const char *hook_send_question(const struct looked_up *function, const char *kernel, struct gpt_call *call) {
     char arch[GPT_ARCH_BYTES];
     struct gpt_question question = {.pipeline = GPT_PROBE};
-    struct gpt_asked asked = {.kernel = kernel, .arch = arch};
+    struct gpt_asked asked = {.kernel = kernel, .arch = arch, .registers = function->registers};
     struct gpt_bytes request = {0};
     int file;
-    const char *refused = find_arch(arch, question.arch) ? hook_add_request(function, &asked, &request, &file)
-                                                         : "its device is not known";
+    const char *refused = find_arch(arch, question.arch)
+                              ? hook_add_request(function->handle, &asked, &request, &file)
+                              : "its device is not known";
     if (!refused && !gpt_begin(call, &question, &request, file))
         refused = "gpt-hook's helper, which asks the pipeline, is not there";
     gpt_close((int[]){file, -1});

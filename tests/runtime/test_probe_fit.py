@@ -1,0 +1,190 @@
+"""gpt-hook -p: where a kernel with probes does not fit as the program's does, it is assembled once more."""
+
+import sys
+
+import pytest
+
+from tests.runtime.probing import CLIENT, PTX, buffers, build, good, unprobed
+
+pytestmark = pytest.mark.full
+
+# Kernels with probes take 128 registers, unless they are asked to take fewer; the simulated device's own take 32.
+HUNGRY = r"""
+import re, sys, msgpack
+from gpt import stream
+for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size=1):
+    if record.get("kind") == "ptx" and "original" in record:
+        record["data"] = re.sub(rb"(\.entry [^{]*)\{", rb"\1.maxnreg 128 {", record["data"])
+    sys.stdout.buffer.write(msgpack.packb(record))
+    if record.get("kind") in ("sync", "end"):
+        sys.stdout.buffer.flush()
+"""
+
+# Waits until so many kernels with probes have come.
+FIT = (
+    "#include <dirent.h>\n"
+    + CLIENT
+    + r"""
+static const char *cache;
+
+static void await(int kernels) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/gpt/probed", cache);
+    for (int i = 0, found = 0; found < kernels; i++) {
+        assert(i < 3000);
+        usleep(20000);
+        OK(D(cuCtxSynchronize)());
+        DIR *folder = opendir(path);
+        found = 0;
+        for (struct dirent *at; folder && (at = readdir(folder));)
+            found += *at->d_name != '.';
+        if (folder)
+            closedir(folder);
+    }
+    OK(D(cuCtxSynchronize)());
+}
+
+static void run_blocks(unsigned blocks, unsigned threads) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, NULL, params, NULL));
+    expect(3);
+}
+"""
+)
+
+
+def fit(folder, body, *options, before=FIT, runs=1):
+    """The traces of so many runs."""
+    stage = folder / "hungry.py"
+    stage.write_text(HUNGRY)
+    line = f"gpt-extract --ptx | gpt-ptx-probe -p block_sched | {sys.executable} '{stage}' | gpt-asm --arch $GPT_ARCH"
+    main = f"int main(int argc, char **argv) {{ cache = argv[2]; setup(argv[1]); {body} check(); return 0; }}"
+    program = build(folder, before + main)
+    arguments = (PTX, str(folder / "cache"))
+    return [good(folder, program, "--jit", line, *options, arguments=arguments) for _ in range(runs)]
+
+
+def kernels(trace):
+    """Of each launch with probes the number of the kernel, from 0."""
+    return [record["kernel"] - 1 for record in trace.of("probed")]
+
+
+FEW = "with probes a block of so many threads has too few registers"
+
+
+def test_a_block_that_is_too_large(tmp_path):
+    """What comes is used for such blocks only, and is kept."""
+    body = "run_blocks(1, 1024); run_blocks(6, 70); await(2); run_blocks(1, 1024); run_blocks(6, 70);"
+    first, second = fit(tmp_path, body, runs=2)
+    for trace in (first, second):
+        assert kernels(trace) == [0, 1, 0]
+        assert unprobed(trace) == {FEW: 1}
+        for units in buffers(trace, "block_sched").values():
+            assert (units["slots"]["elapsed"] > 0).all()
+
+
+def test_ever_larger_blocks(tmp_path):
+    body = "run_blocks(1, 640); await(2); run_blocks(1, 640); run_blocks(1, 1024); await(3); run_blocks(1, 1024);"
+    (trace,) = fit(tmp_path, body)
+    assert kernels(trace) == [1, 2]
+    assert unprobed(trace) == {FEW: 2}
+
+
+def test_a_cooperative_grid_that_does_not_fit(tmp_path):
+    body = r"""
+        void *params[] = {&items, &added, &count};
+        int processors, each;
+        OK(D(cuDeviceGetAttribute)(&processors, 16, 0));
+        for (int i = 0; i < 2; i++) {
+            OK(D(cuLaunchCooperativeKernel)(function, 8 * processors, 1, 1, 256, 1, 1, 0, NULL, params));
+            expect(3);
+            if (!i)
+                await(2);
+        }
+        OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));
+        assert(each == 2); // of the first one, which runs if nothing is said of a grid
+        OK(D(cuLaunchCooperativeKernel)(function, 2 * processors, 1, 1, 256, 1, 1, 0, NULL, params));
+        expect(3);
+    """
+    (trace,) = fit(tmp_path, body)
+    assert kernels(trace) == [1, 0]
+    assert unprobed(trace) == {"with probes its cooperative grid does not fit": 1}
+
+
+ASK = r"""
+    int each, grid, threads, processors, regs;
+    OK(D(cuDeviceGetAttribute)(&processors, 16, 0));
+"""
+ASKED = "its occupancy was asked for, and is lower with probes"
+
+
+@pytest.mark.parametrize(
+    ("question", "without"),
+    [
+        (
+            "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));assert(each == %d);",
+            (8, 2),
+        ),
+        (
+            "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)(&each, function, 256, (size_t)0, 0));"
+            "assert(each == %d);",
+            (8, 2),
+        ),
+        (
+            "OK(D(cuOccupancyMaxPotentialBlockSize)(&grid, &threads, function, NULL, (size_t)0, 0));"
+            "assert(grid / processors * threads == %d);",
+            (2048, 512),
+        ),
+    ],
+)
+def test_occupancy_that_was_asked_for(tmp_path, question, without):
+    """Before the kernel with probes is there, and after it."""
+    alone, with_probes = (question % number for number in without)
+    body = f"{ASK} {alone} run_blocks(2, 256); await(2); run_blocks(2, 256); {alone}"
+    (trace,) = fit(tmp_path, body, "--wait", "0")
+    assert kernels(trace) == [1]
+    assert len(unprobed(trace)) == 1
+    (trace,) = fit(tmp_path, f"{ASK} {with_probes} run_blocks(2, 256); {with_probes}")
+    assert kernels(trace) == [0]
+
+
+def test_nothing_that_fits_less_comes_in_between(tmp_path):
+    """The first kernel with probes is there long before the second one."""
+    ask = "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));"
+    body = f"{ASK} {ask} assert(each == 8);"
+    body += "for (int i = 0; i < 100; i++) { run_blocks(2, 256); usleep(10000); OK(D(cuCtxSynchronize)()); }"
+    (trace,) = fit(tmp_path, body + "await(2); run_blocks(2, 256);", "--wait", "0")
+    assert set(kernels(trace)) == {1}
+    assert set(unprobed(trace)) <= {"it was found without its name, or is still being made", ASKED}
+
+
+def test_what_is_asked_of_a_function_is_the_programs(tmp_path):
+    body = r"""
+        int value;
+        const char *name;
+        void *of, *library, *kernel;
+        size_t offset, size;
+        OK(D(cuFuncGetAttribute)(&value, 4, function));
+        assert(value == 32);
+        OK(D(cuFuncGetAttribute)(&value, 0, function));
+        assert(value == 1024);
+        OK(D(cuFuncGetName)(&name, function));
+        assert(!strcmp(name, "scale"));
+        OK(D(cuFuncGetModule)(&of, function));
+        assert(of == module);
+        OK(D(cuFuncGetParamInfo)(function, (size_t)2, &offset, &size));
+        assert(offset == 12 && size == 4);
+        assert(D(cuFuncGetParamInfo)(function, (size_t)3, &offset, &size));
+        FILE *file = fopen(argv[1], "r");
+        assert(fread(text, 1, sizeof(text) - 1, file));
+        OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+        OK(D(cuLibraryGetKernel)(&kernel, library, "scale"));
+        OK(D(cuKernelGetAttribute)(&value, 4, kernel, 0));
+        assert(value == 32);
+        OK(D(cuKernelGetLibrary)(&of, kernel));
+        assert(of == library);
+        assert(D(cuKernelGetParamInfo)(kernel, (size_t)3, &offset, &size));
+        run_blocks(6, 70);
+    """
+    (trace,) = fit(tmp_path, body)
+    assert kernels(trace) == [0]
