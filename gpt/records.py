@@ -269,6 +269,10 @@ KINDS: dict[str, Keys] = {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
         "tsc": ("u64", "the time stamp counter at the same moment"),
     },
+    "recording": {
+        "on": ("bool", "whether calls are recorded from here on"),
+        "at": ("u64", "time stamp"),
+    },
     "api": {
         "id": ("u64", "number in the segment"),
         "symbol": ("str", "the driver function as the program asked for it"),

@@ -85,6 +85,8 @@ def value_of(type_):
     at, size = number % 1000, SIZES[number % len(SIZES)]
     if type_.startswith("str"):
         return TEXT[at : at + size].decode(), f"STR({at}, {size})"
+    if type_ == "bool":
+        return bool(number % 2), "true" if number % 2 else "false"
     assert type_.startswith("bin")
     return BYTES[at : at + size], f"BIN({at}, {size})"
 
@@ -135,7 +137,7 @@ def test_c_and_python_write_the_same_bytes(tmp_path):
 def test_samples_cover_every_key_and_width():
     found, kinds = set(), {}
     for record, _ in samples():
-        found |= {v if type(v) is int else len(v) for v in record.values()}
+        found |= {v if isinstance(v, int) else len(v) for v in record.values()}
         kinds.setdefault(record["kind"], set()).add(frozenset(record))
     assert found >= {*NUMBERS, *SIZES, *COUNTS}
     assert {kind: frozenset().union(*keys) for kind, keys in kinds.items()} == {

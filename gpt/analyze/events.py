@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 WINDOW = 1 << 16
+RECORDING = {0: "off", (1 << 31) - 1: "on"}  # what stands for a function where it was turned off and on
 TIMED = ("start", "duration", "result")  # fields that every line has in a form of its own
 
 
@@ -60,17 +61,30 @@ class Events:
     def take(self, process: Process) -> None:
         """Puts the calls aside that a process has collected."""
         for threads, rows in process.calls.take():
-            offset = self._file.tell()
-            try:
-                self._file.write(threads.tobytes())
-                self._file.write(rows.tobytes())
-                self._file.flush()
-            except OSError as error:
-                raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
-            self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
+            self._put_aside(process, threads, rows)
+
+    def _put_aside(self, process: Process, threads: Threads, rows: Rows) -> None:
+        offset = self._file.tell()
+        try:
+            self._file.write(threads.tobytes())
+            self._file.write(rows.tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
+        self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
 
     def end(self, process: Process) -> None:
-        """Nothing yet: another process may have earlier calls."""
+        """Puts aside when recording was turned on and off, as rows; another process may have earlier calls."""
+        import numpy as np
+
+        from gpt.packed import TYPES
+        from gpt.trace.rows import CALL
+
+        changes = process.changes
+        rows = np.zeros(len(changes), [(name, "<" + TYPES[type_]) for name, type_ in CALL.items()])
+        rows["start"], rows["api"] = [at for at, _ in changes], [[*RECORDING][on] for _, on in changes]
+        if changes:
+            self._put_aside(process, np.zeros(len(changes), np.uint64), rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether there are calls."""
@@ -144,6 +158,9 @@ class _CallText:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._functions = {id_: _said(api) for id_, api in process.apis.items()}
+        if process.changes:
+            said = '"type":"recording","op":"{0}","name":"recording {0}"'
+            self._functions |= {number: said.format(op) for number, op in RECORDING.items()}
         self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
         self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # calls that copy none
 

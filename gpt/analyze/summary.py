@@ -22,6 +22,7 @@ PROCESSES = (
     Column("threads", "u64"),
     Column("calls", "u64"),
     Column("duration", "u64", "ns", "time"),
+    Column("recorded", "u64?", "ns", shown="any"),
     Column("status", "u64?", "id", "exit"),
 )
 FUNCTIONS = (
@@ -129,12 +130,14 @@ def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:
     process, header = totals.process, totals.process.header
     duration = totals.last - process.clock.monotonic
     what = shlex.join(header["argv"]), header["host"], process.pid, header["realtime"]
-    return *what, len(process.threads), totals.calls, duration, process.status
+    return *what, len(process.threads), totals.calls, duration, process.recorded(totals.last), process.status
 
 
 def _make_processes(rows: list[tuple[Any, ...]]) -> Record:
     endless = sum(row[-1] is None for row in rows)
     verdict = [f"{endless:,} of {len(rows):,} have no end: killed, or still running"] if endless else []
+    if any(row[-2] is not None for row in rows):
+        verdict.append("not recorded all the time: calls, launches and GPU times are those of the time 'recorded'")
     return make_answer("processes", PROCESSES, rows, verdict)
 
 

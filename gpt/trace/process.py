@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gpt import records
 from gpt.errors import MalformedError
 from gpt.stream import Segments
@@ -21,7 +23,7 @@ from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
 
 Record = dict[str, Any]
 
-CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl"))  # what is known of calls
+CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl", "recording"))  # what is known of calls
 RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
 COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
@@ -72,6 +74,7 @@ class Process:
         self.started = False
         self.status: int | None = None
         self.threads: set[int] = set()
+        self.changes: list[tuple[int, bool]] = []  # time stamps at which recording was turned on or off
         self.apis: dict[int, Api] = {}
         self.graphs = Graphs()
         self.functions: list[LoadedFunction] = []
@@ -143,6 +146,8 @@ class Process:
                 self.functions.append(LoadedFunction(record["id"], record["name"], record.get("module")))
             case "clock":
                 self.clock.add(record)
+            case "recording":
+                self.changes.append((record["at"], record["on"]))
             case "graph":
                 self.graphs.add_graph(record)
             case "library":
@@ -169,6 +174,20 @@ class Process:
     def kernels(self) -> dict[int, str]:
         """The mangled names of functions, by id."""
         return {function.id: function.name for function in self.functions}
+
+    def recorded(self, last: int) -> int | None:
+        """ns for which it was recorded until `last`, of CLOCK_MONOTONIC; None if that was all the time."""
+        if not self.changes:
+            return None
+        changes = sorted(self.changes)
+        times = self.clock.times(np.array([at for at, _ in changes], np.uint64)).tolist()
+        edges = list(zip(times, [on for _, on in changes], strict=True))
+        begin = None if edges[0][1] else self.clock.monotonic
+        total = 0
+        for time, on in [*edges, (max(last, times[-1]), False)]:
+            total += time - begin if begin is not None else 0
+            begin = time if on else None
+        return max(0, total)
 
     def offset_to(self, first: Process) -> int:
         """ns to add to its CLOCK_MONOTONIC for that of the machine that `first` ran on."""

@@ -8,6 +8,7 @@
 //   parent.c  the parent of the command, if another one reads the stream
 //   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
+//   control.c gpt-hook ctl
 
 #ifndef GPT_LAUNCHER_H
 #define GPT_LAUNCHER_H
@@ -44,9 +45,13 @@ void begin_trace(const char *output, bool force, char **argv);
 int start_reader(const char *command);
 
 // main.c
+__attribute__((noreturn)) void help(void);
 void set(const char *name, const char *value); // a variable of the hook's; NULL: it is not set
 
 // check.c
 int check(void);
+
+// control.c
+int control(int argc, char **argv);
 
 #endif

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../common/broker.h"
+#include "../common/control.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -17,7 +18,8 @@ static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
     "                    [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
     "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
-    "                    COMMAND [ARG ...]\n"
+    "                    [--disabled | --control] COMMAND [ARG ...]\n"
+    "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -45,7 +47,17 @@ static const char HELP[] =
     "      --sample 1/N    probe one launch in N of each kernel\n"
     "      --max-memory SIZE  device memory for buffers, as 512M (a tenth of what is free)\n"
     "      --complete      wait for buffers rather than leave out a launch\n"
+    "      --control       let gpt-hook ctl turn recording on and off\n"
+    "      --disabled      the same, and begin with nothing recorded\n"
+    "ctl    turn recording on or off in a process that was started so, or say how it is\n"
+    "      --all           in all processes of its run\n"
+    "      --json          say it as JSON, a line for each process\n"
     "check  report what is installed: driver, devices, runtime, kernel features\n";
+
+void help(void) {
+    fputs(HELP, stdout);
+    exit(0);
+}
 
 static void save_modules(const char *folder) {
     if (mkdir(folder, 0777) && errno != EEXIST)
@@ -83,7 +95,7 @@ static const char *find_folder(const char *name) {
 // What the command line asks for.
 struct request {
     const char *output, *calls, *device, *modules, *replacements;
-    bool force, quiet, gpu_time, ioctls, simulated;
+    bool force, quiet, gpu_time, ioctls, simulated, control, disabled;
     struct probing probing;
     char **command; // and its arguments
 };
@@ -109,6 +121,8 @@ static void read_options(struct request *request, int argc, char **argv) {
         {"sample", required_argument, NULL, 'n'},
         {"max-memory", required_argument, NULL, 'm'},
         {"complete", no_argument, NULL, 'a'},
+        {"control", no_argument, NULL, 'l'},
+        {"disabled", no_argument, NULL, 'D'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
@@ -174,9 +188,14 @@ static void read_options(struct request *request, int argc, char **argv) {
         case 'a':
             probing->complete = true;
             break;
+        case 'D':
+            request->disabled = true;
+            // fall through
+        case 'l':
+            request->control = true;
+            break;
         case 'h':
-            fputs(HELP, stdout);
-            exit(0);
+            help();
         case ':':
             fail(USAGE, argv[optind - 1], "needs a value");
         default:
@@ -253,6 +272,8 @@ static int run(int argc, char **argv) {
     set("GPT_HOOK_CALLS", request.calls);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
+    set("GPT_HOOK_DISABLED", request.disabled ? "1" : NULL);
+    set(GPT_CONTROL, request.control ? getenv("GPT_HOOK_RUN") : NULL);
     set("GPT_HOOK_MODULES", NULL);
     set(GPT_BROKER, NULL);
     if (request.simulated || pipeline) {
@@ -291,6 +312,8 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "run"))
         return run(argc - 1, argv + 1);
+    if (!strcmp(what, "ctl"))
+        return control(argc - 1, argv + 1);
     if (!strcmp(what, "check") && argc == 2)
         return check();
     if (!strcmp(what, "--version") && argc == 2) {
@@ -298,8 +321,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!strcmp(what, "--help") || !strcmp(what, "-h")) {
-        fputs(HELP, stdout);
-        return 0;
+        help();
     }
     if (*what)
         fail(USAGE, what, "no such command; see gpt-hook --help");

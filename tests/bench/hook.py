@@ -68,7 +68,13 @@ int main(void) {
     TIME("cuLaunchKernel", cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0));
 }
 """
-WAYS = {"bare": None, "recorded": "all", "quiet": "none", "counted": "all,-query"}
+WAYS: dict[str, list[str] | None] = {  # options of a run
+    "bare": None,
+    "recorded": ["--calls", "all"],
+    "quiet": ["--calls", "none"],
+    "counted": ["--calls", "all,-query"],
+    "disabled": ["--calls", "all", "--disabled"],
+}
 UPROBE = """
 uprobe:{0}:cuDriverGetVersion {{ @start[tid] = nsecs; }}
 uretprobe:{0}:cuDriverGetVersion {{ @total = sum(nsecs - @start[tid]); delete(@start[tid]); }}
@@ -120,19 +126,20 @@ def main() -> int:
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}", f"-DBURST={BURST}")
         raw: dict[str, dict[str, list[float]]] = {}
         for _ in range(ROUNDS):
-            for way, calls in WAYS.items():
+            for way, options in WAYS.items():
                 line = [str(program)]
-                if calls:
-                    line = hooked.command("run", "-f", "-o", trace, "--calls", calls, "--", program)
+                if options:
+                    line = hooked.command("run", "-f", "-o", trace, *options, "--", program)
                 for name, ns in run(line, env).items():
                     raw.setdefault(name, {}).setdefault(way, []).append(ns)
-                if calls == "all":
+                if way == "recorded":
                     each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)
         probed = uprobes(program, driver, env)
     bare = {name: min(ways["bare"]) for name, ways in raw.items()}  # on shared cores the fastest run says most
     cost = {name: {way: min(ways[way]) - bare[name] for way in WAYS} for name, ways in raw.items()}
     bounds = [(f"{name}, recorded, ns", ways["recorded"], 60.0) for name, ways in cost.items()]
-    bounds += [(f"{name}, quiet, ns", ways["quiet"], max(5.0, bare[name] / 10)) for name, ways in cost.items()]
+    for way in "quiet", "disabled":
+        bounds += [(f"{name}, {way}, ns", ways[way], max(5.0, bare[name] / 10)) for name, ways in cost.items()]
     bounds.append(("bytes a call", each, 64.0))
     started = starts()
     bounds.append(("a process that uses no driver, ms", median(started["hooked"]) - median(started["bare"]), 1.0))

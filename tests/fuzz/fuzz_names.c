@@ -2,11 +2,13 @@
 
 #include "harness.h"
 #include "hook/entry/decode.c"
+#include "hook/entry/switch.c"
 #include "hook/write/template.h"
 
 struct slot hook_slots[SLOTS];
 struct live *hook_live;
 TLS bool hook_writing;
+_Atomic bool hook_recording;
 bool hook_has_tsc, hook_gpu_time, hook_probing;
 
 ABSENT(hook_after_attribute)
@@ -48,6 +50,7 @@ ABSENT(hook_on_function_shared)
 ABSENT(hook_on_get_proc_address)
 ABSENT(hook_on_gone)
 ABSENT(hook_on_graph)
+ABSENT(hook_on_init)
 ABSENT(hook_on_instantiate)
 ABSENT(hook_on_kernel)
 ABSENT(hook_on_kernel_attribute)
@@ -61,6 +64,7 @@ ABSENT(hook_on_node_enabled)
 ABSENT(hook_on_variable_of_1)
 ABSENT(hook_on_variable_of_2)
 ABSENT(hook_probe_setup)
+ABSENT(hook_write_recording)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *text = strndup((const char *)data, size), *wanted = strndup((const char *)data, size / 2);

@@ -30,6 +30,7 @@
 #include "hook/write/thread.h"
 #include "setup.h"
 #include "stub.h"
+#include "switch.h"
 
 // Arguments
 
@@ -183,6 +184,10 @@ static inline struct count *counter_of(struct thread *thread, uint64_t function)
     return LIKELY(row) ? row : add_counter(thread, function);
 }
 
+static inline bool is_counted_launch(const struct frame *frame) {
+    return frame->slot->layout == LAYOUT_LAUNCH && !(frame->flags & SLOT_UNCOUNTED);
+}
+
 // A function that was never looked up by name has one all the same.
 static void count_launch(struct frame *frame, struct thread *thread) {
     uint64_t key = frame->launch.function;
@@ -199,7 +204,8 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
         uint32_t number = atomic_fetch_add(&used, 1);
         if (number >= MAX_QUERIES) {
             atomic_store(&used, MAX_QUERIES);
-            __atomic_and_fetch(&slot->flags, ~(uint32_t)(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_RELAXED);
+            slot->on &= (uint16_t)~(SLOT_COUNTED | SLOT_QUERY);
+            hook_use_flags(slot);
             return;
         }
         __atomic_store_n(&slot->query, (uint8_t)number, __ATOMIC_RELEASE);
@@ -233,6 +239,7 @@ uint64_t hook_enter(struct frame *frame) {
         hook_setup();
         hook_describe_named(slot);
     }
+    frame->flags = __atomic_load_n(&slot->flags, __ATOMIC_RELAXED);
     struct thread *thread = hook_this_thread();
     frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
     frame->row = NULL;
@@ -244,21 +251,21 @@ uint64_t hook_enter(struct frame *frame) {
     if (LIKELY(thread)) {
         if (UNLIKELY(atomic_load_explicit(&slot->announced, memory_order_relaxed) != thread->pid))
             hook_announce(slot);
-        if (UNLIKELY(slot->flags & SLOT_SYNC))
+        if (UNLIKELY(frame->flags & SLOT_SYNC))
             hook_make_spare(thread);
-        if (slot->layout == LAYOUT_LAUNCH)
+        if (is_counted_launch(frame))
             frame->counter = counter_of(thread, frame->launch.function);
-        if (slot->flags & SLOT_RECORDED)
+        if (frame->flags & SLOT_RECORDED)
             frame->row = new_row(frame, slot);
     }
-    if (UNLIKELY(slot->flags & SLOT_BEFORE)) {
+    if (UNLIKELY(frame->flags & SLOT_BEFORE)) {
         if (slot->known->before)
             run(slot->known->before, frame);
         if (slot->known->probe_before)
             run(slot->known->probe_before, frame);
         frame->real = frame->real ? frame->real : (void *)hook_give_answer;
     }
-    if (UNLIKELY(slot->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
+    if (UNLIKELY(frame->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
         hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
     frame->start = hook_now();
     if (frame->row)
@@ -300,15 +307,15 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
-    if (UNLIKELY(slot->flags & SLOT_AFTER) && slot->layout == LAYOUT_LAUNCH)
+    if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->layout == LAYOUT_LAUNCH)
         run(slot->known->probe_after, frame); // which may make the launch anew
     if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && hook_probing && slot->known &&
         !strcmp(slot->known->op, "alloc"))
         run(hook_allocate_again, frame);
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    if (slot->flags & SLOT_QUERY && thread)
+    if (frame->flags & SLOT_QUERY && thread)
         count_query(thread, slot, frame->start);
-    else if (slot->layout == LAYOUT_LAUNCH && thread && done)
+    else if (is_counted_launch(frame) && thread && done)
         count_launch(frame, thread);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
@@ -321,15 +328,15 @@ void hook_leave(struct frame *frame) {
     }
     if (UNLIKELY(frame->timed) && thread)
         hook_gpu_end(frame, done);
-    if (UNLIKELY(slot->flags & SLOT_SYNC) && thread)
+    if (UNLIKELY(frame->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
     if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
                             (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION))
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);
-    if (UNLIKELY(slot->flags & SLOT_AFTER) && slot->layout != LAYOUT_LAUNCH)
+    if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->layout != LAYOUT_LAUNCH)
         run(slot->known->probe_after, frame);
-    if (UNLIKELY(slot->flags & SLOT_SYNC) && hook_probing)
+    if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_probing)
         run(wait_is_over, frame);
 }

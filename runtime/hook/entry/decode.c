@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "control.h"
 #include "decode.h"
 #include "hook/probe/launch.h"
 #include "hook/probe/load.h"
@@ -29,6 +30,7 @@
 #include "hook/write/record.h"
 #include "intercept.h"
 #include "stub.h"
+#include "switch.h"
 
 #define IN(n) (ARG_IN | (n))
 #define OUT(n) (ARG_OUT | (n))
@@ -197,6 +199,7 @@ static const struct known table[] = {
     {"cuOccupancyMaxPotentialBlockSizeWithFlags", "other", "occupancy", .probe_after = hook_after_block_size},
 
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
+    {"cuInit", "other", "init", .on_return = hook_on_init},
 };
 
 // The rest, by the beginning of the name.
@@ -319,6 +322,33 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     return (waits ? SLOT_SYNC : 0) | (runs ? SLOT_TIMED : 0);
 }
 
+// While calls are recorded (`on`), or not: then handlers run, and nothing else is done. A launch is looked at
+// all the same, as it may be the first of a forked process.
+static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
+    const struct known *known = slot->known;
+    bool launches = slot->layout == LAYOUT_LAUNCH, probes = known && hook_probing && (on || !launches);
+    uint32_t flags = on && is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
+    flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
+    flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
+    if (slot->on_return)
+        flags |= SLOT_WATCHED;
+    else if (on && is_query(name) && !flags && strcmp(calls, "none"))
+        flags |= SLOT_COUNTED | SLOT_QUERY;
+    if (launches)
+        flags |=
+            SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0) | (on ? 0 : SLOT_UNCOUNTED);
+    if (slot->words < STACK_WORDS)
+        flags |= SLOT_SCALAR;
+    uint32_t gpu = gpu_flags(slot, name);
+    flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
+    flags |= hook_probing && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
+    // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
+    if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
+        (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
+        flags |= SLOT_LEAN;
+    return flags;
+}
+
 void hook_describe(struct slot *slot, const char *symbol) {
     char name[NAME_BYTES];
     const struct slot *named = hook_named_slot(symbol);
@@ -335,27 +365,11 @@ void hook_describe(struct slot *slot, const char *symbol) {
     }
     if (known)
         slot->on_return = known->on_return;
-    uint32_t flags = is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
-    bool probes = known && hook_probing;
-    flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
-    flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
-    if (slot->on_return)
-        flags |= SLOT_WATCHED;
-    else if (is_query(name) && !flags && strcmp(calls, "none"))
-        flags |= SLOT_COUNTED | SLOT_QUERY;
-    if (slot->layout == LAYOUT_LAUNCH)
-        flags |= slot->special == SPECIAL_LAUNCH_EX ? SLOT_COUNTED | SLOT_SECOND : SLOT_COUNTED;
-    if (slot->words < STACK_WORDS)
-        flags |= SLOT_SCALAR;
-    uint32_t gpu = gpu_flags(slot, name);
-    flags |= hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
-    flags |= hook_probing && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
-    // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
-    if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
-        (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
-        flags |= SLOT_LEAN;
-    slot->flags = flags;
-    __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_RELEASE); // the rest is there
+    slot->on = (uint16_t)find_flags(slot, name, true);
+    slot->off = (uint16_t)find_flags(slot, name, false);
+    hook_use_flags(slot);
+    __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is there
+    hook_use_flags(slot); // recording may have been turned on or off meanwhile
 }
 
 static unsigned find_type(const char *symbol) {

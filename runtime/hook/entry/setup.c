@@ -24,6 +24,7 @@
 #include "libc.h"
 #include "nvtx_abi.h"
 #include "setup.h"
+#include "switch.h"
 
 static bool is_wanted(void) {
     const char *output = getenv("GPT_HOOK_OUTPUT");
@@ -39,6 +40,7 @@ static void pass_through(void) {
 }
 
 static void survey(void) {
+    hook_use_all_flags(); // of a child that was forked while they changed
     hook_scan_libraries();
     if (hook_settings.identity)
         hook_write_unprobed();

@@ -15,12 +15,13 @@
     4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
 #define SLOT_SECOND 8 // a launch whose function is the second argument
 #define SLOT_QUERY 16
-#define SLOT_SCALAR 32  // no argument and no result is in a vector register
-#define SLOT_TIMED 64   // what it puts into a stream is timed on the GPU
-#define SLOT_SYNC 128   // waits for the GPU: when it returns, what was timed has probably ended
-#define SLOT_LEAN 256   // a call is a row of time and result, and nothing else
-#define SLOT_BEFORE 512 // it has a handler before the call
-#define SLOT_AFTER 1024 // and one after any call
+#define SLOT_SCALAR 32      // no argument and no result is in a vector register
+#define SLOT_TIMED 64       // what it puts into a stream is timed on the GPU
+#define SLOT_SYNC 128       // waits for the GPU: when it returns, what was timed has probably ended
+#define SLOT_LEAN 256       // a call is a row of time and result, and nothing else
+#define SLOT_BEFORE 512     // it has a handler before the call
+#define SLOT_AFTER 1024     // and one after any call
+#define SLOT_UNCOUNTED 2048 // a launch while nothing is recorded
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0
@@ -36,7 +37,7 @@
 #define THREAD_EARLIER 144
 #define THREAD_QUERIES 208
 
-#define FRAME_SIZE 352
+#define FRAME_SIZE 368
 #define FRAME_ARGS 0
 #define FRAME_RAX 48
 #define FRAME_RDX 56

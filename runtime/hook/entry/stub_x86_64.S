@@ -11,6 +11,8 @@
 // trace's pages, 5 ns a row.
 //
 // A function that is not watched is jumped to: its caller's frame is all it sees.
+//
+// The flags of a slot change while calls are under way, when recording is turned on or off: a stub reads them once.
 
 #include "stub.h"
 
@@ -105,19 +107,20 @@ enter:
     leaq hook_slots(%rip), %r10
     addq %r10, %r11
 look:
-    testl $(SLOT_WATCHED | SLOT_COUNTED), SLOT_FLAGS(%r11)
+    movl SLOT_FLAGS(%r11), %r10d
+    testl $(SLOT_WATCHED | SLOT_COUNTED), %r10d
     jnz 1f
 9:  jmp *SLOT_REAL(%r11)
 
-1:  testl $SLOT_LEAN, SLOT_FLAGS(%r11)
+1:  testl $SLOT_LEAN, %r10d
     jnz lean
-    testl $SLOT_WATCHED, SLOT_FLAGS(%r11)
+    testl $SLOT_WATCHED, %r10d
     jnz 1f
-    testl $(SLOT_SECOND | SLOT_QUERY), SLOT_FLAGS(%r11)
+    testl $(SLOT_SECOND | SLOT_QUERY), %r10d
     jnz 3f
     call hook_count_first           // keeps all registers but rax, in which no function that is counted has an argument
     jmp 4f
-3:  testl $SLOT_QUERY, SLOT_FLAGS(%r11)
+3:  testl $SLOT_QUERY, %r10d
     jnz 5f
     call hook_count_second
     jmp 4f

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,18 +218,6 @@ static void *work(void *unused) {
     return NULL;
 }
 
-static bool begin(void) {
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    begun = !pthread_create(&thread, NULL, work, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (begun)
-        pthread_detach(thread);
-    return begun;
-}
-
 void hook_wait_no_longer(void) {
     pthread_mutex_lock(&lock);
     late = true;
@@ -242,7 +229,7 @@ void hook_write_later(struct slab *slab) {
     slab->later = NULL;
     *last = slab;
     last = &slab->later;
-    if (begun || begin())
+    if (begun || (begun = hook_start_thread(work)))
         pthread_cond_signal(&news);
     pthread_mutex_unlock(&lock);
 }

@@ -44,9 +44,10 @@ struct slot {
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program asked for it
     const struct known *known;
-    int8_t words;  // of stack arguments, an even number; STACK_WORDS where it is not known
-    uint8_t query; // its place in the queries of a thread
-    char pad[6];
+    int8_t words;     // of stack arguments, an even number; STACK_WORDS where it is not known
+    uint8_t query;    // its place in the queries of a thread
+    uint16_t on, off; // flags while calls are recorded, and while they are not
+    char pad[2];
 };
 
 // The name of a function without version and stream suffix.
@@ -81,6 +82,8 @@ struct frame {
     void *real;              // what is called: the real function
     uint64_t answer;
     struct launch launch;
+    uint32_t flags; // of the slot, when the call began
+    char pad[12];
 };
 
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {

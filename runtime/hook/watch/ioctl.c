@@ -15,6 +15,7 @@
 #include "hook/write/clock.h"
 #include "hook/write/layout.h"
 #include "hook/write/record.h"
+#include "hook/write/recording.h"
 #include "hook/write/rows.h"
 #include "hook/write/thread.h"
 #include "ioctl.h"
@@ -178,7 +179,8 @@ static bool find_device(int file, char path[64]) {
 int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned long request, void *argument) {
     int before = errno;
     char path[64], room[32];
-    struct thread *thread = find_device(file, path) ? hook_this_thread() : NULL;
+    bool wanted = atomic_load_explicit(&hook_recording, memory_order_relaxed) && find_device(file, path);
+    struct thread *thread = wanted ? hook_this_thread() : NULL;
     const struct row *call = thread ? hook_call_in_flight(thread) : NULL;
     uint64_t parent = call ? call->start : 0, start = hook_now();
     errno = before;

@@ -14,6 +14,7 @@
 #include "hook/write/clock.h"
 #include "hook/write/compiler.h"
 #include "hook/write/record.h"
+#include "hook/write/recording.h"
 #include "hook/write/thread.h"
 #include "nvtx.h"
 #include "nvtx_abi.h"
@@ -91,11 +92,16 @@ static const char *keep_wide(const wchar_t *wide) {
 
 // Records. The program is not to see what becomes of errno here.
 
+// Whose chunk to write; NULL if nothing is recorded.
+static struct thread *recording_thread(void) {
+    return atomic_load_explicit(&hook_recording, memory_order_relaxed) ? hook_this_thread() : NULL;
+}
+
 static void begin(const char *type, uint64_t id, const char *domain, const nvtxEventAttributes_t *event,
                   struct gpt_str name) {
     uint64_t now = hook_now();
     int error = errno;
-    struct thread *thread = hook_this_thread();
+    struct thread *thread = recording_thread();
     if (thread)
         HOOK_WRITE(range, .id = {id != 0, id}, .type = hook_str(type), .thread = thread->tid,
                    .domain = hook_str(domain), .name = name,
@@ -106,7 +112,7 @@ static void begin(const char *type, uint64_t id, const char *domain, const nvtxE
 static void end(uint64_t id) {
     uint64_t now = hook_now();
     int error = errno;
-    struct thread *thread = hook_this_thread();
+    struct thread *thread = recording_thread();
     if (thread)
         HOOK_WRITE(range_end, .id = id, .thread = thread->tid, .end = now);
     errno = error;

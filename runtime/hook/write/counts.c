@@ -11,6 +11,7 @@
 #include "file.h"
 #include "live.h"
 #include "record.h"
+#include "recording.h"
 #include "reference.h"
 #include "thread.h"
 
@@ -153,6 +154,16 @@ uint32_t hook_newest_launch(void) {
     return newest;
 }
 
+uint64_t hook_count_launches(void) {
+    uint64_t total = 0;
+    for (unsigned number = 0; number < MAX_COUNT_CHUNKS; number++) {
+        const struct count *rows = atomic_load(&hook_live->counts[0][number]);
+        for (uint32_t i = 0; rows && i < rows_in(number); i++)
+            total += atomic_load_explicit(&rows[i].count, memory_order_relaxed);
+    }
+    return total;
+}
+
 // What a stub calls for a function that is counted and nothing else. It may use no register but rax, for the
 // others hold arguments. Returns whether the call is counted; else it is one to look at, the first of its
 // kind. A launch that fails later is counted too.
@@ -162,6 +173,9 @@ KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);
 
 __attribute__((always_inline, target("general-regs-only"))) static inline bool count(uint64_t key) {
     struct thread *thread = hook_thread;
+    if (UNLIKELY(!atomic_load_explicit(&hook_recording, memory_order_relaxed)))
+        return hook_live &&
+               atomic_load_explicit(&hook_live->pid, memory_order_relaxed); // else it may be forked
     if (!thread || thread->pid != atomic_load_explicit(&hook_live->pid, memory_order_relaxed) ||
         !thread->counters)
         return false;

@@ -30,6 +30,7 @@ struct count *hook_find_counter(const struct thread *thread, uint64_t key);
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference); // or NULL
 void hook_count(struct count *row, uint64_t now);
-uint32_t hook_newest_launch(void); // the function that was launched for the first time last, or 0
+uint64_t hook_count_launches(void); // all of them
+uint32_t hook_newest_launch(void);  // the function that was launched for the first time last, or 0
 
 #endif

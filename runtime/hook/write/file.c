@@ -37,6 +37,9 @@ static struct {
     ino_t inode;
 } opened;
 
+// That of a thread with descriptors of its own; 0: it has those of all.
+static TLS int apart;
+
 int hook_open_file(const char *path, int flags) {
     int file;
     do
@@ -69,7 +72,7 @@ void hook_keep_file(int file, const struct stat *found) {
 // The descriptor of the file; -1 with errno set if there is none any more.
 static int find_file(void) {
     struct stat found;
-    int file = atomic_load(&opened.number);
+    int file = apart ? apart : atomic_load(&opened.number);
     if (fstat(file, &found) || !is_ours(file, &found)) {
         int again = hook_open_file(hook_live->path, 0);
         if (again < 0)
@@ -80,7 +83,9 @@ static int find_file(void) {
             return -1;
         }
         again = keep_open(again);
-        if (atomic_compare_exchange_strong(&opened.number, &file, again))
+        if (apart)
+            file = apart = again;
+        else if (atomic_compare_exchange_strong(&opened.number, &file, again))
             file = again;
         else
             close(again); // another thread was here
@@ -90,6 +95,8 @@ static int find_file(void) {
     errno = ESTALE;
     return -1;
 }
+
+int hook_keep_apart(void) { return apart = find_file(); }
 
 void hook_close_file(void) {
     struct stat found;

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -105,6 +106,20 @@ struct thread *hook_new_thread(void) {
     thread->tid = (uint32_t)syscall(SYS_gettid);
     pthread_setspecific(exit_key, thread);
     return thread;
+}
+
+// It takes none of the program's signals; that of a trace which somebody truncated is its own (bus.c).
+bool hook_start_thread(void *(*work)(void *)) {
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = !pthread_create(&thread, NULL, work, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started)
+        pthread_detach(thread);
+    return started;
 }
 
 void hook_threads_setup(void) { pthread_key_create(&exit_key, leave_thread); }

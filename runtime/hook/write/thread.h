@@ -56,6 +56,7 @@ void hook_threads_setup(void);
 struct thread *hook_new_thread(void);                                // of this process, or NULL
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false: it is none
 struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of so many bytes at least
+bool hook_start_thread(void *(*work)(void *));                       // of ours, in the program
 void hook_make_spare(struct thread *thread);                         // in a call that takes its time anyway
 
 #endif

@@ -21,6 +21,7 @@
 #include "naming.h"
 #include "others.h"
 #include "record.h"
+#include "recording.h"
 #include "thread.h"
 #include "trace.h"
 
@@ -111,8 +112,10 @@ struct thread *hook_begin_thread(void) {
             thread = NULL;
     }
     busy = false;
-    if (started)
+    if (started) {
+        hook_begin_recording();
         survey();
+    }
     errno = error;
     return thread;
 }
@@ -170,6 +173,7 @@ bool hook_trace_setup(void (*more)(void)) {
     hook_template = getenv("GPT_HOOK_OUTPUT");
     hook_is_followed = getenv("GPT_HOOK_FOLDER") != NULL;
     survey = more;
+    hook_recording_setup();
     const char *number = getenv("GPT_HOOK_RUN");
     hook_run = number ? strtoull(number, NULL, 16) : 0;
     struct live *live = hook_process_memory(sizeof(*live));

@@ -1,0 +1,33 @@
+// What gpt-hook ctl and a process under gpt-hook tell each other.
+//
+// Such a process listens on an abstract Unix socket, whose name has its process id and a number that the run
+// has in its environment. Both ends look whose the other one is: anybody may take such a name. A message is
+// an order, with texts after it, each of which ends in a zero; the answer is the state that follows from it.
+
+#ifndef GPT_CONTROL_H
+#define GPT_CONTROL_H
+
+#include <stdint.h>
+
+#define GPT_CONTROL "GPT_HOOK_CONTROL"                  // the variable with the number of the run
+#define GPT_CONTROL_NAME "gpt-control.%d.%s"            // process id, number of the run
+#define GPT_CONTROL_FORMAT "gpt-control.%d.%31[0-9a-f]" // to read it
+
+enum { GPT_CONTROL_VERSION = 1 };
+
+enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE };
+
+struct gpt_order {
+    uint32_t version, command;
+};
+
+struct gpt_state {
+    uint32_t version, recording;
+    uint64_t since;   // ns since the epoch: when it was turned on or off; 0: it was not
+    uint64_t periods; // in which it was on
+    uint64_t launches, bytes;
+    char output[4096]; // the trace; empty: there is none any more
+    char fault[256];   // why the order was not followed; empty if it was
+};
+
+#endif

@@ -1,0 +1,155 @@
+// The thread that gpt-hook ctl talks to. It is there if the run was started so, once the process has
+// initialized the driver, which begins threads of its own, and sleeps until somebody asks.
+//
+// It has descriptors of its own: the program neither sees its socket nor closes it, nor gets a number that it
+// would have had otherwise, and a child inherits nothing. Of the program's own it keeps none open but the
+// trace.
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/broker.h"
+#include "common/control.h"
+#include "control.h"
+#include "hook/write/counts.h"
+#include "hook/write/errors.h"
+#include "hook/write/file.h"
+#include "hook/write/live.h"
+#include "hook/write/recording.h"
+#include "hook/write/thread.h"
+#include "switch.h"
+
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+enum { UNSHARE = 2, PATIENCE = 5 }; // CLOSE_RANGE_UNSHARE; seconds to wait for an order
+
+// Descriptors
+
+// Where the kernel has no close_range (5.9), or a filter refuses it.
+static bool close_each(int kept) {
+    DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
+    if (!files)
+        return false;
+    for (struct dirent *entry; (entry = readdir(files));) {
+        int file = atoi(entry->d_name);
+        if (*entry->d_name != '.' && file != kept && file != dirfd(files))
+            close(file);
+    }
+    closedir(files);
+    return true;
+}
+
+// Lets go of all but one of those that this thread has in common with the others.
+static bool have_own(int kept) {
+    if (syscall(SYS_close_range, kept + 1, ~0u, UNSHARE))
+        return close_each(kept);
+    if (kept > 0)
+        syscall(SYS_close_range, 0, kept - 1, 0);
+    return true;
+}
+
+static int listen_here(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int size = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, GPT_CONTROL_NAME, getpid(),
+                        getenv(GPT_CONTROL));
+    int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (file >= 0 && !bind(file, (void *)&address, (socklen_t)(sizeof(sa_family_t) + 1) + (socklen_t)size) &&
+        !listen(file, SOMAXCONN))
+        return file;
+    if (file >= 0)
+        close(file);
+    return -1;
+}
+
+static sem_t ready; // it listens
+
+// Orders
+
+static void tell(struct gpt_state *state) {
+    struct stat trace;
+    state->version = GPT_CONTROL_VERSION;
+    state->recording = atomic_load(&hook_recording);
+    state->since = hook_periods.since;
+    state->periods = hook_periods.count;
+    state->launches = hook_count_launches();
+    if (atomic_load(&hook_live->state) != ON)
+        return;
+    snprintf(state->output, sizeof(state->output), "%s", hook_live->path);
+    state->bytes = stat(hook_live->path, &trace) ? 0 : (uint64_t)trace.st_size;
+}
+
+static void follow(const struct gpt_order *order, struct gpt_state *state) {
+    if (order->version != GPT_CONTROL_VERSION)
+        snprintf(state->fault, sizeof(state->fault), "it runs under another version of gpt-hook");
+    else if (order->command != GPT_STATUS && atomic_load(&hook_live->state) != ON)
+        snprintf(state->fault, sizeof(state->fault), "its trace has ended");
+    else if (order->command == GPT_ENABLE || order->command == GPT_DISABLE)
+        hook_switch(order->command == GPT_ENABLE);
+    tell(state);
+}
+
+// One order of the same user or root. Others learn nothing.
+static void hear(int client) {
+    static struct gpt_state state;
+    struct gpt_order order = {.version = 0};
+    struct ucred peer;
+    socklen_t size = sizeof(peer);
+    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
+               sizeof(struct timeval));
+    if (getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) || (peer.uid && peer.uid != geteuid()) ||
+        recv(client, &order, sizeof(order), 0) < (ssize_t)sizeof(order))
+        return;
+    memset(&state, 0, sizeof(state));
+    follow(&order, &state);
+    send(client, &state, sizeof(state), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void *serve(void *unused) {
+    (void)unused;
+    prctl(PR_SET_NAME, "gpt-control");
+    int server = have_own(hook_keep_apart()) ? listen_here() : -1;
+    sem_post(&ready);
+    if (server < 0) {
+        hook_say("control", hook_describe_error(errno), "gpt-hook ctl does not reach this process");
+        return NULL;
+    }
+    for (;;) {
+        int client = accept4(server, NULL, NULL, SOCK_CLOEXEC);
+        if (client >= 0) {
+            hear(client);
+            close(client);
+        } else if (errno != EINTR && errno != ECONNABORTED)
+            break;
+    }
+    return NULL;
+}
+
+// cuInit: when it is back, orders are taken.
+void hook_on_init(struct frame *frame) {
+    static _Atomic pid_t served;
+    pid_t pid = getpid(), before = atomic_load(&served);
+    (void)frame;
+    if (!getenv(GPT_CONTROL) || before == pid || hook_in_vfork || !hook_this_thread() ||
+        !atomic_compare_exchange_strong(&served, &before, pid))
+        return;
+    sem_init(&ready, 0, 0);
+    bool started = hook_start_thread(serve);
+    while (started && sem_wait(&ready) && errno == EINTR)
+        continue;
+    if (!started)
+        hook_say("control", hook_describe_error(EAGAIN), "gpt-hook ctl does not reach this process");
+}

@@ -1,0 +1,36 @@
+// Turning recording on and off while calls are under way. A slot has flags for both; its stub reads those
+// that hold once, and a call ends as it began.
+
+#include <stdatomic.h>
+
+#include "hook/write/recording.h"
+#include "stub.h"
+#include "switch.h"
+
+// Whoever changes what they follow from, a slot or hook_recording, calls this after it: the last one sees
+// both.
+void hook_use_flags(struct slot *slot) {
+    bool on;
+    do {
+        on = atomic_load(&hook_recording);
+        __atomic_store_n(&slot->flags, on ? slot->on : slot->off, __ATOMIC_SEQ_CST);
+    } while (on != atomic_load(&hook_recording));
+}
+
+void hook_use_all_flags(void) {
+    for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
+        if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
+            hook_use_flags(slot);
+}
+
+// Calls that are recorded lie between the two records.
+void hook_switch(bool on) {
+    if (on == atomic_load(&hook_recording))
+        return;
+    if (on)
+        hook_write_recording(true);
+    atomic_store(&hook_recording, on);
+    hook_use_all_flags();
+    if (!on)
+        hook_write_recording(false);
+}

@@ -1,0 +1,316 @@
+"""gpt-hook ctl: recording is turned on and off while a program runs. On the simulated device."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.controlling import SERVER, Server, ctl, order, periods, status
+
+PTX = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n"
+QUICK = {"GPT_SIM_RUN": "none"}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return hooked.compile_c(tmp_path_factory.mktemp("control") / "server", SERVER)
+
+
+def test_periods_of_a_run(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    server.launch(100)
+    before = status(server.pid)
+    assert not any(before[key] for key in ("recording", "periods", "launches", "since"))
+    for number, count in enumerate((50, 7), 1):
+        order(server.pid, "enable")
+        order(server.pid, "enable")  # nothing changes
+        server.launch(count)
+        now = status(server.pid)
+        assert (now["recording"], now["periods"], now["output"]) == (True, number, str(server.out))
+        assert now["bytes"] == server.out.stat().st_size
+        order(server.pid, "disable")
+        server.launch(1000)
+    assert status(server.pid)["launches"] == 57
+    trace = server.end()
+    assert trace.launches == {"foo": 57}
+    assert trace.names["cuLaunchKernel"] == 57
+    starts = [call["start"] for call in trace.calls]
+    assert [sum(begin <= start <= end for start in starts) for begin, end in periods(trace)] == [50, 7]
+    assert trace.functions == ["foo"]  # what was looked up before is known
+    assert {"module", "library", "device", "api"} <= trace.kinds.keys()
+
+
+def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    order(server.pid, "enable")
+    server.launch(3)
+    order(server.pid, "disable")
+    server.end()
+
+    def read(*line, data=b""):
+        done = subprocess.run(line, input=data, capture_output=True, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    (processes,) = (r for r in read("gpt-analyze", "summary", "--json", server.out) if r.get("name") == "processes")
+    assert "not recorded all the time" in processes["verdict"][0]
+    names = [event["name"] for event in read("gpt-analyze", "events", "--json", server.out)]
+    assert names == ["recording off", "recording on", *["cuLaunchKernel"] * 3, "recording off"]
+    (tmp_path / "k.ptx").write_text(PTX)
+    found = subprocess.run(["gpt-extract", tmp_path / "k.ptx"], capture_output=True, check=True).stdout
+    assert read("gpt-locate", "--used", server.out, "--json", data=found)[-1]["kind"] == "end"
+
+
+def test_a_run_that_begins_recorded(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--control", **QUICK)
+    server.launch(5)
+    order(server.pid, "disable")
+    server.launch(6)
+    state = status(server.pid)
+    assert (state["recording"], state["periods"], state["launches"]) == (False, 1, 5)
+    order(server.pid, "enable")
+    server.launch(7)
+    trace = server.end()
+    assert trace.launches == {"foo": 12}
+    assert [r["on"] for r in trace.of("recording")] == [False, True]
+    assert trace.names["cuInit"] == 1
+
+
+def test_queries_are_counted_while_it_is_on(tmp_path):
+    source = SERVER.replace("launch(function);", "{ int version; cuDriverGetVersion(&version); }")
+    server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
+    for word in ("enable", "disable", "enable"):
+        server.launch(9)
+        order(server.pid, word)
+    server.launch(4)
+    trace = server.end()
+    counted = {trace.apis[row["api"]]["name"]: row["count"] for r in trace.of("counts") for row in hooked.rows(r)}
+    assert counted == {"cuDriverGetVersion": 9 + 4}
+
+
+@pytest.mark.parametrize("calls", ["none", "cuLaunch*"])
+def test_what_calls_says_holds_while_it_is_on(tmp_path, program, calls):
+    server = Server(tmp_path / "t.mp", program, "--disabled", "--calls", calls, **QUICK)
+    server.launch(9)
+    order(server.pid, "enable")
+    server.launch(5)
+    order(server.pid, "disable")
+    server.launch(9)
+    trace = server.end()
+    assert trace.launches == {"foo": 5}
+    assert trace.names == ({} if calls == "none" else {"cuLaunchKernel": 5})
+
+
+def test_the_program_sees_no_descriptor_and_keeps_its_own(tmp_path):
+    source = r"""
+    #include <dirent.h>
+    #include <fcntl.h>
+    int main(void) {
+        int pipes[2], zero = 0;
+        assert(!pipe(pipes));
+        begin();
+        void *function = kernel("foo");
+        assert(dup(0) == 5 && !close(5));
+        char line[64];
+        puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin);
+        close(pipes[1]);
+        assert(read(pipes[0], &zero, 1) == 0); // nobody else has its other end
+        closefrom(3);
+        assert(open("/dev/null", O_RDONLY) == 3);
+        DIR *files = opendir("/proc/self/fd");
+        for (struct dirent *entry; (entry = readdir(files));)
+            assert(atoi(entry->d_name) < 5);
+        while (puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin))
+            for (int i = atoi(line); i > 0; i--)
+                launch(function);
+    }
+    """
+    server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
+    assert not status(server.pid)["recording"]
+    server.launch(0)
+    order(server.pid, "enable")
+    server.launch(3)
+    order(server.pid, "disable")
+    server.launch(3)
+    assert status(server.pid)["launches"] == 3
+    assert server.end().launches == {"foo": 3}
+
+
+def test_children_and_all_processes_of_a_run(tmp_path):
+    """The parent uses no driver, its two children do."""
+    source = r"""
+    #include <sys/wait.h>
+    int main(void) {
+        int pipes[2][2];
+        pid_t pids[2];
+        char count, line[64];
+        for (int i = 0; i < 2; i++) {
+            assert(!pipe(pipes[i]));
+            if ((pids[i] = fork()))
+                continue;
+            close(pipes[0][1]);
+            if (i)
+                close(pipes[1][1]);
+            begin();
+            void *function = kernel(i ? "bar" : "foo");
+            while (read(pipes[i][0], &count, 1) == 1)
+                for (int j = 0; j < count; j++)
+                    launch(function);
+            exit(0);
+        }
+        fprintf(stderr, "%d %d\n", pids[0], pids[1]);
+        while (puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin)) {
+            count = (char)atoi(line);
+            for (int i = 0; i < 2; i++)
+                assert(write(pipes[i][1], &count, 1) == 1);
+        }
+        close(pipes[0][1]), close(pipes[1][1]);
+        while (wait(NULL) > 0)
+            continue;
+    }
+    """
+    server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
+    children = [int(word) for word in server.process.stderr.readline().split()]
+    for child in children:
+        hooked.wait_until(lambda child=child: ctl(child, "status").returncode == 0)
+
+    def launch(count, total):
+        server.launch(count)
+        hooked.wait_until(lambda: [status(child)["launches"] for child in children] == total)
+
+    done = ctl(server.pid, "enable")
+    fault = f"gpt-hook: error: {server.pid}: it has not used the driver; --all asks the other processes of its run\n"
+    assert (done.returncode, done.stderr) == (1, fault)
+    order("--all", server.pid, "enable")
+    launch(3, [3, 3])
+    order(children[0], "disable")
+    launch(4, [3, 7])
+    order("--all", children[1], "disable")
+    shown = ctl("--all", "--json", server.pid, "status").stdout.splitlines()
+    assert sorted(json.loads(line)["pid"] for line in shown) == sorted(children)
+    server.process.communicate(timeout=60)
+    found = [hooked.Trace(path).launches for path in tmp_path.glob("t.mp*")]
+    assert sorted(found, key=str) == [{"bar": 7}, {"foo": 3}]
+
+
+def test_a_forked_child_goes_on_as_its_parent_was(tmp_path):
+    source = r"""
+    #include <sys/wait.h>
+    int main(void) {
+        char line[64];
+        begin();
+        void *function = kernel("foo");
+        while (puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin)) {
+            pid_t child = fork();
+            if (!child) {
+                function = kernel("bar");
+                for (int i = atoi(line); i > 0; i--)
+                    launch(function);
+                _exit(0);
+            }
+            waitpid(child, NULL, 0);
+        }
+    }
+    """
+    server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
+    server.launch(3)
+    order(server.pid, "enable")
+    server.launch(4)
+    order(server.pid, "disable")
+    trace = server.end()
+    children = [hooked.Trace(tmp_path / r["path"]) for r in trace.of("child")]
+    assert [child.launches for child in children] == [{}, {"bar": 4}]
+    assert [[r["on"] for r in child.of("recording")] for child in children] == [[False], []]
+
+
+def test_processes_that_cannot_be_asked(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, **QUICK)
+    for pid, fault in (
+        (server.pid, "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'"),
+        (os.getpid(), "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'"),
+        (2**22 + 1, "no such process"),
+    ):
+        done = ctl(pid, "enable")
+        assert (done.returncode, done.stderr) == (1, f"gpt-hook: error: {pid}: {fault}\n")
+    server.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ((), "ctl: needs a process id and one of enable, disable and status"),
+        ((1,), "ctl: needs a process id and one of enable, disable and status"),
+        (("1x", "enable"), "1x: not a process id"),
+        ((1, "on"), "on: not a command: enable, disable or status"),
+        (("--now", 1, "enable"), "--now: no such option; see gpt-hook --help"),
+    ],
+)
+def test_wrong_words(words, fault):
+    done = ctl(*words)
+    assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {fault}\n")
+
+
+def find_name(pid):
+    """That of its socket, without the zero in front."""
+    with open("/proc/net/unix") as file:
+        (name,) = (line.split()[-1] for line in file if " 00010000 " in line and f"@gpt-control.{pid}." in line)
+    return name[1:]
+
+
+def test_somebody_else_who_takes_the_name(tmp_path, program):
+    """A socket of this name that the process did not make is passed over."""
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind("\0" + find_name(server.pid)[:-16] + "0123456789abcdef")
+        other.listen()
+        order(server.pid, "enable")
+        assert status(server.pid)["recording"]
+    server.end()
+
+
+def test_clients_that_say_nothing_or_nonsense(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    for message in (b"", b"x", b"\xff" * 8, b"\0" * 4096):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect("\0" + find_name(server.pid))
+            if message:
+                client.send(message)
+    order(server.pid, "enable")
+    server.launch(2)
+    assert server.end().launches == {"foo": 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_other_users_are_not_obeyed(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    code = """
+import os, socket, struct, sys
+os.setuid(65534)
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.connect("\\0" + sys.argv[1])
+try:
+    client.send(struct.pack("II", 1, 1))
+    print(len(client.recv(10000)))
+except OSError:
+    print(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code, find_name(server.pid)], capture_output=True, check=True)
+    assert done.stdout == b"0\n"
+    assert not status(server.pid)["recording"]
+    server.end()
+
+
+def test_a_process_that_is_killed_while_it_records(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    order(server.pid, "enable")
+    server.launch(20)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    trace = hooked.Trace(server.out)
+    assert trace.launches == {"foo": 20}
+    ((_, end),) = periods(trace)
+    assert end is None
