@@ -34,7 +34,7 @@ from gpt.probe.weave.stream import make_map  # noqa: E402
 from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
-from gpt.trace.buffers import MapLayout  # noqa: E402
+from gpt.trace.buffers import MapLayout, Saved  # noqa: E402
 
 STRIP = 4096  # bytes after a buffer, which must stay as they are
 FILL = 0xA5
@@ -285,9 +285,15 @@ def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
     map_ = layout(woven, number)
     assert len(data) == map_.size(case.blocks, case.threads)
     saved = map_.read(data, case.blocks, case.threads)
+    if saved.units is not None:
+        assert not any(data[8 + len(saved.slots) * (8 + map_.stride) :]), "written after the last entry"
+    return table(saved)
+
+
+def table(saved: Saved) -> tuple[Any, Any]:
+    """The same of what was read of it."""
     if saved.units is None:
-        return saved.counts.ravel(), saved.slots.reshape(-1, map_.capacity)
-    assert not any(data[8 + len(saved.slots) * (8 + map_.stride) :]), "written after the last entry"
+        return saved.counts.ravel(), saved.slots.reshape(-1, saved.slots.shape[-1])
     types = [(name, saved.slots.dtype[name]) for name in saved.slots.dtype.names]
     entries = np.empty(len(saved.slots), [("unit", "<u8"), *types])
     entries["unit"] = saved.units

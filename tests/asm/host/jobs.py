@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,18 @@ class Job:
 Answer = list[bytes] | str  # the buffers, then the variables that were read; or what went wrong
 
 
-def answers(jobs: list[Job], library: Path | None = None, patience: float = 300) -> list[Answer]:
+def answers(
+    jobs: list[Job],
+    library: Path | None = None,
+    patience: float = 300,
+    before: Sequence[str | Path] = (),
+    env: Mapping[str, str] = os.environ,
+) -> list[Answer]:
     """Runs jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
 
-    `patience` is seconds for all jobs that one process runs.
+    `patience` is seconds for all jobs that one process runs, `before` what stands before its command.
     """
-    env = dict(os.environ)
+    env = dict(env)
     if library:
         env |= {"LD_LIBRARY_PATH": str(library), "GPT_SIM_RUN": "all"}
     found: list[Answer] = []
@@ -61,7 +67,7 @@ def answers(jobs: list[Job], library: Path | None = None, patience: float = 300)
         given.write_bytes(pickle.dumps(jobs))
         while len(found) < len(jobs):
             made.unlink(missing_ok=True)
-            line = [sys.executable, __file__, given, str(len(found)), made]
+            line = [*before, sys.executable, __file__, given, str(len(found)), made]
             streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
             try:
                 done = subprocess.run(line, env=env, **streams, text=True, timeout=patience, check=False)

@@ -1,0 +1,199 @@
+"""What a run under `gpt-hook run -p` accounts for: of all launches of a program, and of the buffers of probed ones.
+
+Each launch had probes or is counted with a reason, and each that had them has all of its buffers, or records that say
+why not. Programs run bare, hooked, and with probes, on a GPU or (`--device sim`) on the simulated device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from gpt import stream  # noqa: E402
+from gpt.trace.buffers import Buffer, Probes, Saved  # noqa: E402
+from gpt.trace.rows import LAUNCHES, parse_layout  # noqa: E402
+
+HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
+SIMULATED = ROOT / "gpt" / "_runtime" / "sim"
+NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
+OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
+Visit = Callable[[Buffer, Saved], None]
+
+
+@dataclass
+class Account:
+    """Of one run: launches by kernel and by reason, and what does not add up."""
+
+    launched: int = 0
+    probed: Counter[str] = field(default_factory=Counter)
+    unprobed: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)  # of the fields of maps, by kernel.map.field
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: Account) -> None:
+        """Another process's."""
+        self.launched += other.launched
+        self.wrong += other.wrong
+        for name in ("probed", "unprobed", "lost", "sums"):
+            getattr(self, name).update(getattr(other, name))
+
+    def total(self, kernel: str, field_: str) -> int:
+        """The sum of a field over the launches of the kernels with such a part in their name."""
+        return sum(
+            count
+            for key, count in self.sums.items()
+            if kernel in key.partition(" ")[0] and key.partition(" ")[2] == field_
+        )
+
+    def row(self) -> dict[str, Any]:
+        """For a table."""
+        return {
+            "launched": self.launched,
+            "probed": self.probed.total(),
+            "unprobed": dict(self.unprobed),
+            "kernels": len(self.probed),
+            "lost": dict(self.lost),
+            "wrong": self.wrong,
+        }
+
+
+def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
+    """The records of each segment of a file."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    order = stream.Segments()
+    with open(path, "rb") as file:
+        for record in stream.read_records(file, str(path)):
+            found.setdefault(order.add(record), []).append(record)
+    return found.values()
+
+
+def account(path: Path, visit: Visit | None = None, killed: bool = False) -> Account:
+    """What a trace says. One of a process that was `killed`, or of a full disk, may lack what came last."""
+    found = Account()
+    for records in segments(path):
+        found.add(_account(records, path, visit, killed))
+    return found
+
+
+def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, killed: bool) -> Account:
+    found, probes = Account(), Probes(path.parent)
+    kernels = {record["id"]: record["name"] for record in records if record["kind"] == "kernel"}
+    for record in records:
+        match record["kind"]:
+            case "map" | "kernel" | "probed" | "buffer":
+                probes.add(record)
+                if record["kind"] == "probed":
+                    found.probed[kernels[record["kernel"]]] += 1
+            case "unprobed":
+                found.unprobed[record["reason"]] += record["launches"]
+            case "launches":
+                rows = np.frombuffer(record["rows"], parse_layout(record, LAUNCHES))
+                found.launched += int(rows["count"].sum())
+        if probes.full:
+            _take(found, probes, visit)
+    _take(found, probes, visit)
+    ended = records[-1]["kind"] == "end"
+    if ended and not killed:
+        probes.check_taken()
+        if probes.pending:
+            found.wrong.append(f"{path.name}: {probes.pending} probed launches lack buffers")
+        if found.launched != found.probed.total() + found.unprobed.total():
+            counts = f"{found.probed.total()} with probes and {found.unprobed.total()} without"
+            found.wrong.append(f"{path.name}: {found.launched} launches, but {counts}")
+    elif not killed:
+        found.wrong.append(f"{path.name}: has no end")
+    return found
+
+
+def _take(found: Account, probes: Probes, visit: Visit | None) -> None:
+    for buffer in probes.take():
+        if buffer.lost is not None:
+            found.lost[buffer.lost] += 1
+            continue
+        saved = buffer.read()
+        for name in saved.slots.dtype.names or ():
+            if saved.units is None and saved.slots.dtype[name].kind in "ui":  # of a log nothing is to be added
+                found.sums[f"{buffer.kernel} {name}"] += int(saved.slots[name].sum())
+        if visit:
+            visit(buffer, saved)
+
+
+@dataclass
+class Ran:
+    """How a program ended."""
+
+    status: int
+    output: str
+    said: str
+    seconds: float
+
+
+def run(
+    line: Sequence[str | Path], env: dict[str, str], patience: float = 400, cwd: Path | None = None, said: bool = False
+) -> Ran:
+    """Runs to the end, or kills what takes longer: status 124. `said`: standard error passes through."""
+    start = time.monotonic()
+    errors = None if said else subprocess.PIPE
+    with subprocess.Popen(
+        [str(word) for word in line], env=env, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd
+    ) as process:
+        try:
+            output, error = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, error = process.communicate()
+            return Ran(124, output, f"ran for {patience:.0f} s: {error}", time.monotonic() - start)
+    return Ran(process.returncode, output, error or "", time.monotonic() - start)
+
+
+def hooked(trace: Path, device: str, *options: str | Path) -> list[str | Path]:
+    """What stands before a command."""
+    return [HOOK, "run", "-q", "-f", "-o", trace, "--device", device, *options, "--"]
+
+
+def environment(folder: Path, device: str, **more: str) -> dict[str, str]:
+    """Caches of its own; on the simulated device kernels are run."""
+    caches = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
+              "CUPY_CACHE_DIR": "cupy", "NUMBA_CACHE_DIR": "numba"}  # fmt: skip
+    found = os.environ | {name: str(folder / value) for name, value in caches.items()} | more
+    return found | ({"GPT_SIM_RUN": "all"} if device == "sim" else {})
+
+
+def account_all(folder: Path, visit: Visit | None = None, killed: bool = False) -> Account:
+    """What the traces of all processes say that are in a folder."""
+    found = Account()
+    for path in sorted(folder.glob("*.mp*")):
+        if ".buffers" not in path.name:
+            found.add(account(path, visit, killed))
+    return found
+
+
+def arguments(said: str | None) -> argparse.ArgumentParser:
+    """Options that all these scripts have."""
+    parser = argparse.ArgumentParser(description=said, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("real", "sim"), default="real", help="where kernels run")
+    parser.add_argument("--quick", action="store_true", help="a part of it, in a minute")
+    parser.add_argument("--patience", type=float, default=540, help="seconds; what is left then is not run")
+    return parser
+
+
+def keep(name: str, rows: list[dict[str, Any]]) -> None:
+    """The raw figures, in the folder that comes back."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")
