@@ -1,17 +1,16 @@
 """Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object a record.
 
-gpt-stream(5), PROBE BUFFERS, has the layout of a buffer. Its bytes stand in the trace or in a file beside it, which is
-mapped. Threads write chunks of their own, so a `buffer` may come before the `probed`, `map` or `kernel` that it
-refers to: it waits until these are there.
+gpt-stream(5), PROBE BUFFERS, has the layout of a buffer; gpt/trace/parts.py finds its bytes. Threads write chunks of
+their own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to: it waits until these are
+there.
 
 Whoever wrote the trace chose every number in it. A buffer is looked at when its size is what the map says for the grid
-and the block of its launch, and when there are as many bytes; so no array is larger than the trace and its files.
+and the block of its launch, and when there are as many bytes; so only where these were packed is an array larger than
+the trace and its files.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import packed
-from gpt.errors import MalformedError, MissingError, TruncatedError
-from gpt.formats.paths import open_regular
+from gpt.errors import MalformedError
 from gpt.trace.params import Argument, parse_arguments
+from gpt.trace.parts import Bytes, Parts, SideFiles, parse_part
 
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.void]
-Bytes = bytes | bytearray | memoryview | mmap.mmap
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
@@ -78,6 +76,11 @@ class MapLayout:
             }
         )
 
+    @property
+    def unit(self) -> int | None:
+        """Bytes of each; None for a log."""
+        return None if self.type == "log" else COUNT + self.capacity * self.stride
+
     def units(self, threads: int) -> int:
         """How many a block of so many threads has."""
         return {"thread": threads, "warp": -(-threads // WARP), "block": 1}[self.level]
@@ -88,16 +91,22 @@ class MapLayout:
             return COUNT + self.capacity * (COUNT + self.stride)
         return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
 
+    def check_size(self, size: int, blocks: int, threads: int) -> None:
+        """Raises MalformedError if no buffer for so many blocks has this size; a log may end after its last entry."""
+        wanted = self.size(blocks, threads)
+        cut = self.type == "log" and COUNT <= size < wanted and (size - COUNT) % (COUNT + self.stride) == 0
+        if not (size == wanted or cut) or not blocks or not threads:
+            raise MalformedError(f"buffer of {size} bytes; map '{self.name}' has {wanted}")
+
     def read(self, data: Bytes, blocks: int, threads: int, offset: int = 0, size: int | None = None) -> Saved:
         """What `size` bytes from `offset` on hold, all by default; a log may end after its last entry.
 
         Raises MalformedError if they are not a buffer of that size.
         """
         there = len(data) - offset if size is None else size
-        wanted = self.size(blocks, threads)
-        cut = self.type == "log" and COUNT <= there < wanted and (there - COUNT) % (COUNT + self.stride) == 0
-        if not (there == wanted or cut) or len(data) - offset < there or not blocks or not threads:
-            raise MalformedError(f"buffer of {there} bytes; map '{self.name}' has {wanted}")
+        self.check_size(there, blocks, threads)
+        if len(data) - offset < there:
+            raise MalformedError(f"buffer of {len(data) - offset} bytes; it has {there}")
         if self.type == "log":
             return self._read_log(data, offset, (there - COUNT) // (COUNT + self.stride))
         units = self.units(threads)
@@ -170,7 +179,7 @@ class Buffer:
     kernel: str
     lost: str | None
     _params: list[Record]
-    _record: Record
+    _parts: Parts
     _files: SideFiles
 
     @property
@@ -182,47 +191,12 @@ class Buffer:
         return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
     def read(self) -> Saved:
-        """The arrays. Raises MissingError if the bytes are lost or the file is absent, TruncatedError if it ends
-        before them, and MalformedError if the record makes no sense.
-        """
-        record, shape, size = self._record, (self.launch.blocks, self.launch.threads), self._record["size"]
-        if self.lost is not None:
-            raise MissingError(self.lost)
-        if "data" in record:
-            if len(record["data"]) != size:
-                raise MalformedError(f"buffer of {size} bytes has {len(record['data'])}")
-            return self.map.read(record["data"], *shape)
-        offset = record.get("offset", 0)
-        return self.map.read(self._files.open(record["path"], offset + size), *shape, offset, size)
-
-
-class SideFiles:
-    """The files that buffers are in: regular ones in the folder of the trace, mapped. The last one stays open."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._name = ""
-        self._mapped: mmap.mmap | None = None
-
-    def open(self, name: str, size: int) -> mmap.mmap:
-        """At least `size` bytes from the beginning of a file; raises as `Buffer.read`."""
-        if self._mapped is not None and name == self._name and len(self._mapped) >= size:
-            return self._mapped
-        if not name or "/" in name:
-            raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
-        if self._folder is None:
-            raise MissingError(f"{name}: cannot be found from standard input")
-        try:
-            with open_regular(self._folder / name, follow=False) as file:
-                length = os.fstat(file.fileno()).st_size
-                if length < max(size, 1):  # none can be mapped
-                    raise TruncatedError(f"{name}: {length} bytes of {size}")
-                self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
-        except OSError as error:
-            raise MissingError(f"{name}: {error.strerror or error}") from None
-        except MissingError as error:
-            raise MissingError(f"{name}: {error.fact}") from None
-        return self._mapped
+        """The arrays. Raises what `Parts.read` raises."""
+        shape = self.launch.blocks, self.launch.threads
+        if self.lost is None:
+            self.map.check_size(self._parts.size, *shape)
+        data, offset = self._parts.read(self.map.unit, self._files)
+        return self.map.read(data, *shape, offset, self._parts.size)
 
 
 class Probes:
@@ -241,6 +215,7 @@ class Probes:
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
         self._taken: dict[int, set[int]] = {}  # maps whose buffers were, by launch
+        self._begun: dict[tuple[int, int], Parts] = {}  # buffers of which parts came, by launch and map
         self._buffers: list[Record] = []
         self._size = 0  # of those that came since the last `take`
         self._fresh = 0  # how many these are
@@ -272,8 +247,7 @@ class Probes:
             case "unprobed":
                 self.unprobed[record["function"], record["reason"]] += record["launches"]
             case "buffer":
-                if ("data" in record) + ("path" in record) + ("lost" in record) != 1:
-                    raise MalformedError("buffer: not one of data, path and lost")
+                parse_part(record)
                 self._buffers.append(record)
                 self._size += len(record.get("data", b""))
                 self._fresh += 1
@@ -287,13 +261,17 @@ class Probes:
             if not (launch and layout and kernel):
                 self._buffers.append(record)
                 continue
-            taken = self._taken.setdefault(launch.id, set())
+            taken, key = self._taken.setdefault(launch.id, set()), (launch.id, layout.id)
             if layout.id not in kernel.maps or layout.id in taken:
                 raise MalformedError(f"buffer of launch {launch.id}: not one of map '{layout.name}'")
+            parts = self._begun.setdefault(key, Parts(record["size"]))
+            if not parts.add(record):
+                continue
             taken.add(layout.id)
+            del self._begun[key]
             if len(taken) == len(kernel.maps):
                 del self._launches[launch.id], self._taken[launch.id]
-            yield Buffer(launch, layout, kernel.name, record.get("lost"), kernel.params, record, self._files)
+            yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
 
     def check_taken(self) -> None:
         """Raises MalformedError if a buffer refers to what never came."""

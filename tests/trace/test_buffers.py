@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpt import records
 from gpt.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.trace.buffers import MapLayout, Probes
+from gpt.trace.parts import SideFiles
 from tests.tiers import examples
 from tests.trace import forge
 
@@ -220,8 +221,10 @@ def test_what_makes_no_sense_is_malformed(wrong, said):
 def test_nothing_in_an_empty_file(tmp_path):
     (tmp_path / "b").touch()
     (buffer,) = probes(MAP, KERNEL, LAUNCH, forge.buffer(7, b"", path="b"), folder=tmp_path).take()
-    with pytest.raises(TruncatedError, match="b: 0 bytes of 0"):
+    with pytest.raises(MalformedError, match="buffer of 0 bytes; map 'm' has 16"):
         buffer.read()
+    with pytest.raises(TruncatedError, match="b: 0 bytes of 0"):
+        SideFiles(tmp_path).open("b", 0)
 
 
 def test_bytes_of_another_number_than_is_said():

@@ -1,0 +1,216 @@
+"""The bytes of a probe's buffer, wherever the records that hold it say that they are.
+
+A buffer is in one `buffer` record or in several, each with the next of its bytes: in the record or in a file beside the
+trace, as they are, or only the units that saved anything, or a frame of zstd; gpt-stream(5) has the keys.
+
+Whoever wrote the trace chose every number. Bytes of one record, and of several that lie one after the other in a file,
+are looked at where they are. The others are put together in memory that is zero before, so that units that saved
+nothing take none; a frame is unpacked if it says that it holds as many bytes as the record does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.errors import MalformedError, MissingError, TruncatedError
+from gpt.formats.paths import open_regular
+
+Record = dict[str, Any]
+Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
+
+NUMBER = 8  # bytes of the number of a unit
+MAX_PART = 64 << 20  # bytes that a frame unpacks to
+
+
+class Part(NamedTuple):
+    """What a record holds: `length` bytes from `at` on, or of these `units` with their numbers.
+
+    They are `data`, or at an offset of the file `path`: `packed` bytes if they are a frame.
+    """
+
+    at: int
+    length: int
+    units: int | None
+    codec: str | None
+    path: str
+    offset: int
+    packed: int | None
+    data: bytes | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its bytes are those of the buffer."""
+        return self.units is None and self.codec is None
+
+    def follows(self, other: Part) -> bool:
+        """Whether its bytes lie in a file after those of the other."""
+        return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
+
+
+def parse_part(record: Record) -> Part:
+    """The part that a `buffer` record holds. Raises MalformedError if it makes no sense."""
+    data, path = record.get("data"), record.get("path")
+    size: int = record["size"]
+    if (data is not None) + (path is not None) + ("lost" in record) != 1:
+        raise MalformedError("buffer: not one of data, path and lost")
+    at: int = record.get("at", 0)
+    length: int = record.get("length", size)
+    if not 0 < length <= size - at and (at or length != size):
+        raise MalformedError(f"buffer of {size} bytes: no part has {length} from {at} on")
+    units, codec = record.get("units"), record.get("codec")
+    if codec not in (None, "zstd"):
+        raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
+    return Part(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
+
+
+class Parts:
+    """The parts of a buffer of `size` bytes, as they come; `lost` says why there are no more."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lost: str | None = None
+        self._parts: list[Part] = []
+        self._held = 0
+        self._joined: Bytes | None = None
+
+    def add(self, record: Record) -> bool:
+        """Adds the next one, and returns whether it was the last. Raises MalformedError if it is not the next."""
+        part = parse_part(record)
+        if "lost" in record:
+            self.lost = record["lost"]
+            self._parts.clear()
+            return True
+        if (record["size"], part.at) != (self.size, self._held):
+            raise MalformedError(
+                f"buffer of {record['size']} bytes: a part from {part.at} on after {self._held} of {self.size}"
+            )
+        self._parts.append(part)
+        self._held += part.length
+        return self._held == self.size
+
+    def read(self, unit: int | None, files: SideFiles) -> tuple[Bytes, int]:
+        """The bytes, and where in them the buffer begins; a unit has so many, None for a log.
+
+        Raises MissingError if they are lost, a file is absent, or there is no memory for them; TruncatedError if a
+        file ends before them; MalformedError if the records make no sense.
+        """
+        if self.lost is not None:
+            raise MissingError(self.lost)
+        if self._joined is not None:
+            return self._joined, 0
+        parts = self._parts
+        if all(part.plain for part in parts):
+            first = parts[0]
+            if len(parts) == 1 and first.data is not None:
+                return _read_stored(first, unit, files), 0
+            if first.data is None and all(part.follows(before) for before, part in pairwise(parts)):
+                return files.open(first.path, first.offset + self.size), first.offset
+        self._joined = self._join(unit, files)
+        parts.clear()
+        return self._joined, 0
+
+    def _join(self, unit: int | None, files: SideFiles) -> Bytes:
+        too_large = MissingError(f"its {self.size} bytes are more than there is memory for")
+        if self.size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+            raise too_large
+        try:
+            joined = np.zeros(self.size, np.uint8)
+        except MemoryError:
+            raise too_large from None
+        for part in self._parts:
+            held = np.frombuffer(_unpack(part, unit, files), np.uint8)
+            place = joined[part.at : part.at + part.length]
+            if part.units is None:
+                place[:] = held
+            elif part.units:
+                _spread(held, place, part, unit or 0)
+        joined.flags.writeable = False
+        return joined
+
+
+def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Part, unit: int) -> None:
+    """Puts units at their places in that of the part."""
+    if not unit or part.at % unit or part.length % unit:
+        raise MalformedError("buffer: units, of a part that is not cut at units")
+    count, step = held.size // (NUMBER + unit), NUMBER + unit
+    numbers = np.ndarray((count,), "<u8", held, 0, (step,)) - np.uint64(part.at // unit)
+    if numbers.max() >= part.length // unit:  # one before its first is huge
+        raise MalformedError("buffer: a unit that is not of its part")
+    place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
+
+
+def _unpack(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryview:
+    """What was written, unpacked."""
+    stored = _read_stored(part, unit, files)
+    if part.codec is None:
+        return stored
+    import zstandard
+
+    wanted = _written(part, unit)
+    if wanted > MAX_PART:
+        raise MalformedError(f"buffer: a frame of {wanted} bytes; the limit is {MAX_PART}")
+    try:
+        found = zstandard.get_frame_parameters(stored).content_size
+        if found == wanted:
+            data = zstandard.ZstdDecompressor(max_window_size=MAX_PART).decompress(stored, allow_extra_data=False)
+            found = len(data)
+    except zstandard.ZstdError as error:
+        raise MalformedError(f"buffer: not a frame of zstd: {error}") from None
+    if found != wanted:
+        raise MalformedError(f"buffer: a frame of {found} bytes, not of {wanted}")
+    return data
+
+
+def _written(part: Part, unit: int | None) -> int:
+    """Bytes that were written, before they were packed."""
+    return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
+
+
+def _read_stored(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryview:
+    """The bytes that are in the record or in the file."""
+    wanted = _written(part, unit)
+    if part.data is not None:
+        if part.codec is None and len(part.data) != wanted:
+            raise MalformedError(f"buffer of {wanted} bytes has {len(part.data)}")
+        return part.data
+    if part.codec is not None:
+        if part.packed is None or part.packed > wanted:
+            raise MalformedError("buffer: a frame that is no smaller than what is in it")
+        wanted = part.packed
+    return memoryview(files.open(part.path, part.offset + wanted))[part.offset : part.offset + wanted]
+
+
+class SideFiles:
+    """The files that buffers are in: regular ones in the folder of the trace, mapped. The last one stays open."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._name = ""
+        self._mapped: mmap.mmap | None = None
+
+    def open(self, name: str, size: int) -> mmap.mmap:
+        """At least `size` bytes from the beginning of a file; raises as `Parts.read`."""
+        if self._mapped is not None and name == self._name and len(self._mapped) >= size:
+            return self._mapped
+        if not name or "/" in name:
+            raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
+        if self._folder is None:
+            raise MissingError(f"{name}: cannot be found from standard input")
+        try:
+            with open_regular(self._folder / name, follow=False) as file:
+                length = os.fstat(file.fileno()).st_size
+                if length < max(size, 1):  # none can be mapped
+                    raise TruncatedError(f"{name}: {length} bytes of {size}")
+                self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
+        except OSError as error:
+            raise MissingError(f"{name}: {error.strerror or error}") from None
+        except MissingError as error:
+            raise MissingError(f"{name}: {error.fact}") from None
+        return self._mapped
