@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt import records, stream
+from gpt.trace.buffers import Probes
 from tests.runtime import hooked, simulated
 
 PTX = Path(__file__).with_name("probing.ptx")
@@ -120,3 +122,17 @@ def unprobed(trace):
     for record in trace.of("unprobed"):
         found[record["reason"]] = found.get(record["reason"], 0) + record["launches"]
     return found
+
+
+def saved(path, name):
+    """What the launches of a trace saved to a map, as analyses read it, by the number of the launch."""
+    found = Probes(path.parent)
+    with open(path, "rb") as file:
+        for record in stream.read_records(file, str(path)):
+            if record["kind"] in ("map", "kernel", "probed", "buffer"):
+                assert records.check(record) is None
+                found.add(record)
+    answer = {buffer.launch.id: buffer.read() for buffer in found.take() if buffer.map.name == name}
+    found.check_taken()
+    assert not found.pending
+    return answer

@@ -22,6 +22,7 @@ from tests.runtime.probing import (
     check_bytes,
     good,
     probed,
+    saved,
     unprobed,
 )
 from tests.tiers import first, full
@@ -173,12 +174,9 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     assert len(some.of("probed")) >= 2
     every = good(tmp_path, program, *options, "--complete")
     assert len(every.of("probed")) == len(every.of("buffer")) == 12
-    (side,) = {record["path"] for record in every.of("buffer")}
-    for record in every.of("buffer"):
-        assert record["size"] == 3000 * 5 * 48
-        data = (tmp_path / side).read_bytes()[record["offset"] : record["offset"] + record["size"]]
-        units = np.frombuffer(data, "<u8").reshape(-1, 6)
-        assert units[:, 1].sum() == 8 * COUNT and (units[:, 0] == 32).all()
+    for units in saved(tmp_path / "t.mp", "gmem_bytes").values():
+        assert units.counts.shape == (3000, 5) and (units.counts == 32).all()
+        assert units.slots["read"].sum() == 8 * COUNT
 
 
 def test_variables_are_the_programs(tmp_path):

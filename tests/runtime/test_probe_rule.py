@@ -169,25 +169,6 @@ def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
     assert not (tmp_path / "t.mp.buffers.2").exists()
 
 
-def test_a_live_stream(tmp_path):
-    """Its reader gets all that a record can hold, and is told of the rest."""
-    body = r"""
-        void *params[] = {&items, &added, &count};
-        run();
-        OK(cuLaunchKernel(function, 800, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
-        expect(3);
-        large(), check();
-    """
-    program = build(tmp_path, f"{LARGE}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
-    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
-    out = tmp_path / "live.mp"
-    done = hooked.run(f"|cat >'{out}'", program, PTX, options=("-p", "gmem_bytes"), env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    trace = hooked.Trace(out)
-    assert lost(trace) == [None, None, "it is too large for a live stream"]
-    assert [len(record.get("data", b"")) for record in trace.of("buffer")] == [6 * 3 * 48, 800 * 5 * 48, 0]
-
-
 def test_a_stream_of_another_context(tmp_path):
     """It is destroyed from within another one."""
     body = r"""

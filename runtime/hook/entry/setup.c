@@ -7,6 +7,7 @@
 #include "decode.h"
 #include "hook/probe/settings.h"
 #include "hook/probe/unprobed.h"
+#include "hook/probe/zstd.h"
 #include "hook/watch/driver.h"
 #include "hook/watch/images.h"
 #include "hook/watch/ioctl.h"
@@ -68,6 +69,8 @@ bool hook_setup(void) {
         pass_through();
     else if (hook_has_driver())
         hook_this_thread();
+    if (hook_probing && hook_is_glibc())
+        hook_zstd_setup(&(struct linker){hook_real_dlopen, hook_real_dlclose, hook_real_dlsym});
     errno = error;
     return true;
 }
