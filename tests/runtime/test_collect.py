@@ -136,15 +136,15 @@ def library(folder, text, *flags):
 
 @pytest.mark.full
 @pytest.mark.parametrize("broken", ["empty", "other"])
-def test_without_zstd_buffers_are_plain(tmp_path, wide, monkeypatch, broken):
+def test_without_zstd_buffers_are_plain(tmp_path, wide, broken):
     """Of a library that is none, or of another one with that name, nothing is used."""
     if broken == "empty":
         (tmp_path / "lib").mkdir()
         (tmp_path / "lib" / "libzstd.so.1").touch()
     else:
         library(tmp_path / "lib", "int ZSTD_isError(void) { return 1; }")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
-    trace = good(tmp_path, wide, "-p", "gmem_bytes", arguments=(PTX, "3000", "90000"))
+    where = f"LD_LIBRARY_PATH={tmp_path}/lib:{hooked.runtime()}/sim"  # of the program, not of the compiler
+    trace = good(tmp_path, "env", "-p", "gmem_bytes", arguments=(where, wide, PTX, "3000", "90000"))
     assert {"codec" in r for r in trace.of("buffer")} == {False}
     assert os.stat(tmp_path / "t.mp.buffers").st_size == sum(r.get("length", r["size"]) for r in trace.of("buffer"))
     for units in saved(tmp_path / "t.mp", "gmem_bytes").values():

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import time
 
-import numpy as np
 import pytest
 
 from gpt.trace.params import parse_arguments
