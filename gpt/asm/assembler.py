@@ -13,7 +13,7 @@ from gpt.errors import GptError
 FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TargetCode(Made):
     """What was made of a module for one target; `kind` is the record that holds the image."""
 
@@ -37,7 +37,8 @@ class Assembler:
         version, and GptError if it is for another GPU, or the tool fails.
         """
         done = self._find_or_make(text, name, target)
-        return TargetCode(done.image, done.kernels, done.warnings, target, BACKENDS[target.family].kind)
+        kind = BACKENDS[target.family].kind
+        return TargetCode(done.image, done.kernels, done.warnings, done.report, target=target, kind=kind)
 
     def targets(self, text: bytes) -> list[Target]:
         """What to assemble a module for, each once."""

@@ -28,12 +28,13 @@ class Made:
     """What became of a module: `image` is what is loaded.
 
     `kernels` has for each kernel what it needs, under the names that the record `kernel` has for it; what is not
-    known is absent. `warnings` are (location, text).
+    known is absent. `warnings` are (location, text). `report` is what the tool said, if it ran now.
     """
 
     image: bytes
     kernels: dict[str, dict[str, int]]
     warnings: list[tuple[str, str]]
+    report: bytes = b""
 
     def pack(self, name: str) -> bytes:
         """As it is kept. Of warnings the module's name is left out: other modules may have the same text."""

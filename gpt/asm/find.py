@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -105,6 +106,18 @@ class Tools:
                 continue
             self._found.append(tool)
             yield tool
+
+
+def iter_files(given: str | None, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Path, size and time of change, in ns, of each tool that may be used; none is run.
+
+    Raises MissingError if one that was named is not there.
+    """
+    compiler = shutil.which((shlex.split(environment.get("CC", "")) or ["cc"])[0])
+    places = [_named(given, "--ptxas")] if given else _iter_places(environment)
+    for path in dict.fromkeys(os.path.realpath(path) for path in [*places, *filter(None, [compiler])]):
+        status = os.stat(path)
+        yield f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 def _named(path: str, what: str) -> str:

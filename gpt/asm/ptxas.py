@@ -27,6 +27,7 @@ class Assembled:
     cubin: bytes
     reports: dict[str, Report] = field(default_factory=dict)
     warnings: list[tuple[str, str]] = field(default_factory=list)
+    output: bytes = b""
 
 
 class Ptxas:
@@ -65,7 +66,7 @@ class Ptxas:
         """Assembles a module. Raises Faults if ptxas refuses it, GptError if it fails."""
         tool = self._tools.choose(find_version(text), target)
         done = self._runner.assemble(tool, text, name, target, self._options)
-        return Made(done.cubin, _resources(done), done.warnings)
+        return Made(done.cubin, _resources(done), done.warnings, done.output)
 
     def stop(self) -> None:
         """Ends what runs, and assembles nothing more."""
@@ -101,7 +102,8 @@ class Runner(Processes):
         except MalformedError as error:
             raise GptError(f"{tool.name} reports success but wrote no cubin: {error.fact}", name) from None
         reports = read_reports(output, options.relocatable)
-        return Assembled(cubin, reports, find_messages(output, text, name, target, (b"warning", b"info")))
+        messages = find_messages(output, text, name, target, (b"warning", b"info"))
+        return Assembled(cubin, reports, messages, output)
 
 
 def _arguments(options: Options) -> list[str]:

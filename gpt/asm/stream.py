@@ -15,6 +15,7 @@ from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
 from gpt.asm.limits import limit_registers
 from gpt.errors import GptError, MalformedError, MissingError
+from gpt.keep import keep, keeping
 from gpt.ptx.prune import blanked
 from gpt.ptx.scan import scan_module
 from gpt.stage import Stage
@@ -80,12 +81,15 @@ class Assembly:
         yield record
         told: set[tuple[str, str]] = set()
         done = []
+        reports: list[bytes] = []
         for number, future in enumerate(futures[:count]):
             try:
                 code = future.result()
             except (GptError, OSError) as error:
+                reports.append(str(error).encode() + b"\n")
                 yield from self._tell(error, record, told)
                 continue
+            reports.append(code.report)
             yield from self._warn(code.warnings, record, told)
             before = {}
             if futures[count:]:
@@ -95,6 +99,7 @@ class Assembly:
                     text = f"cannot be assembled without probes: {error}"
                     yield from self._warn([(record["module"], text)], record, told)
             done.append((code, before))
+        yield from self._keep_reports(record, reports)
         try:
             whole = len(done) == count or not self._fatbin
             for image in iter_images(record, [code for code, _ in done], self._fatbin) if whole else ():
@@ -111,6 +116,14 @@ class Assembly:
             for name, needs in code.kernels.items():
                 without = {f"{key}_before": value for key, value in before.get(name, {}).items()}
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
+
+    def _keep_reports(self, record: dict[str, Any], reports: list[bytes]) -> Records:
+        """What ptxas said of a kernel with probes, in the folder that gpt-ptx-probe made for it."""
+        if keeping() and "original" in record and any(reports):
+            try:
+                keep(next(iter(record["kernels"]), ""), record["data"], {"ptxas.txt": b"".join(reports)})
+            except OSError as error:
+                yield self._stage.warn(str(error.filename), f"GPT_KEEP: {error.strerror or error}")
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
         """A `diag` for each fault of a module that was not reported yet."""

@@ -22,6 +22,7 @@ from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Unpacker
 from gpt.formats.image import Placed, parse_image
 from gpt.formats.source import Source
+from gpt.keep import keeping
 from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module
@@ -86,7 +87,7 @@ class Kernels:
                 self._images.put(key, names, len(names) + 1)
         placed = _choose(names.get(kernel, []), arch, source.name, kernel)
         element = placed.element
-        if os.environ.get("GPT_KEEP"):
+        if keeping():
             return Found(placed.index, element.arch, _read(source, placed))
         place = (key, element.offset) if key else None
         module = self._texts.get(place) if place else None

@@ -56,6 +56,7 @@ def asm(
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
     ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
     which: Annotated[bool, typer.Option("--which", help="Print which ptxas is found first, and exit.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Print which compilers there are, and exit.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
     ] = 600,
@@ -70,6 +71,11 @@ def asm(
     version: cli.Version = False,
 ) -> int:
     """Assemble PTX for GPUs, and report what its kernels need."""
+    if tools:
+        from gpt.asm.find import iter_files
+
+        typer.echo("".join(f"{printable(line)}\n" for line in iter_files(ptxas)), nl=False)
+        return 0
     from gpt.asm.assembler import Assembler
     from gpt.asm.backend import Options
     from gpt.asm.backends import parse_targets
@@ -77,6 +83,7 @@ def asm(
     from gpt.asm.cache import Cache, default_folder
     from gpt.asm.find import Tools
     from gpt.asm.stream import Assembly
+    from gpt.keep import keeping
 
     if which:
         tool = Tools(ptxas).first()
@@ -88,7 +95,7 @@ def asm(
     if check and (save or any(target.family != "host" for target in targets)):
         raise UsageError("--check: for --arch host, without --save")
     options = Options(level, registers, relocatable, line_info, ptxas, timeout, check)
-    assembler = Assembler(targets, options, Cache(None if no_cache else default_folder()))
+    assembler = Assembler(targets, options, Cache(None if no_cache or keeping() else default_folder()))
     if save:
         save.mkdir(parents=True, exist_ok=True)
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)

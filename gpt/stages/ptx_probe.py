@@ -53,7 +53,6 @@ def ptx_probe(
     """Weave probes into the kernels of PTX modules."""
     from gpt.probe.read.load import load_all
     from gpt.probe.verify import verify
-    from gpt.probe.weave.stream import Weaving
 
     if not probe:
         raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
@@ -65,6 +64,8 @@ def ptx_probe(
             verify(file)
     if show:
         return _show(loaded, files or [])
+    from gpt.probe.weave.stream import Weaving  # gpt-hook waits for --show, which needs nothing of it
+
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count, relocatable)
     return stage.filter(weaving.handle, files or (), wants=PTX)
@@ -75,10 +76,10 @@ def _show(loaded: list[ProbeFile], files: list[Path]) -> int:
 
     if files:
         raise UsageError("--show reads no stream", str(files[0]))
-    if len(loaded) > 1:
-        raise UsageError("--show prints one probe file: give -p once")
     stage = Stage(TOOL, stream=True)
-    stage.write_text(to_toml(loaded[0]))
+    for file in loaded:
+        stage.write_text(f"# {file.path}\n" if len(loaded) > 1 else "")
+        stage.write_text(to_toml(file))
     return stage.close()
 
 

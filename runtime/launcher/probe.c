@@ -45,11 +45,10 @@ static void add_stage(const char *name) {
     add_quoted(&pipeline, find_neighbour(name, path) ? path : name);
 }
 
-// Runs a command and keeps what it writes; what it says of a fault is what is said of it.
-static void read_output(const char *command, struct gpt_bytes *output) {
+// Takes what a command writes; what it says of a fault is what is said of it.
+static void read_output(FILE *stream, struct gpt_bytes *output) {
     char block[4096];
     size_t size;
-    FILE *stream = popen(command, "re");
     while (stream && (size = fread(block, 1, sizeof(block), stream)) > 0)
         if (!gpt_add(output, block, size))
             fail(BAD, NULL, "%s", strerror(ENOMEM));
@@ -60,24 +59,42 @@ static void read_output(const char *command, struct gpt_bytes *output) {
         exit(WIFEXITED(status) && WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
 }
 
+// What ptxas and compilers there are, which are looked for while the probes are read.
+static FILE *begin_tools(void) {
+    char path[PATH_MAX];
+    struct gpt_bytes command = {0};
+    add(&command, "exec");
+    add_quoted(&command, find_neighbour("gpt-asm", path) ? path : "gpt-asm");
+    add(&command, " --tools 2>/dev/null%c", '\0');
+    FILE *stream = popen(command.data, "re");
+    gpt_empty(&command);
+    return stream;
+}
+
+// Without gpt-asm, or any ptxas, nothing is known of them.
+static void end_tools(FILE *stream) {
+    char block[4096];
+    size_t size;
+    while (stream && (size = fread(block, 1, sizeof(block), stream)) > 0)
+        add(&identity, "%.*s", (int)size, block);
+    if (stream)
+        pclose(stream);
+}
+
 static void use_probes(char *const *probes, size_t count) {
-    char *show;
+    struct gpt_bytes show = {0};
     add_stage("gpt-extract");
     add(&pipeline, " --ptx |");
     size_t start = pipeline.size;
     add_stage("gpt-ptx-probe");
-    int stage = (int)(pipeline.size - start);
     for (size_t i = 0; i < count; i++) {
         bool file = strchr(probes[i], '/') || !access(probes[i], F_OK); // else a built-in one
-        size_t at = pipeline.size;
         add(&pipeline, " -p");
         add_quoted(&pipeline, file ? absolute(probes[i]) : probes[i]);
-        if (asprintf(&show, "exec%.*s --show%.*s", stage, pipeline.data + start, (int)(pipeline.size - at),
-                     pipeline.data + at) < 0)
-            fail(BAD, NULL, "%s", strerror(errno));
-        read_output(show, &identity);
-        free(show);
     }
+    add(&show, "exec%.*s --show%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
+    read_output(popen(show.data, "re"), &identity);
+    gpt_empty(&show);
     add(&pipeline, " |");
     add_stage("gpt-asm");
     add(&pipeline, " --arch \"$GPT_ARCH\"");
@@ -193,10 +210,15 @@ const char *use_probing(const struct probing *probing) {
     set("GPT_HOOK_PROBE", NULL);
     if (!on)
         return NULL;
+    const char *keep = getenv("GPT_KEEP");
+    if (keep && *keep) // the stages are in another folder
+        setenv("GPT_KEEP", absolute(keep), 1);
+    FILE *tools = begin_tools();
     if (probing->jit)
         use_pipeline(probing->jit);
     else
         use_probes(probing->probes, probing->probe_count);
+    end_tools(tools);
     add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
     add(&pipeline, "%c", '\0');
     char digest[65];

@@ -228,3 +228,34 @@ def test_a_burst_waits_together(tmp_path):
     assert done.returncode == 0
     assert 1.4 < float(done.stdout) < 4
     assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+
+
+@pytest.mark.full
+def test_all_is_kept_whatever_the_cache_has(tmp_path, mapped, large, monkeypatch):
+    """Of a large image too, of which the stages otherwise get what the kernel needs."""
+    for folder in ("first", "kept"):
+        monkeypatch.setenv("GPT_KEEP", folder)
+        monkeypatch.chdir(tmp_path)
+        check_bytes(good(tmp_path, mapped, "-p", "gmem_bytes", arguments=(large, PTX, "mapping")), 1)
+        kernel = next(path for path in (tmp_path / folder).iterdir() if path.name.startswith("scale."))
+        assert (kernel / "original.ptx").read_bytes() == PTX.read_bytes().rstrip(b"\0")
+        assert {path.name for path in kernel.iterdir()} >= {"pruned.ptx", "probed.ptx", "probes.diff"}
+
+
+@pytest.mark.full
+def test_another_ptxas_makes_other_results(tmp_path, mapped, large):
+    """They are kept by the tools that would make them, as gpt-asm --tools says."""
+    log, tool, first = (tmp_path / name for name in ("log", "ptxas", "first"))
+    first.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache"), "GPT_PTXAS": str(tool)}
+    options = ("-f", "--jit", f"'{first}' | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH")
+    counts = []
+    for text in ("#!/bin/sh\n", "#!/bin/sh\n", "#!/bin/sh\n# newer\n"):
+        for path in (tool, first):
+            path.write_text(text if path == tool else path.read_text())
+            os.utime(path, ns=(0, 0))
+            path.chmod(0o755)
+        done = hooked.run(tmp_path / "t.mp", mapped, large, PTX, "mapping", options=options, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        counts.append(len(log.read_text().splitlines()))
+    assert counts[0] == counts[1] < counts[2]

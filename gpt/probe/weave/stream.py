@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
 from gpt import records
 from gpt.errors import GptError, MalformedError
+from gpt.keep import keep, keeping
 from gpt.probe.model import ProbeFile
 from gpt.probe.weave.save import PlacedMap
 from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
@@ -130,6 +132,8 @@ class Weaving:
 
     def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
         self._woven = True
+        if keeping():
+            yield from self._keep_texts(record["data"], original, woven)
         for site in woven.sites:
             self._matched[site.probe, site.position] += site.matched
         first, self._maps = self._maps, self._maps + len(woven.maps)
@@ -151,6 +155,15 @@ class Weaving:
             table=woven.table,
             verified=int(self._verified),
         )
+
+    def _keep_texts(self, whole: bytes, original: bytes, woven: Woven) -> Records:
+        texts = {"original.ptx": whole, "pruned.ptx": original, "probed.ptx": woven.data}
+        before, after = (text.decode("latin-1").splitlines(keepends=True) for text in (original, woven.data))
+        diff = "".join(unified_diff(before, after, "pruned.ptx", "probed.ptx"))
+        try:
+            keep(woven.kernel, woven.data, texts | {"probes.diff": diff.encode("latin-1")})
+        except OSError as error:
+            yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
 
     def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
         """The kernels that no probe went into, as they are."""

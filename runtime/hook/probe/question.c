@@ -44,7 +44,7 @@ const char *hook_name_result(const struct looked_up *function, const char *kerne
     snprintf(registers, sizeof(registers), "%u", function->registers);
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
         whole = whole && gpt_add(&text, parts[i], strlen(parts[i]) + 1);
-    if (whole)
+    if (whole && !hook_settings.keeps)
         gpt_sha256(text.data, text.size, key);
     else
         *key = '\0';

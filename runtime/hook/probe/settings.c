@@ -43,7 +43,7 @@ static void go_on(void) {
 }
 
 void hook_probe_setup(void) {
-    const char *wait = getenv("GPT_HOOK_PROBE_WAIT");
+    const char *wait = getenv("GPT_HOOK_PROBE_WAIT"), *keep = getenv("GPT_KEEP");
     hook_settings = (struct settings){
         .identity = getenv("GPT_HOOK_PROBE"),
         .wait = wait && *wait ? (uint64_t)(strtod(wait, NULL) * 1000) : 30000,
@@ -52,6 +52,7 @@ void hook_probe_setup(void) {
         .sample = number("GPT_HOOK_PROBE_SAMPLE", 1),
         .memory = number("GPT_HOOK_PROBE_MEMORY", 0),
         .complete = getenv("GPT_HOOK_PROBE_COMPLETE") != NULL,
+        .keeps = keep && *keep,
     };
     kernels = getenv("GPT_HOOK_PROBE_KERNELS");
     filter = getenv("GPT_HOOK_PROBE_FILTER");

@@ -1,0 +1,40 @@
+"""GPT_KEEP: a folder where stages keep what they made of each kernel, for people to look into.
+
+A kernel with its probes has a folder in it, `NAME.DIGEST`: its mangled name, as far as that is harmless and not too
+long, and the beginning of the digest of name and probed text. So the stage that weaves and the one that assembles find
+the same one without knowing of each other. Only the user can read it; a file in it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpt.outputs import replacing
+
+MAX_NAME = 100  # characters of a kernel's name in that of its folder
+
+
+def keeping() -> bool:
+    """Whether anything is to be kept."""
+    return bool(os.environ.get("GPT_KEEP"))
+
+
+def keep(kernel: str, text: bytes, files: Mapping[str, bytes]) -> None:
+    """Keeps files of a kernel with this text, if that is asked for. Raises OSError, whose `filename` says where."""
+    if not keeping():
+        return
+    top = Path(os.environ["GPT_KEEP"])
+    digest = hashlib.sha256(kernel.encode(errors="surrogateescape") + b"\0" + text).hexdigest()[:16]
+    name = re.sub(r"[^\w$]", "_", kernel, flags=re.ASCII)[:MAX_NAME] or "kernel"
+    folder = top / f"{name}.{digest}"
+    for path in (top, folder):
+        with suppress(FileExistsError):
+            path.mkdir(0o700)
+    for file, data in files.items():
+        with replacing(folder / file, 0o600) as out:
+            out.write(data)
