@@ -217,6 +217,7 @@ KINDS: dict[str, Keys] = {
         "arch": ("str", "compute capability, sm_90a"),
         "kernels": ("[str]", "entry functions"),
         "data": ("bin", "the cubin"),
+        "original": ("bin?", "the same without probes"),
     },
     "object": {
         "id": ("u64", "of the ptx record that it was made from"),
@@ -224,6 +225,7 @@ KINDS: dict[str, Keys] = {
         "arch": ("str", "host"),
         "kernels": ("[str]", "entry functions"),
         "data": ("bin", "the shared object"),
+        "original": ("bin?", "the same without probes"),
     },
     "fatbin": {
         "id": ("u64", "of the ptx record that it was made from"),
@@ -264,6 +266,7 @@ KINDS: dict[str, Keys] = {
         "capacity": ("u64", "records of a unit, of a log all in all; 0 if they are counted only"),
         "stride": ("u64", "bytes of a record"),
         "fields": ("[field]", "layout of a record"),
+        "wanted": ("u64?", "of an array or total that is counted only: the capacity that it would have"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
@@ -359,6 +362,19 @@ KINDS: dict[str, Keys] = {
         "packed": ("u64?", "bytes of the frame in that file"),
         "data": ("bin?", "what is written, where it is in no file"),
         "lost": ("str?", "why the buffer is nowhere"),
+    },
+    "times": {
+        "launch": ("u64", "id of the probed record"),
+        "prologue": ("u64", "ns that the launch was held up for buffers, parameters and constants"),
+        "epilogue": ("u64", "ns that the thread which writes took for its buffers"),
+        "kernel": ("u64?", "ns of the kernel with probes on the GPU, with --benchmark"),
+        "original": ("u64?", "ns of the kernel without probes, assembled alike"),
+    },
+    "memusage": {
+        "function": ("u64", "id of the function"),
+        "launches": ("u64", "how many of it"),
+        "bytes": ("u64", "what their buffers would need, added"),
+        "most": ("u64", "bytes of the launch that would need most"),
     },
     "unprobed": {
         "function": ("u64", "id of the function"),

@@ -97,7 +97,7 @@ def test_a_fault_is_one_line_and_a_status(body, status, message):
 
 def test_a_wrong_command_is_told_which_there_are():
     done = tools.run("gpt-analyze", "nope")
-    fact = "No such command 'nope' (there are summary, events, block_sched, gmem_bytes)"
+    fact = "No such command 'nope' (there are summary, events, block_sched, gmem_bytes, overhead, memusage)"
     assert (done.status, done.err) == (2, f"gpt-analyze: error: {fact}\n")
 
 

@@ -15,8 +15,11 @@ from gpt.formats.ptxtext import find_head
 from gpt.outputs import replacing
 
 
-def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec | None) -> Iterator[dict[str, Any]]:
-    """A record for each target, such as a `cubin`, or one `fatbin`, stored with that codec.
+def iter_images(
+    ptx: dict[str, Any], codes: Sequence[TargetCode], originals: Sequence[bytes | None], fatbin: Codec | None
+) -> Iterator[dict[str, Any]]:
+    """A record for each target, such as a `cubin`, perhaps with what it was without probes; or one `fatbin`, stored
+    with that codec.
 
     Raises MalformedError if the text cannot be an element, and GptError if an image is larger than a record.
     """
@@ -26,9 +29,9 @@ def iter_images(ptx: dict[str, Any], codes: Sequence[TargetCode], fatbin: Codec 
         archs = [str(code.target) for code in codes]
         yield _small(records.make("fatbin", **common, archs=archs, kernels=kernels, data=_pack(ptx, codes, fatbin)))
         return
-    for code in codes:
-        kernels = list(code.kernels)
-        yield _small(records.make(code.kind, **common, arch=str(code.target), kernels=kernels, data=code.image))
+    for code, original in zip(codes, originals, strict=True):
+        more = {"arch": str(code.target), "kernels": list(code.kernels), "data": code.image, "original": original}
+        yield _small(records.make(code.kind, **common, **more))
 
 
 def save(folder: Path, image: dict[str, Any]) -> Path:

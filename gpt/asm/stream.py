@@ -34,6 +34,7 @@ class Assembly:
         assembler: Assembler,
         backlog: Backlog[TargetCode, dict[str, Any]],
         compare: bool,
+        original: bool,
         fatbin: Any,
         save: Path | None,
         kernels: list[str],
@@ -42,7 +43,8 @@ class Assembly:
         self._stage = stage
         self._assembler = assembler
         self._backlog = backlog
-        self._compare = compare
+        self._compare = compare or original
+        self._original = original
         self._fatbin = fatbin
         self._save = save
         self._kernels = kernels
@@ -91,10 +93,10 @@ class Assembly:
                 continue
             reports.append(code.report)
             yield from self._warn(code.warnings, record, told)
-            before = {}
+            before = None
             if futures[count:]:
                 try:
-                    before = futures[count + number].result().kernels
+                    before = futures[count + number].result()
                 except (GptError, OSError) as error:
                     text = f"cannot be assembled without probes: {error}"
                     yield from self._warn([(record["module"], text)], record, told)
@@ -102,7 +104,8 @@ class Assembly:
         yield from self._keep_reports(record, reports)
         try:
             whole = len(done) == count or not self._fatbin
-            for image in iter_images(record, [code for code, _ in done], self._fatbin) if whole else ():
+            originals = [before.image if before and self._original else None for _, before in done]
+            for image in iter_images(record, [code for code, _ in done], originals, self._fatbin) if whole else ():
                 if self._save:
                     path = save(self._save, image)
                     if path in self._saved:
@@ -114,7 +117,8 @@ class Assembly:
             return
         for code, before in done:
             for name, needs in code.kernels.items():
-                without = {f"{key}_before": value for key, value in before.get(name, {}).items()}
+                plain = before.kernels.get(name, {}) if before else {}
+                without = {f"{key}_before": value for key, value in plain.items()}
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
 
     def _keep_reports(self, record: dict[str, Any], reports: list[bytes]) -> Records:

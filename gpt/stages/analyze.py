@@ -8,6 +8,8 @@ from gpt import cli
 from gpt.analyze.block_sched import block_sched
 from gpt.analyze.events import events
 from gpt.analyze.gmem_bytes import gmem_bytes
+from gpt.analyze.memusage import memusage
+from gpt.analyze.overhead import overhead
 from gpt.analyze.summary import summary
 
 ANALYSES: dict[str, Callable[..., int]] = {
@@ -15,6 +17,8 @@ ANALYSES: dict[str, Callable[..., int]] = {
     "events": events,
     "block_sched": block_sched,
     "gmem_bytes": gmem_bytes,
+    "overhead": overhead,
+    "memusage": memusage,
 }
 
 

@@ -43,6 +43,9 @@ def asm(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check; the objects are empty (--arch host).")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too; report both.")] = False,
+    original: Annotated[
+        bool, typer.Option("--original", help="As --compare, and write the code without probes too.")
+    ] = False,
     level: Annotated[
         int | None, typer.Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
     ] = None,
@@ -92,6 +95,8 @@ def asm(
     targets = parse_targets(arch)
     if fatbin and any(target.family != "sm" for target in targets):
         raise UsageError("--fatbin: code for host cannot be packed")
+    if fatbin and original:
+        raise UsageError("--fatbin: holds no code without probes; not with --original")
     if check and (save or any(target.family != "host" for target in targets)):
         raise UsageError("--check: for --arch host, without --save")
     options = Options(level, registers, relocatable, line_info, ptxas, timeout, check)
@@ -101,5 +106,5 @@ def asm(
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
         codec = compress.value if fatbin else None
-        work = Assembly(stage, assembler, backlog, compare, codec, save, kernel or [], registers)
+        work = Assembly(stage, assembler, backlog, compare, original, codec, save, kernel or [], registers)
         return stage.filter(work.handle, files or (), backlog.drain, PTX)

@@ -203,14 +203,17 @@ class Probes:
     """What a segment says by now of its probed launches.
 
     `maps` are by id. `probed` and `unprobed` count launches: by function, and by function and reason. Buffers are kept
-    until they are taken, and launches with `with_buffers` until all of theirs were.
+    until they are taken, and launches until all of theirs were. `kinds` are those that the reader asked for.
     """
 
-    def __init__(self, folder: Path | None, with_buffers: bool = True) -> None:
+    def __init__(self, folder: Path | None, kinds: frozenset[str] = frozenset(("buffer",))) -> None:
         self.maps: dict[int, MapLayout] = {}
         self.probed = Counter[int]()
         self.unprobed = Counter[tuple[int, str]]()
-        self._with_buffers = with_buffers
+        self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
+        self._with_buffers = "buffer" in kinds
+        self._with_launches = "times" in kinds
+        self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since they were taken
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
@@ -236,14 +239,20 @@ class Probes:
             case "map":
                 self.maps[record["id"]] = MapLayout(record)
             case "kernel":
+                if "registers" in record and "function" in record:
+                    self.codes[record["function"]] = record
                 if "maps" in record or record["id"] not in self._kernels:  # another one is about its code
                     kernel = _Kernel(record["name"], frozenset(record.get("maps", ())), record.get("params", []))
                     self._kernels[record["id"]] = kernel
             case "probed":
                 launch = _parse_launch(record)
                 self.probed[launch.function] += 1
+                if self._with_launches:
+                    self._told["probed"].append(launch)
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
+            case "times" | "memusage" as kind:
+                self._told[kind].append(record)
             case "unprobed":
                 self.unprobed[record["function"], record["reason"]] += record["launches"]
             case "buffer":
@@ -272,6 +281,11 @@ class Probes:
             if len(taken) == len(kernel.maps):
                 del self._launches[launch.id], self._taken[launch.id]
             yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
+
+    def take_told(self, kind: str) -> list[Any]:
+        """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""
+        found, self._told[kind] = self._told[kind], []
+        return found
 
     def check_taken(self) -> None:
         """Raises MalformedError if a buffer refers to what never came."""

@@ -19,7 +19,7 @@ from gpt.stream import Segments
 from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
-from gpt.trace.rows import COUNTS, GPU_TIMES, LAUNCHES, Collector
+from gpt.trace.rows import COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
 
 Record = dict[str, Any]
 
@@ -83,10 +83,10 @@ class Process:
         self.lookups: list[tuple[int, str]] = []
         self.devices: set[tuple[str, str]] = set()
         self.calls = Collector()
-        self.gpu_times = Collector("gpu_times", GPU_TIMES, GPU_TIMES)
+        self.gpu_times = Collector("gpu_times", GPU_TIMES | GPU_CALLS, GPU_TIMES)
         self.launches = Collector("launches", LAUNCHES, LAUNCHES)
         self.counts = Collector("counts", COUNTS, COUNTS)
-        self.probes = Probes(folder, "buffer" in kinds)
+        self.probes = Probes(folder, kinds)
         self._kinds = kinds
         self._ioctls: dict[str, int] = {}
 
@@ -158,7 +158,7 @@ class Process:
                 self.modules.append((record["id"], module))
             case "lookup":
                 self.lookups.append((record["module"], record["what"]))
-            case "map" | "kernel" | "probed" | "buffer" | "unprobed":
+            case "map" | "kernel" | "probed" | "buffer" | "unprobed" | "times" | "memusage":
                 self.probes.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))

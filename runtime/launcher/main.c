@@ -47,6 +47,8 @@ static const char HELP[] =
     "      --sample 1/N    probe one launch in N of each kernel\n"
     "      --max-memory SIZE  device memory for buffers, as 512M (a tenth of what is free)\n"
     "      --complete      wait for buffers rather than leave out a launch\n"
+    "      --benchmark     run each kernel without probes too, and time both; save no buffers\n"
+    "      --memusage      only add up what buffers would need\n"
     "      --control       let gpt-hook ctl turn recording on and off\n"
     "      --disabled      the same, and begin with nothing recorded\n"
     "ctl    turn recording on or off in a process that was started so, or say how it is\n"
@@ -123,6 +125,8 @@ static void read_options(struct request *request, int argc, char **argv) {
         {"complete", no_argument, NULL, 'a'},
         {"control", no_argument, NULL, 'l'},
         {"disabled", no_argument, NULL, 'D'},
+        {"benchmark", no_argument, NULL, 'b'},
+        {"memusage", no_argument, NULL, 'u'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
@@ -136,7 +140,7 @@ static void read_options(struct request *request, int argc, char **argv) {
             request->force = true;
             break;
         case 'q':
-            request->quiet = true;
+            request->quiet = probing->quiet = true;
             break;
         case 'c':
             request->calls = optarg;
@@ -193,6 +197,12 @@ static void read_options(struct request *request, int argc, char **argv) {
             // fall through
         case 'l':
             request->control = true;
+            break;
+        case 'b':
+            probing->benchmark = true;
+            break;
+        case 'u':
+            probing->memusage = true;
             break;
         case 'h':
             help();

@@ -81,13 +81,14 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-static void use_probes(char *const *probes, size_t count) {
+static void use_probes(const struct probing *probing) {
+    char *const *probes = probing->probes;
     struct gpt_bytes show = {0};
     add_stage("gpt-extract");
     add(&pipeline, " --ptx |");
     size_t start = pipeline.size;
     add_stage("gpt-ptx-probe");
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < probing->probe_count; i++) {
         bool file = strchr(probes[i], '/') || !access(probes[i], F_OK); // else a built-in one
         add(&pipeline, " -p");
         add_quoted(&pipeline, file ? absolute(probes[i]) : probes[i]);
@@ -95,9 +96,9 @@ static void use_probes(char *const *probes, size_t count) {
     add(&show, "exec%.*s --show%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
     read_output(popen(show.data, "re"), &identity);
     gpt_empty(&show);
-    add(&pipeline, " |");
+    add(&pipeline, "%s |", probing->memusage ? " --count" : "");
     add_stage("gpt-asm");
-    add(&pipeline, " --arch \"$GPT_ARCH\"");
+    add(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
 // The contents of the executables that a command names, wherever in it.
@@ -194,6 +195,10 @@ const char *use_probing(const struct probing *probing) {
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         if (!on && *(const char **)((char *)&checked + variables[i].offset))
             fail(USAGE, "run", "options of probes, and no -p or --jit");
+    if (!on && (probing->benchmark || probing->memusage))
+        fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
+    if (probing->memusage && (probing->benchmark || probing->jit))
+        fail(USAGE, "--memusage", "cannot be combined with %s", probing->jit ? "--jit" : "--benchmark");
     if (checked.wait)
         check_number("--wait", checked.wait, true);
     if (checked.skip)
@@ -207,17 +212,23 @@ const char *use_probing(const struct probing *probing) {
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         set(variables[i].name, *(const char **)((char *)&checked + variables[i].offset));
     set("GPT_HOOK_PROBE_COMPLETE", probing->complete ? "1" : NULL);
+    set("GPT_HOOK_PROBE_BENCHMARK", probing->benchmark ? "1" : NULL);
+    set("GPT_HOOK_PROBE_MEMUSAGE", probing->memusage ? "1" : NULL);
     set("GPT_HOOK_PROBE", NULL);
     if (!on)
         return NULL;
     const char *keep = getenv("GPT_KEEP");
     if (keep && *keep) // the stages are in another folder
         setenv("GPT_KEEP", absolute(keep), 1);
+    if (probing->benchmark && !probing->quiet)
+        fputs("gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another "
+              "result\n",
+              stderr);
     FILE *tools = begin_tools();
     if (probing->jit)
         use_pipeline(probing->jit);
     else
-        use_probes(probing->probes, probing->probe_count);
+        use_probes(probing);
     end_tools(tools);
     add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
     add(&pipeline, "%c", '\0');

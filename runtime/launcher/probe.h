@@ -12,7 +12,7 @@ struct probing { // NULL: the option was not given
     char *probes[MOST_PROBES];
     size_t probe_count;
     const char *jit, *kernels, *filter, *wait, *skip, *count, *sample, *memory;
-    bool complete;
+    bool complete, benchmark, memusage, quiet;
 };
 
 // Sets what the hook reads, and returns the pipeline's text for the broker, or NULL if nothing is to be

@@ -71,5 +71,5 @@ def test_the_back_end_of_a_target_makes_its_code(tmp_path):
     with pytest.raises(GptError, match="m: nothing to print"):
         assembler.assemble(b"", "m", target)
     ptx = records.make("ptx", id=0, module="m", arch="paper", kernels=["k"], data=b"text")
-    (image,) = iter_images(ptx, [first], None)
+    (image,) = iter_images(ptx, [first], [None], None)
     assert (image["kind"], image["arch"], image["kernels"], image["data"]) == ("cubin", "paper", ["k"], b"TEXT")

@@ -136,6 +136,8 @@ def trace_seeds(sample: Sample) -> list[bytes]:
         forge.kernel(1, 1, "_Z3onePf", 1, 2), forge.probed(1, 1, 1, 3, 32),
         forge.buffer(1, struct.pack("<QQQII", 1, 5000, 900, 70, 4) * 3),
         forge.buffer(1, struct.pack("<6Q", 32, 1, 2, 3, 4, 5) * 3, 2),
+        records.make("times", launch=1, prologue=800, epilogue=90, kernel=4000, original=3000),
+        records.make("memusage", function=1, launches=2, bytes=700, most=400),
         records.make("unprobed", function=1, launches=2, reason="no PTX"), records.make("sync", id=1),
     ]  # fmt: skip
     plain = forge.pack(forge.trace(*inner))
@@ -184,7 +186,7 @@ def answer_seeds(sample: Sample) -> list[bytes]:
 
 changed = record_mutator(pack)
 TRACE = (("summary",), ("summary", "--json"), ("events", "--json"), ("summary", "--format", "md"),
-         ("block_sched", "--json"), ("gmem_bytes",))  # fmt: skip
+         ("block_sched", "--json"), ("gmem_bytes",), ("overhead",), ("memusage",))  # fmt: skip
 SHOWN = (("summary",), ("summary", "--json"), ("summary", "--format", "md"), ("summary", "--format", "csv"))
 STREAMS = [
     Target("extract", module_seeds, stage("extract", *[

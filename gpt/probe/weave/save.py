@@ -34,8 +34,11 @@ class PlacedMap:
     @property
     def capacity(self) -> int:
         """Records of a unit, or of the log."""
-        if self.counted:
-            return 0
+        return 0 if self.counted else self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """The same, where records are not only counted."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
         return self.map.capacity

@@ -38,6 +38,7 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         capacity=placed.capacity,
         stride=placed.map.stride,
         fields=placed.fields(),
+        wanted=placed.wanted if placed.counted and placed.type != "log" else None,
     )
 
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "benchmark.h"
 #include "choice.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
@@ -16,6 +17,7 @@
 #include "launch.h"
 #include "load.h"
 #include "lookup.h"
+#include "memusage.h"
 #include "pool.h"
 #include "settings.h"
 #include "unprobed.h"
@@ -76,6 +78,8 @@ static const char *find_reason(const struct frame *frame, const struct choice *c
     if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
         !hook_do.stream_context(stream, &of_stream) && of_stream != context)
         return "its stream is of another context than the current one";
+    if (hook_settings.benchmark && is_dependent(frame))
+        return "--benchmark: it depends on its predecessor, and nothing may come between";
     if (is_dependent(frame) && hook_must_copy(choice->bound))
         return "its constants must be copied, and it depends on its predecessor";
     return NULL;
@@ -108,7 +112,16 @@ static bool size_buffers(struct save *save, const struct launch *launch) {
         if (save->bytes >> 62)
             return false;
     }
-    return true;
+    return !hook_settings.memusage || hook_needed_bytes(woven, launch->grid, launch->block, &save->needed);
+}
+
+// Whether what its buffers would need follows from the launch: logs have to be counted.
+static bool is_known_need(const struct save *save) {
+    const struct woven *woven = save->probed->woven;
+    bool known = true;
+    for (size_t i = 0; i < woven->map_count; i++)
+        known &= !woven->maps[i].log;
+    return known;
 }
 
 // Adds the addresses of the buffers to the arguments.
@@ -141,6 +154,35 @@ static struct places places_of(const struct frame *frame) {
     }
 }
 
+static void pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra) {
+    struct places places = places_of(frame);
+    frame_set_arg(frame, places.function, function);
+    frame_set_arg(frame, places.params, (uint64_t)params);
+    if (places.has_extra)
+        frame_set_arg(frame, places.extra, (uint64_t)extra);
+}
+
+// What the program passed stands where it did: some callers make several calls of it.
+static void restore_arguments(struct frame *frame, const struct save *save) {
+    pass_arguments(frame, save->function, save->params, save->extra);
+}
+
+static CUresult launch_now(const struct frame *frame) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                             uint64_t, uint64_t, uint64_t);
+    struct places places = places_of(frame);
+    const uint64_t *a = frame->args, *s = frame->stack;
+    if (frame->slot->special == SPECIAL_LAUNCH_EX) // it has four arguments
+        return ((general *)frame->real)(a[0], a[1], a[2], a[3], 0, 0, 0, 0, 0, 0, 0);
+    return ((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
+                                    places.has_extra ? s[4] : 0);
+}
+
+bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
+    pass_arguments(frame, function, params, NULL);
+    return launch_now(frame) == CUDA_SUCCESS;
+}
+
 // A launch without probes is counted once it has been made: the frame has the reason until then.
 static const uint64_t IS_REASON = 1ull << 63; // no pointer has this bit
 
@@ -160,6 +202,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     if (!hook_probing)
         return;
     const struct launch *launch = &frame->launch;
+    uint64_t begun = hook_now();
     hook_end_burst();
     uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
     struct choice choice = hook_choose(launch, context);
@@ -169,51 +212,34 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         reason = "its parameters are not passed as the kernel has them";
     if (save && !size_buffers(save, launch))
         reason = "its buffers are too large";
+    if (!reason && hook_settings.memusage && is_known_need(save)) {
+        frame->note = (uint64_t)save; // it is counted once it has been made, and needs no probes for that
+        return;
+    }
     struct slab *slab = NULL;
     if (!reason)
         slab = hook_claim(&(struct claim){context, stream, frame->thread ? frame->thread->tid : 0,
                                           is_dependent(frame), save->bytes},
                           &offset, &reason);
-    if (!slab || !hook_copy_variables(choice.bound, stream)) {
+    if (slab) // else the claim said why
+        reason = hook_copy_variables(choice.bound, stream) ? NULL : "its constants cannot be copied";
+    if (save)
+        save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
+    if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, &choice, stream)))
+        restore_arguments(frame, save);
+    if (!slab || reason) {
         if (slab)
-            hook_issue(slab, NULL), reason = "its constants cannot be copied";
+            hook_issue(slab, NULL);
         keep_reason(frame, reason);
         free(save);
         return;
     }
-    struct places places = places_of(frame);
     save->slab = slab;
     save->offset = offset;
     point_at_buffers(save, hook_slab_address(slab) + offset);
-    save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
-    frame_set_arg(frame, places.function, choice.handle);
-    frame_set_arg(frame, places.params, (uint64_t)save->arguments);
-    if (places.has_extra)
-        frame_set_arg(frame, places.extra, 0);
+    pass_arguments(frame, choice.handle, save->arguments, NULL);
     frame->note = (uint64_t)save;
-}
-
-// What the program passed stands where it did: some callers make several calls of it.
-static void restore_arguments(struct frame *frame, const struct save *save) {
-    struct places places = places_of(frame);
-    frame_set_arg(frame, places.function, save->function);
-    frame_set_arg(frame, places.params, (uint64_t)save->params);
-    if (places.has_extra)
-        frame_set_arg(frame, places.extra, (uint64_t)save->extra);
-}
-
-// The launch with probes has failed, for whatever reason: the program's own is made in its place, and fails
-// as it would have.
-static void launch_original(struct frame *frame) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                             uint64_t, uint64_t, uint64_t);
-    struct places places = places_of(frame);
-    const uint64_t *a = frame->args, *s = frame->stack;
-    if (frame->slot->special == SPECIAL_LAUNCH_EX) // it has four arguments
-        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], 0, 0, 0, 0, 0, 0, 0);
-    else
-        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2],
-                                                        s[3], places.has_extra ? s[4] : 0);
+    save->prologue = hook_now() - begun;
 }
 
 static void write_launch(const struct frame *frame, struct save *save) {
@@ -242,15 +268,26 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     }
     frame->note = 0;
     struct slab *slab = save->slab;
+    if (!slab) { // it has no probes
+        if ((CUresult)frame->rax == CUDA_SUCCESS)
+            hook_count_need(save->probed->function, save->needed);
+        free(save);
+        return;
+    }
     restore_arguments(frame, save);
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
-        write_launch(frame, save);
+        if (hook_settings.benchmark)
+            hook_benchmarked(save, hook_stream_of(frame));
+        if (!hook_settings.memusage)
+            write_launch(frame, save);
         hook_issue(slab, save);
         return;
     }
     hook_issue(slab, NULL);
+    hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->rax;
-    launch_original(frame);
+    // For whatever reason: the program's own is launched in its place, and fails as it would have.
+    frame->rax = (uint64_t)launch_now(frame);
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_see_refusal(save->probed, &frame->launch, status);

@@ -5,6 +5,9 @@
 
 #include "hook/watch/call.h"
 
+// The launch of a frame, of another function with these parameters; false if the driver refuses it.
+bool hook_launch_as(struct frame *frame, uint64_t function, void **params);
+
 extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
     hook_allocate_again;
 void hook_after_wait(void);  // the program has waited for the GPU

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "benchmark.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
@@ -83,6 +84,9 @@ static const char *prepare(struct probed *probed, struct bound *bound) {
         !hook_share_variables(probed, bound, &missing))
         return tell("its variable '%.200s' is not found", missing ? missing : "",
                     "a variable of it is not found");
+    const char *fault = probed->plain ? hook_bind_plain(probed, bound) : NULL;
+    if (fault)
+        return fault;
     return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : UNFIT_PROPERTY;
 }
 
@@ -160,14 +164,20 @@ static const char *load(struct probed *probed, const char *name) {
         return "the driver does not find it with probes";
     if (!check_params(probed))
         return "the pipeline tells other parameters than the kernel has";
+    const char *fault = hook_settings.benchmark ? hook_load_plain(probed, name) : NULL;
+    if (fault)
+        return fault;
     const struct bound *bound = bind(probed);
     return !bound ? "the device takes no buffers" : bound->refused == UNFIT_OCCUPANCY ? NULL : bound->refused;
 }
 
 static void unload(struct probed *probed) {
-    if (probed->loaded)
-        probed->is_library ? hook_do.unload_library(probed->loaded) : hook_do.unload_module(probed->loaded);
-    probed->loaded = 0;
+    uint64_t *const all[] = {&probed->loaded, &probed->plain_loaded};
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        if (*all[i])
+            probed->is_library ? hook_do.unload_library(*all[i]) : hook_do.unload_module(*all[i]);
+        *all[i] = 0;
+    }
 }
 
 static void enter(struct probed *probed) {

@@ -13,6 +13,7 @@
 #include "hook/write/record.h"
 #include "hook/write/thread.h"
 #include "parts.h"
+#include "settings.h"
 #include "zstd.h"
 
 enum {
@@ -32,8 +33,7 @@ static struct {
 
 void hook_forget_stage(void) { stage.slab = NULL; }
 
-// Bytes of a slab, no more than a stage has; NULL if the device fails.
-static const char *fetch(struct slab *slab, uint64_t start, uint64_t size) {
+const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
         return *slab->stage + (start - stage.start);
     if (!slab->failed && !*slab->stage)
@@ -51,8 +51,7 @@ static const char *fetch(struct slab *slab, uint64_t start, uint64_t size) {
     return *slab->stage;
 }
 
-// Why a slab's buffers are lost.
-static const char *why_lost(const struct slab *slab) {
+const char *hook_why_lost(const struct slab *slab) {
     return slab->failed == CUDA_ERROR_NOT_READY ? "its kernel had not ended when the process did"
                                                 : "the device failed";
 }
@@ -108,17 +107,17 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     static const char full[] = "the file beside the trace cannot be written";
     uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
     uint64_t most = hook_is_followed ? PART_LIVE : PART;
-    const char *lost = NULL, *data;
-    if (map->log && (data = fetch(slab, start, sizeof(uint64_t))))
+    const char *lost = hook_settings.benchmark ? "--benchmark saves no buffers" : NULL, *data;
+    if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t))))
         size = log_bytes(map, data);
     if (unit && unit <= most)
         most -= most % unit;
     bool packs = true;
     for (uint64_t at = 0, length; at < size && !lost; at += length) {
         length = size - at < most ? size - at : most;
-        struct part part = {fetch(slab, start + at, length), length, false, 0};
+        struct part part = {hook_fetch(slab, start + at, length), length, false, 0};
         if (!part.data) {
-            lost = why_lost(slab);
+            lost = hook_why_lost(slab);
             break;
         }
         if (unit)

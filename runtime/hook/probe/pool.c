@@ -11,6 +11,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
+#include "hook/watch/driver.h"
 #include "hook/watch/objects.h"
 #include "hook/write/calm.h"
 #include "hook/write/thread.h"
@@ -26,7 +27,8 @@ struct pool {
     struct reference reference;
     uint64_t context, stream;
     char *stage;          // goes with the context
-    uint64_t bytes, most; // of all slabs
+    uint64_t bytes, most; // of all slabs, and the scratch
+    uint64_t scratch, scratch_size;
     struct slab *slabs;
 };
 
@@ -157,6 +159,39 @@ static bool has_room(struct pool *pool, uint64_t size) {
             free_slab(pool, slab);
     }
     return pool->bytes + size <= pool->most;
+}
+
+// The L2 cache
+
+// Twice as much as the cache, whose lines do not leave it in the order in which they came.
+static uint64_t scratch_bytes(void) {
+    CUdevice device;
+    int size = 0;
+    bool known = !hook_do.get_device(&device) &&
+                 !hook_do.device_attribute(&size, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device);
+    return known && size > 0 && !hook_driver_is_simulated() ? 2 * (uint64_t)size : 256;
+}
+
+bool hook_make_scratch(void) {
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find_pool(hook_current_context());
+    uint64_t size = pool && !pool->scratch ? scratch_bytes() : 0;
+    if (size && has_room(pool, size) && !hook_do.alloc(&pool->scratch, size, pool->stream)) {
+        pool->scratch_size = size;
+        pool->bytes += size;
+        hook_do.wait_stream(pool->stream); // other streams are to use it
+    }
+    bool made = pool && pool->scratch;
+    pthread_mutex_unlock(&lock);
+    return made;
+}
+
+bool hook_flush(uint64_t stream) {
+    pthread_mutex_lock(&lock);
+    const struct pool *pool = find_pool(hook_current_context());
+    bool done = pool && pool->scratch && !hook_do.clear(pool->scratch, 0, pool->scratch_size, stream);
+    pthread_mutex_unlock(&lock);
+    return done;
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {

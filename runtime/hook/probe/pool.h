@@ -12,18 +12,23 @@
 // Buffers begin at multiples of 256.
 static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
+enum { BENCHMARK_EVENTS = 4 };
+
 struct save { // a launch, and where its buffers are
     struct save *next;
     struct slab *slab;
     struct probed *probed;
-    uint32_t id;               // in the trace; 0: it has no record, its buffers are of no use
-    uint64_t offset;           // of the first buffer in the slab
-    uint64_t bytes;            // of all
-    uint64_t function;         // what the program passed, to be called if this one cannot run
-    void **params, **extra;    // the same
-    char *block;               // its parameters, at their places
-    uint64_t sizes[MOST_MAPS]; // of each map's buffer
-    void *arguments[];         // pointers to the values behind them, as cuLaunchKernel takes them
+    uint32_t id;                       // in the trace; 0: it has no record, its buffers are of no use
+    uint64_t offset;                   // of the first buffer in the slab
+    uint64_t bytes;                    // of all
+    uint64_t function;                 // what the program passed, to be called if this one cannot run
+    void **params, **extra;            // the same
+    char *block;                       // its parameters, at their places
+    uint64_t prologue;                 // ticks before the launch
+    uint64_t needed;                   // bytes, with --memusage
+    uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
+    uint64_t sizes[MOST_MAPS];         // of each map's buffer
+    void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
 // What a launch needs.
@@ -44,6 +49,8 @@ void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream
 void hook_drain_all(void);                         // and waits for it: the process or context ends
 void hook_lose_rest(void);       // the process ends: what is still on its way is said to be lost
 bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
-uint64_t hook_our_stream(void);  // of the current context, in which no kernel is; 0: there is none
+bool hook_make_scratch(void); // of the current context, larger than its L2 cache; false without room for it
+bool hook_flush(uint64_t stream); // the L2 cache, by setting that memory
+uint64_t hook_our_stream(void);   // of the current context, in which no kernel is; 0: there is none
 
 #endif

@@ -36,6 +36,9 @@ struct bound {
     const char *refused; // why it does not run there; NULL if it does
     struct shared_variable *variables;
     size_t variable_count;
+    uint64_t plain; // with --benchmark: the CUfunction without probes, and its variables
+    struct shared_variable *plain_variables;
+    size_t plain_variable_count;
 };
 
 // The first one of a handle is in the table. Those that hang on it may be launched where it cannot: they have
@@ -50,12 +53,13 @@ struct probed {
     char *name;
     uint64_t probed; // what is launched in its place
     const struct woven *woven;
-    uint64_t module;             // the program's
-    uint64_t loaded;             // ours
-    unsigned used;               // registers
-    bool is_library;             // is what is loaded
-    bool going;                  // its module is being unloaded
-    _Atomic(const char *) unfit; // why it is not launched any more, though it was loaded
+    uint64_t module;              // the program's
+    uint64_t loaded;              // ours
+    uint64_t plain, plain_loaded; // the same without probes, with --benchmark
+    unsigned used;                // registers
+    bool is_library;              // is what is loaded
+    bool going;                   // its module is being unloaded
+    _Atomic(const char *) unfit;  // why it is not launched any more, though it was loaded
     _Atomic(struct bound *) bounds;
     _Atomic(struct probed *) fewer; // the next one
     _Atomic unsigned limit;         // of registers, which the last one that was asked for has; 0: none was

@@ -53,6 +53,9 @@ static bool copy(uint64_t from, uint64_t to, bool is_kernel) {
 bool hook_copy_properties(const struct probed *probed, const struct bound *bound) {
     bool kernel = probed->is_library, good = copy(probed->handle, probed->probed, kernel);
     uint64_t function = kernel ? hook_kernel_function(probed->handle, bound->context) : 0;
+    if (probed->plain)
+        good &=
+            copy(probed->handle, probed->plain, kernel) && (!function || copy(function, bound->plain, false));
     return good && (!function || copy(function, bound->function, false));
 }
 
@@ -61,7 +64,8 @@ static void set_all(const struct probed *entry, const struct property *property)
     for (struct probed *at = hook_find_whole(entry->handle); at; at = atomic_load(&at->fewer)) {
         const struct bound *bound = entry->kernel ? hook_find_bound(at, entry->asked.context) : NULL;
         uint64_t handle = !entry->kernel ? at->probed : bound ? bound->function : 0;
-        if (handle && !set(handle, kernel, property))
+        uint64_t plain = !entry->kernel ? at->plain : bound ? bound->plain : 0;
+        if ((handle && !set(handle, kernel, property)) || (plain && !set(plain, kernel, property)))
             atomic_store(&at->unfit, UNFIT_PROPERTY);
     }
 }

@@ -53,6 +53,8 @@ void hook_probe_setup(void) {
         .memory = number("GPT_HOOK_PROBE_MEMORY", 0),
         .complete = getenv("GPT_HOOK_PROBE_COMPLETE") != NULL,
         .keeps = keep && *keep,
+        .benchmark = getenv("GPT_HOOK_PROBE_BENCHMARK") != NULL,
+        .memusage = getenv("GPT_HOOK_PROBE_MEMUSAGE") != NULL,
     };
     kernels = getenv("GPT_HOOK_PROBE_KERNELS");
     filter = getenv("GPT_HOOK_PROBE_FILTER");

@@ -15,7 +15,9 @@ struct settings {
     uint64_t skip, count, sample;
     uint64_t memory; // bytes of device memory for buffers; 0: a tenth of what is free
     bool complete;
-    bool keeps; // the stages keep what they make: all is asked for
+    bool keeps;     // the stages keep what they make: all is asked for
+    bool benchmark; // the kernel without probes is launched, too
+    bool memusage;  // records are only counted
 };
 extern struct settings hook_settings;
 

@@ -3,6 +3,7 @@
 #ifndef GPT_SLAB_H
 #define GPT_SLAB_H
 
+#include "cuda_abi.h"
 #include "pool.h"
 
 struct slab {

@@ -9,8 +9,8 @@
 #include "settings.h"
 #include "variables.h"
 
-static bool find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
-                          size_t *size) {
+bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
+                        size_t *size) {
     return (is_kernel ? hook_do.get_library_variable(address, size, module, name)
                       : hook_do.get_variable(address, size, module, name)) == CUDA_SUCCESS;
 }
@@ -80,7 +80,7 @@ bool hook_share_variables(const struct probed *probed, struct bound *bound, cons
     CUdeviceptr table = 0;
     size_t table_size = 0, size;
     bool good = stream != 0;
-    if (woven->table && !find_variable(is_kernel, module, woven->table, &table, &table_size))
+    if (woven->table && !hook_find_variable(is_kernel, module, woven->table, &table, &table_size))
         return *missing = woven->table, false;
     uint64_t *addresses = calloc(1, table_size + 1);
     bound->variables = calloc(woven->variable_count + 1, sizeof(*bound->variables));
@@ -89,7 +89,7 @@ bool hook_share_variables(const struct probed *probed, struct bound *bound, cons
         const struct woven_variable *variable = &woven->variables[i];
         CUdeviceptr from, to;
         *missing = variable->name;
-        good = find_variable(is_kernel, probed->module, variable->name, &from, &size);
+        good = hook_find_variable(is_kernel, probed->module, variable->name, &from, &size);
         if (good && !variable->constant) {
             good = variable->offset % 8 == 0 && variable->offset + 8 <= table_size;
             if (good)
@@ -97,7 +97,7 @@ bool hook_share_variables(const struct probed *probed, struct bound *bound, cons
             continue;
         }
         size_t room = 0;
-        good = good && find_variable(is_kernel, module, variable->name, &to, &room) && room <= size;
+        good = good && hook_find_variable(is_kernel, module, variable->name, &to, &room) && room <= size;
         if (!good)
             break;
         _Atomic bool *taken = taken_flag(probed->module, variable->name);

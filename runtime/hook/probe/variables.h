@@ -5,6 +5,9 @@
 
 #include "probed.h"
 
+// Of a module, or of a library.
+bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint64_t *address, size_t *size);
+
 // Fills the table of addresses and copies constants, in the current context. False with `missing` set if one
 // is not there.
 bool hook_share_variables(const struct probed *probed, struct bound *bound, const char **missing);

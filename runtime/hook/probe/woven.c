@@ -106,16 +106,16 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, reason, text;
+        table, reason, text, original, wanted;
     struct cursor in_params, in_added, in_variables, start, end;
 };
 
 static struct record read_record(struct cursor *cursor) {
     struct record record = {.start = *cursor};
-    struct value *values[] = {&record.kind,  &record.id,     &record.name,     &record.arch,
-                              &record.level, &record.type,   &record.capacity, &record.stride,
-                              &record.data,  &record.params, &record.added,    &record.maps,
-                              &record.table, &record.reason, &record.text,     &record.variables};
+    struct value *values[] = {
+        &record.kind,     &record.id,     &record.name, &record.arch,      &record.level,    &record.type,
+        &record.capacity, &record.stride, &record.data, &record.params,    &record.added,    &record.maps,
+        &record.table,    &record.reason, &record.text, &record.variables, &record.original, &record.wanted};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -123,7 +123,8 @@ static struct record read_record(struct cursor *cursor) {
          {"capacity", &record.capacity, NULL}, {"stride", &record.stride, NULL}, {"data", &record.data, NULL},
          {"params", &record.params, &record.in_params}, {"added", &record.added, &record.in_added},
          {"maps", &record.maps, NULL}, {"variables", &record.variables, &record.in_variables},
-         {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL});
+         {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL},
+         {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL});
     record.end = *cursor;
     return record;
 }
@@ -171,13 +172,14 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .id = number_of(record->id),
         .capacity = number_of(record->capacity),
         .stride = number_of(record->stride),
+        .wanted = number_of(record->wanted),
         .level = is(record->level, "thread") ? LEVEL_THREAD
                  : is(record->level, "warp") ? LEVEL_WARP
                                              : LEVEL_BLOCK,
         .log = is(record->type, "log"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") || map->log;
-    if (!known || map->capacity > 1u << 30 || map->stride > 1u << 20 ||
+    if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
         return refuse(woven, "the pipeline tells a map that cannot be");
     woven->map_count++;
@@ -216,6 +218,8 @@ static bool read_all(struct woven *woven, const char *kernel) {
         if ((is(record.kind, "cubin") || is(record.kind, "object")) && record.data.type == BINARY) {
             woven->image = record.data.data;
             woven->image_size = record.data.number;
+            woven->plain = record.original.type == BINARY ? record.original.data : NULL;
+            woven->plain_size = woven->plain ? record.original.number : 0;
         } else if (is(record.kind, "map")) {
             if (woven->map_count == MOST_MAPS)
                 return refuse(woven, "the pipeline tells more than %d maps", MOST_MAPS);

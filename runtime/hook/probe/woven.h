@@ -15,6 +15,7 @@ struct woven_map {
     uint64_t id; // in the answer
     uint64_t capacity, stride;
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
+    uint64_t wanted; // capacity of one that is counted only
     bool log;
     uint32_t number; // in the trace
 };
@@ -35,6 +36,8 @@ struct woven {
     uint64_t chosen;         // id of its ptx record
     const void *image;
     size_t image_size;
+    const void *plain; // the image without probes; NULL: it is not there
+    size_t plain_size;
     struct woven_param *params, *added;
     struct woven_map *maps;
     struct woven_variable *variables;

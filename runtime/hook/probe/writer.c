@@ -5,9 +5,14 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "benchmark.h"
 #include "driver_calls.h"
+#include "hook/write/clock.h"
+#include "hook/write/record.h"
 #include "hook/write/thread.h"
+#include "memusage.h"
 #include "parts.h"
+#include "settings.h"
 #include "writer.h"
 
 enum { LOOK = 200000, LOOK_MOST = 5000000 }; // ns between two looks
@@ -17,6 +22,16 @@ static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static struct slab *first, **last = &first;
 static bool begun, late;
 
+// Of the ticks that a launch was held up, and those that its buffers have taken since.
+static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
+    double ns = hook_has_tsc ? 1e9 / (double)hook_tsc_hz() : 1;
+    uint64_t kernel = 0, original = 0;
+    bool known = !slab->failed && hook_read_benchmark(save, &kernel, &original);
+    HOOK_WRITE(times, .launch = save->id, .prologue = (uint64_t)(ns * (double)save->prologue),
+               .epilogue = (uint64_t)(ns * (double)(hook_now() - since)), .kernel = {known, kernel},
+               .original = {known, original});
+}
+
 static void write_slab(struct slab *slab) {
     uint64_t unused;
     if (!slab->failed)
@@ -24,11 +39,17 @@ static void write_slab(struct slab *slab) {
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
         const struct woven *woven = save->probed->woven;
-        uint64_t at = save->offset;
+        uint64_t at = save->offset, since = hook_now();
+        if (hook_settings.memusage)
+            hook_add_need(slab, save);
         for (size_t i = 0; i < woven->map_count && save->id; i++) {
             hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
             at += hook_rounded(save->sizes[i]);
         }
+        if (save->id)
+            write_times(slab, save, since);
+        if (!slab->failed)
+            hook_forget_benchmark(save);
         next = save->next;
         free(save);
     }

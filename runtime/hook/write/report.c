@@ -41,6 +41,7 @@ static struct {
 
 static struct {
     uint64_t calls, launches, processes, bytes, probed, unprobed;
+    uint64_t needed, most, needing; // of --memusage: bytes of all and of one launch, and how many these are
 } found;
 
 // Reading
@@ -151,7 +152,7 @@ static void count_record(unsigned depth, uint64_t end) {
     struct trace_file *trace = &files[depth];
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
-    bool unprobed = is(kind, "unprobed");
+    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
@@ -169,6 +170,13 @@ static void count_record(unsigned depth, uint64_t end) {
                 count_rows(trace, &table, calls);
         } else if (unprobed && is(key, "launches")) {
             found.unprobed += next(trace).number;
+        } else if (memusage && is(key, "launches")) {
+            found.needing += next(trace).number;
+        } else if (memusage && is(key, "bytes")) {
+            found.needed += next(trace).number;
+        } else if (memusage && is(key, "most")) {
+            uint64_t most = next(trace).number;
+            found.most = most > found.most ? most : found.most;
         } else if (child && is(key, "path")) {
             count_child(depth, next(trace));
         } else {
@@ -232,21 +240,40 @@ static void count_file(unsigned depth) {
 
 // The line
 
-static void say(void) {
-    static char line[PATH_MAX + 256];
+struct quantity {
+    double value;
+    const char *unit;
+};
+
+static struct quantity quantity_of(uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
-    double size = (double)found.bytes / 1024;
+    double size = (double)bytes / 1024;
     unsigned unit = 0;
     for (; size >= 1000 && unit < 2; unit++)
         size /= 1024;
+    return (struct quantity){size, units[unit]};
+}
+
+static void say(void) {
+    static char line[PATH_MAX + 256];
+    struct quantity size = quantity_of(found.bytes), most = quantity_of(found.most),
+                    needed = quantity_of(found.needed);
     if (found.processes)
         snprintf(line, sizeof(line), "gpt-hook: %s: %lu call%s, %lu launch%s, %lu process%s, %.*f %s",
                  root.path, found.calls, found.calls == 1 ? "" : "s", found.launches,
                  found.launches == 1 ? "" : "es", found.processes, found.processes == 1 ? "" : "es",
-                 size < 10, size, units[unit]);
+                 size.value < 10, size.value, size.unit);
     else
         snprintf(line, sizeof(line), "gpt-hook: %s: not written: nothing used the CUDA driver", root.path);
     gpt_write_line(line);
+    if (found.needing) {
+        snprintf(line, sizeof(line),
+                 "gpt-hook: buffers of %lu launch%s would need %.*f %s at most, %.*f %s together: "
+                 "gpt-analyze memusage says which",
+                 found.needing, found.needing == 1 ? "" : "es", most.value < 10, most.value, most.unit,
+                 needed.value < 10, needed.value, needed.unit);
+        gpt_write_line(line);
+    }
     if (!found.probed && !found.unprobed)
         return;
     snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes, %lu without%s", found.probed,

@@ -1,0 +1,177 @@
+"""gpt-analyze memusage: what the buffers of probes would need, and what memory the program itself had at most."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt import cli
+from gpt.analyze import base
+from gpt.analyze.base import Column, make_answer
+
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("total", "u64", "bytes"),
+    Column("mean", "u64", "bytes"),
+    Column("most", "u64", "bytes"),
+)
+PROCESSES = (
+    Column("command", "text", title="process"),
+    Column("pid", "u64", "id"),
+    Column("allocations", "u64"),
+    Column("peak", "u64", "bytes"),
+    Column("left", "u64", "bytes", "at its end"),
+    Column("most", "u64", "bytes", "for probes"),
+)
+TOP = 30  # rows that tables show
+# Of device memory; the others of their type are of host memory, of addresses, and of handles.
+ALLOCATE = frozenset(
+    ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
+)
+FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
+BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
+NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
+
+
+def memusage(
+    traces: base.Traces = None,
+    form: base.Format = None,
+    as_stream: cli.Stream = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Add up what the buffers of probes would need."""
+    return base.run(base.open_stage(form, as_stream, json, from_json), MemUsage(), traces or ())
+
+
+class _Change(NamedTuple):
+    """An allocation, when it has returned, or a free, when it was called; `where` is an address or handle."""
+
+    time: int
+    api: int
+    where: int
+    size: int
+
+
+class Memory(NamedTuple):
+    """Device memory of a process, in bytes: at most at any time, and at its end."""
+
+    allocations: int
+    peak: int
+    left: int
+
+
+class _Use:
+    """What a process allocates, and what probes would need there."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._changes: list[_Change] = []
+        self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
+
+    def take(self) -> None:
+        """Takes in what the process has collected."""
+        process = self.process
+        for record in process.probes.take_told("memusage"):
+            needs = self._needs[record["function"]]
+            needs.update(launches=record["launches"], total=record["bytes"])
+            needs["most"] = max(needs["most"], record["most"])
+        for _, rows in process.calls.take():
+            if {"to", "bytes"} <= set(rows.dtype.names or ()):
+                good = (rows["result"] == 0) & (rows["duration"] != 0)
+                for api, start, took, where, size in rows[good][["api", "start", "duration", "to", "bytes"]].tolist():
+                    name = process.api(api).name
+                    if name in ALLOCATE or name in FREE or name == f"#{api}":  # which may be named yet
+                        time = start if name in FREE else start + took
+                        self._changes.append(_Change(time, api, where, size))
+
+    def kernels(self) -> dict[str, Counter[str]]:
+        """What the launches of each kernel need by now."""
+        names = self.process.kernels()
+        return {names.get(function, f"#{function}"): needs for function, needs in self._needs.items()}
+
+    def memory(self) -> Memory:
+        """What it has allocated by now. What is allocated where something is was freed in a way that is not known."""
+        live: dict[tuple[bool, int], int] = {}
+        allocations = now = peak = 0
+        for change in sorted(self._changes):
+            name = self.process.api(change.api).name
+            key = name in BY_HANDLE, change.where
+            if name not in ALLOCATE and name not in FREE:
+                continue
+            now -= live.pop(key, 0)
+            if name in ALLOCATE:
+                live[key] = change.size
+                now += change.size
+                allocations += 1
+                peak = max(peak, now)
+        return Memory(allocations, peak, now)
+
+    def row(self) -> tuple[Any, ...]:
+        """The columns PROCESSES."""
+        most = max((needs["most"] for needs in self._needs.values()), default=0)
+        return shlex.join(self.process.header["argv"]), self.process.pid, *self.memory(), most
+
+
+class MemUsage:
+    """The needs of kernels, and the memory of processes."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        self.kinds = frozenset(("memusage", "function", "api", "calls", "call", "clock"))
+        self._done: dict[str, Counter[str]] = {}  # of processes that are over, by kernel
+        self._rows: list[tuple[Any, ...]] = []  # of the same
+        self._open: dict[Process, _Use] = {}
+
+    def take(self, process: Process) -> None:
+        """Takes in what a process has collected."""
+        if process not in self._open:
+            self._open[process] = _Use(process)
+        self._open[process].take()
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        use = self._open.pop(process)
+        _merge(self._done, use.kernels())
+        self._rows.append(use.row())
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether anything was added up."""
+        if "memusage" in kinds:
+            return None
+        return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
+
+    def answer(self) -> base.Answers:
+        """Kernels, that with the launch that needs most first, and processes."""
+        kernels: dict[str, Counter[str]] = {}
+        _merge(kernels, self._done)
+        for use in self._open.values():
+            _merge(kernels, use.kernels())
+        ordered = sorted(kernels.items(), key=lambda kernel: (-kernel[1]["most"], kernel[0]))
+        if ordered:
+            rows = [
+                (name, needs["launches"], needs["total"], needs["total"] / (needs["launches"] or 1), needs["most"])
+                for name, needs in ordered
+            ]
+            total = sum(needs["total"] for _, needs in ordered)
+            verdict = [f"memusage:{ordered[0][1]['most']} for a launch at most, {total} for all"]
+            yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
+        processes = [*self._rows, *(use.row() for use in self._open.values())]
+        if processes:
+            yield make_answer("processes", PROCESSES, processes, [NOT_COUNTED])
+
+
+def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> None:
+    for name, needs in found.items():
+        known = into.setdefault(name, Counter())
+        most = max(known["most"], needs["most"])
+        known.update(needs)
+        known["most"] = most

@@ -1,0 +1,127 @@
+// The kernel without probes is a module of its own, which is loaded when the function is looked up. Its
+// variables get the values of the program's before each launch, so what it does to them is lost. What it does
+// through pointers is not: the kernel with probes does that for a second time.
+//
+// In the stream of the launch are then: flush, event, the kernel without probes, event, flush, event, the
+// kernel with them, event. The flush takes longer than the calls after it, so no time is that of the host.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "benchmark.h"
+#include "driver_calls.h"
+#include "hook/watch/streamops.h"
+#include "launch.h"
+#include "variables.h"
+
+static bool load(struct probed *probed, const char *name) {
+    const struct woven *woven = probed->woven;
+    bool kernel = probed->is_library;
+    void *image = aligned_alloc(64, (woven->plain_size | 63) + 1);
+    if (!image)
+        return false;
+    memcpy(image, woven->plain, woven->plain_size);
+    CUresult status = kernel
+                          ? hook_do.load_library(&probed->plain_loaded, image, NULL, NULL, 0, NULL, NULL, 0)
+                          : hook_do.load_module(&probed->plain_loaded, image);
+    free(image);
+    if (status)
+        probed->plain_loaded = 0;
+    return !status && !(kernel ? hook_do.get_kernel(&probed->plain, probed->plain_loaded, name)
+                               : hook_do.get_function(&probed->plain, probed->plain_loaded, name));
+}
+
+const char *hook_load_plain(struct probed *probed, const char *name) {
+    return !probed->woven->plain
+               ? "--benchmark: the pipeline gives no code without probes, as gpt-asm --original does"
+           : load(probed, name) ? NULL
+                                : "--benchmark: the driver does not load it as assembled without probes";
+}
+
+static bool bind_variables(const struct probed *probed, struct bound *bound) {
+    const struct woven *woven = probed->woven;
+    size_t from_size, to_size;
+    bound->plain_variables = calloc(woven->variable_count + 1, sizeof(*bound->plain_variables));
+    for (size_t i = 0; bound->plain_variables && i < woven->variable_count; i++) {
+        CUdeviceptr from, to;
+        const char *name = woven->variables[i].name;
+        if (!hook_find_variable(probed->is_library, probed->module, name, &from, &from_size) ||
+            !hook_find_variable(probed->is_library, probed->plain_loaded, name, &to, &to_size) ||
+            from_size < to_size)
+            return false;
+        bound->plain_variables[bound->plain_variable_count++] =
+            (struct shared_variable){from, to, to_size, NULL};
+    }
+    return bound->plain_variables != NULL;
+}
+
+const char *hook_bind_plain(const struct probed *probed, struct bound *bound) {
+    bound->plain = probed->plain;
+    if ((probed->is_library && hook_do.kernel_function(&bound->plain, probed->plain)) ||
+        !bind_variables(probed, bound))
+        return "--benchmark: it, or a variable of it, is not found as assembled without probes";
+    return hook_make_scratch() ? NULL
+                               : "--benchmark: no memory within --max-memory to flush the L2 cache with";
+}
+
+// Launches
+
+enum { PLAIN_BEGINS, PLAIN_ENDS, PROBED_BEGINS, PROBED_ENDS };
+
+static const char *launch_plain(struct frame *frame, struct save *save, const struct choice *choice,
+                                uint64_t stream) {
+    const struct bound *bound = choice->bound;
+    uint64_t plain = choice->handle == bound->function ? bound->plain : choice->probed->plain;
+    const uint64_t *events = save->events;
+    CUresult status = 0;
+    for (size_t i = 0; i < bound->plain_variable_count; i++) {
+        const struct shared_variable *variable = &bound->plain_variables[i];
+        status = status ? status : hook_do.copy(variable->to, variable->from, variable->size, stream);
+    }
+    if (status || !hook_flush(stream) || hook_do.record(events[PLAIN_BEGINS], stream))
+        return "--benchmark: its stream takes no copy, flush or event";
+    if (!hook_launch_as(frame, plain, save->arguments))
+        return "--benchmark: the driver refused the launch without probes";
+    if (hook_do.record(events[PLAIN_ENDS], stream) || !hook_flush(stream) ||
+        hook_do.record(events[PROBED_BEGINS], stream))
+        return "--benchmark: its stream takes no flush or event";
+    return NULL;
+}
+
+const char *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
+                           uint64_t stream) {
+    const char *reason = NULL;
+    for (size_t i = 0; i < BENCHMARK_EVENTS && !reason; i++)
+        if (hook_do.create_event(&save->events[i], 0))
+            reason = "--benchmark: the driver makes no event";
+    if (!reason)
+        reason = launch_plain(frame, save, choice, stream);
+    if (reason)
+        hook_forget_benchmark(save);
+    return reason;
+}
+
+void hook_benchmarked(const struct save *save, uint64_t stream) {
+    hook_do.record(save->events[PROBED_ENDS], stream); // if that fails, there are no times
+}
+
+static bool measure(const struct save *save, int begin, int end, uint64_t *ns) {
+    float ms;
+    bool good = hook_streams_setup() &&
+                !hook_cu.elapsed(&ms, (void *)save->events[begin], (void *)save->events[end]) && ms >= 0;
+    *ns = good ? (uint64_t)((double)ms * 1e6) : 0;
+    return good;
+}
+
+bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
+    return save->events[0] && measure(save, PLAIN_BEGINS, PLAIN_ENDS, original) &&
+           measure(save, PROBED_BEGINS, PROBED_ENDS, kernel);
+}
+
+void hook_forget_benchmark(struct save *save) {
+    for (size_t i = 0; i < BENCHMARK_EVENTS; i++) {
+        if (save->events[i])
+            hook_do.destroy_event(save->events[i]);
+        save->events[i] = 0;
+    }
+}

@@ -1,0 +1,141 @@
+"""What a launch with probes costs, --benchmark and --memusage: on the simulated device."""
+
+import subprocess
+
+import pytest
+
+from tests.analyze.asked import Answers
+from tests.runtime import hooked
+from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, unprobed
+
+# As `scale`, but from one array to another: only `total` is changed in place.
+COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
+NEEDS = {
+    "gmem_bytes": BLOCKS * -(-THREADS // 32) * (8 + 40),  # a record for each warp, and its count
+    "dmat": 8 + 3 * COUNT * (8 + 24),  # a log: three accesses of each thread below the count
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        unsigned from[420], found[420], sum;
+        size_t size;
+        setup(argv[1]);
+        OK(D(cuMemAlloc_v2)(&items, (size_t)2 * sizeof(want)));
+        for (unsigned i = 0; i < 420; i++)
+            from[i] = 7 * i;
+        OK(D(cuMemcpyHtoD_v2)(items + sizeof(want), from, sizeof(from)));
+        for (int i = 0; i < 4; i++) {
+            if (i == 3) { // a launch that may begin before the one before has ended
+                void *params[] = {&items, &added, &count};
+                CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
+                early.value.cooperative = 1;
+                CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, NULL, &early, 1};
+                OK(D(cuLaunchKernelEx)(&config, function, params, NULL));
+                expect(3);
+            } else
+                run();
+        }
+        OK(D(cuMemcpyDtoH_v2)(found, items, sizeof(found)));
+        for (unsigned i = 0; i < count; i++)
+            assert(found[i] == 3 * from[i] + added);
+        OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
+        OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+        assert(sum == times * count);
+        return 0;
+    }
+    """
+    )
+    return build(tmp_path_factory.mktemp("copies"), source)
+
+
+@pytest.fixture
+def ptx(tmp_path):
+    path = tmp_path / "copy.ptx"
+    path.write_text(COPY)
+    return path
+
+
+def analyzed(name, path):
+    done = subprocess.run(["gpt-analyze", name, "--json", path], capture_output=True, check=True)
+    return Answers(done.stdout)
+
+
+def test_what_a_launch_took(tmp_path, program, ptx):
+    trace = good(tmp_path, program, "-p", "gmem_bytes", "--gpu-time", arguments=(ptx,))
+    check_bytes(trace, 4)
+    assert sorted(r["launch"] for r in trace.of("times")) == sorted(r["id"] for r in trace.of("probed"))
+    for times in trace.of("times"):
+        assert 0 < times["prologue"] < 10**9 and 0 < times["epilogue"] < 10**9
+        assert not {"kernel", "original"} & times.keys()
+    (row,) = analyzed("overhead", tmp_path / "t.mp").rows["kernels"]
+    assert (row["name"], row["launches"], row["timed"], row["compared"]) == ("scale", 4, 4, 0)
+    took = [r["duration"] for record in trace.of("gpu_times") for r in hooked.rows(record) if r["function"]]
+    hz = trace.of("header")[0].get("tsc_hz", 10**9)
+    assert row["probed"] == pytest.approx(sum(took) / 4 * 1e9 / hz, rel=0.1)
+
+
+def test_benchmark(tmp_path, program, ptx):
+    """Results are the program's, although each kernel runs twice: `total` too, of which the first has a copy."""
+    trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
+    assert unprobed(trace) == {"--benchmark: it depends on its predecessor, and nothing may come between": 1}
+    assert trace.launches == {"scale": 4} and len(trace.of("probed")) == len(trace.of("times")) == 3
+    for times in trace.of("times"):
+        assert times["kernel"] > 0 and times["original"] > 0
+    assert {r.get("lost") for r in trace.of("buffer")} == {"--benchmark saves no buffers"}
+    found = analyzed("overhead", tmp_path / "t.mp")
+    (row,) = found.rows["kernels"]
+    sums = [sum(r[key] for r in trace.of("times")) for key in ("original", "kernel")]
+    assert (row["compared"], row["original"], row["probed"]) == (3, round(sums[0] / 3), round(sums[1] / 3))
+    assert row["slowdown"] == pytest.approx(sums[1] / sums[0])
+    assert found.verdicts["kernels"][0] == f"slowdown:{sums[1] / sums[0]:.3f}, mean of 1 kernel"
+
+
+def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
+    pipeline = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
+    trace = good(tmp_path, program, "--jit", pipeline, "--benchmark", arguments=(ptx,))
+    reason = "--benchmark: the pipeline gives no code without probes, as gpt-asm --original does"
+    assert unprobed(trace) == {reason: 4} and not trace.of("probed")
+
+
+@pytest.mark.parametrize("probe", NEEDS)
+def test_memusage(tmp_path, program, ptx, probe):
+    trace = good(tmp_path, program, "-p", probe, "--memusage", arguments=(ptx,))
+    need = NEEDS[probe]
+    (record,) = trace.of("memusage")
+    assert (record["launches"], record["bytes"], record["most"]) == (4, 4 * need, need)
+    assert not trace.of("probed") and not trace.of("buffer") and not trace.of("unprobed")
+    found = analyzed("memusage", tmp_path / "t.mp")
+    assert found.rows["kernels"] == [
+        {"name": "scale", "launches": 4, "total": 4 * need, "mean": need, "most": need},
+    ]
+    assert found.verdicts["kernels"] == [f"memusage:{need} for a launch at most, {4 * need} for all"]
+    (row,) = found.rows["processes"]
+    assert (row["allocations"], row["peak"], row["left"], row["most"]) == (2, 3 * 1680, 3 * 1680, need)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--benchmark",), "--benchmark: no -p or --jit"),
+        (("--memusage",), "--memusage: no -p or --jit"),
+        (("-p", "dmat", "--memusage", "--benchmark"), "--memusage: cannot be combined with --benchmark"),
+        (("--jit", "cat", "--memusage"), "--memusage: cannot be combined with --jit"),
+    ],
+)
+def test_options_that_exclude_each_other(tmp_path, options, message):
+    line = hooked.command("run", "-o", tmp_path / "t.mp", *options, "true")
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {message}\n")
+
+
+def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "-p", "gmem_bytes", "--benchmark", "true", quiet=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[0] == (
+        "gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another result"
+    )
