@@ -259,3 +259,45 @@ def test_another_ptxas_makes_other_results(tmp_path, mapped, large):
         assert (done.returncode, done.stderr) == (0, "")
         counts.append(len(log.read_text().splitlines()))
     assert counts[0] == counts[1] < counts[2]
+
+
+LINKED = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    void *state, *image;
+    size_t size;
+    setup(argv[1]);
+    FILE *file = fopen(argv[1], "r");
+    assert(fread(text, 1, sizeof(text) - 1, file));
+    OK(D(cuLinkCreate_v2)(0, NULL, NULL, &state));
+    if (argv[2][0] == 'f')
+        OK(D(cuLinkAddFile_v2)(state, 1, argv[1], 0, NULL, NULL));
+    else
+        OK(D(cuLinkAddData_v2)(state, 1, text, strlen(text) + 1, "a", 0, NULL, NULL));
+    if (argv[2][0] == 's')
+        OK(D(cuLinkAddData_v2)(state, 1, argv[3], strlen(argv[3]) + 1, "b", 0, NULL, NULL));
+    OK(D(cuLinkComplete)(state, &image, &size));
+    char *copy = malloc(size);
+    memcpy(copy, image, size);
+    OK(D(cuLinkDestroy)(state));
+    memset(text, 0, sizeof(text));
+    OK(cuModuleLoadData(&module, copy));
+    free(copy);
+    OK(cuModuleGetFunction(&function, module, "scale"));
+    run(), check();
+    return 0;
+}
+"""
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["data", "file", "several"])
+def test_what_was_linked(tmp_path, way, monkeypatch):
+    """Here the driver makes PTX of it again: that is taken if several modules were linked, else the one."""
+    monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
+    more = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry more() { ret; }\n"
+    check_bytes(good(tmp_path, build(tmp_path, LINKED), "-p", "gmem_bytes", arguments=(PTX, way, more)), 1)
+    (kept,) = (tmp_path / "kept").glob("scale.*/original.ptx")  # of the second look-up
+    assert (kept.read_bytes() == PTX.read_bytes().rstrip(b"\0")) == (way != "several")

@@ -11,6 +11,7 @@
 #include "control.h"
 #include "decode.h"
 #include "hook/probe/launch.h"
+#include "hook/probe/links.h"
 #include "hook/probe/load.h"
 #include "hook/probe/lookup.h"
 #include "hook/probe/occupancy.h"
@@ -145,6 +146,11 @@ static const struct known table[] = {
      .probe_after = hook_after_load_image},
     {"cuLibraryLoadFromFile", "module", "load", OBJECT(OUT(0)), .on_return = hook_on_module_file,
      .probe_after = hook_after_load_file},
+    {"cuLinkCreate", "module", "create", .probe_after = hook_after_link_begun},
+    {"cuLinkAddData", "module", "adddata", .probe_after = hook_after_link_data},
+    {"cuLinkAddFile", "module", "addfile", .probe_after = hook_after_link_file},
+    {"cuLinkComplete", "module", "complete", .probe_after = hook_after_link},
+    {"cuLinkDestroy", "module", "destroy", .probe_after = hook_after_link_end},
     {"cuModuleUnload", "module", "unload", OBJECT(IN(0)), GONE, .probe_before = hook_before_unload,
      .probe_after = hook_after_unload},
     {"cuLibraryUnload", "module", "unload", OBJECT(IN(0)), GONE, .probe_before = hook_before_unload,
@@ -188,7 +194,6 @@ static const struct known table[] = {
      .on_return = hook_on_context_released, .probe_before = hook_before_context_ends},
     {"cuDevicePrimaryCtxReset", "context", "reset", .before = hook_before_context_gone,
      .on_return = hook_on_context_reset, .probe_before = hook_before_context_ends},
-
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "other", "occupancy", .probe_after = hook_after_blocks},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "other", "occupancy",
      .probe_after = hook_after_blocks},
@@ -197,7 +202,6 @@ static const struct known table[] = {
     {"cuOccupancyMaxActiveClusters", "other", "occupancy", .probe_after = hook_after_clusters},
     {"cuOccupancyMaxPotentialBlockSize", "other", "occupancy", .probe_after = hook_after_block_size},
     {"cuOccupancyMaxPotentialBlockSizeWithFlags", "other", "occupancy", .probe_after = hook_after_block_size},
-
     {"cuGetProcAddress", "other", "lookup", .on_return = hook_on_get_proc_address},
     {"cuInit", "other", "init", .on_return = hook_on_init},
 };

@@ -17,6 +17,7 @@
 #include "hook/watch/modules.h"
 #include "hook/watch/objects.h"
 #include "hook/watch/peek.h"
+#include "links.h"
 #include "lookup.h"
 #include "settings.h"
 #include "sources.h"
@@ -40,7 +41,8 @@ struct loaded {
 };
 
 static const char CLOSED[] = "it is a library of NVIDIA's whose code is closed",
-                  NO_PTX[] = "no PTX comes with it", CHANGED[] = "its file was changed since it was loaded";
+                  NO_PTX[] = "no PTX comes with it", LINKED[] = "it was linked, and not of one PTX module",
+                  CHANGED[] = "its file was changed since it was loaded";
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *all;
 
@@ -201,15 +203,22 @@ void hook_after_load_image(struct frame *frame) {
         return;
     char buffer[4096];
     uint64_t offset;
+    struct gpt_bytes text = {0};
     loaded->image = hook_read_image(given);
+    bool linked = hook_find_linked(&loaded->image, &text);
     const char *file = hook_find_file(loaded->image.start, &offset, buffer, sizeof(buffer));
     const char *owner = file ? file : hook_find_library((const void *)frame_caller(frame));
+    if (text.size) {
+        loaded->image = (struct image){"ptx", text.data, text.size};
+        file = NULL;
+    }
     if (hook_is_closed(owner))
         loaded->refused = CLOSED;
     else if (!has_ptx(&loaded->image))
-        loaded->refused = NO_PTX;
+        loaded->refused = linked ? LINKED : NO_PTX;
     else if (!keep_place(loaded, file, offset) && !copy_image(loaded))
         loaded->refused = "its image cannot be read, or is too large to keep";
+    gpt_empty(&text);
     add(loaded);
     hook_finish_lookups();
 }
