@@ -63,7 +63,15 @@ static uint64_t gpu_bytes(int file) {
     return bytes;
 }
 
-static struct linked loaded[MAX_LIBRARIES]; // one scan at a time
+// One thread at a time writes or reads what is known. It waits for nobody.
+static void take_turn(void) {
+    while (atomic_exchange(&hook_watched->scanning, 1))
+        sched_yield();
+}
+
+static void end_turn(void) { atomic_store(&hook_watched->scanning, 0); }
+
+static struct linked loaded[MAX_LIBRARIES];
 static size_t loaded_count;
 
 // A library that is being looked at, one at a time.
@@ -279,35 +287,45 @@ void hook_scan_libraries(void) {
     HOOK_CALM;
     if (!hook_this_thread())
         return;
-    while (atomic_exchange(&hook_watched->scanning, 1)) // by a thread that waits for nobody
-        sched_yield();
+    take_turn();
     scan();
-    atomic_store(&hook_watched->scanning, 0);
+    end_turn();
+}
+
+static bool is_known(uint64_t dynamic) {
+    bool known = false;
+    HOOK_CALM;
+    take_turn();
+    for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries) && !known; i++)
+        known = hook_watched->library[i].count && hook_watched->library[i].dynamic == dynamic;
+    end_turn();
+    return known;
 }
 
 // A library is about to be closed, and is recorded first. The handle of dlopen is that of the linker's list.
 void hook_before_close(const void *handle) {
     struct link_map map;
-    bool known = false;
-    if (!atomic_load(&hook_watched->unmapped) && hook_peek(handle, &map, sizeof(map)))
-        for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries) && !known; i++)
-            known = hook_watched->library[i].count && hook_watched->library[i].dynamic == (uintptr_t)map.l_ld;
-    if (!known)
+    if (atomic_load(&hook_watched->unmapped) || !hook_peek(handle, &map, sizeof(map)) ||
+        !is_known((uintptr_t)map.l_ld))
         hook_scan_libraries();
 }
 
 void hook_after_close(void) { atomic_store(&hook_watched->unmapped, true); }
 
 static const char *find_library(uint64_t at, uint64_t *offset) {
-    for (uint32_t i = atomic_load(&hook_watched->libraries); i-- > 0;) {
+    const char *path = NULL;
+    HOOK_CALM;
+    take_turn();
+    for (uint32_t i = atomic_load(&hook_watched->libraries); i-- > 0 && !path;) {
         const struct library *library = &hook_watched->library[i];
-        for (unsigned j = 0; j < library->count; j++)
+        for (unsigned j = 0; j < library->count && !path; j++)
             if (at >= library->segments[j].start && at < library->segments[j].end) {
                 *offset = at - library->segments[j].start + library->segments[j].offset;
-                return library->path;
+                path = library->path;
             }
     }
-    return NULL;
+    end_turn();
+    return path;
 }
 
 const char *hook_find_library(const void *address) {
