@@ -37,6 +37,7 @@ struct pending {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
+static _Atomic unsigned count; // of all
 static unsigned asked_count;
 static _Atomic uint64_t spent, waited_until; // ms of this burst; the clock, up to which they are counted
 
@@ -77,6 +78,7 @@ static void release(struct pending *pending, bool finished) {
         at = &(*at)->next;
     if (finished) {
         *at = pending->next;
+        count--;
         asked_count -= pending->asked;
     }
     pthread_mutex_unlock(&lock);
@@ -145,6 +147,7 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
     if (first) {
         pending->next = all;
         all = pending;
+        count++;
     }
     pthread_mutex_unlock(&lock);
     if (!first) {
@@ -196,7 +199,7 @@ void hook_await(uint64_t handle) {
 void hook_finish_lookups(void) {
     static _Atomic uint64_t passes;
     hook_bind_missed();
-    if (!__atomic_load_n(&all, __ATOMIC_RELAXED))
+    if (!atomic_load_explicit(&count, memory_order_acquire))
         return;
     for (uint64_t pass = atomic_fetch_add(&passes, 1) + 1;;) {
         pthread_mutex_lock(&lock);

@@ -65,7 +65,7 @@ static struct pool *find_pool(uint64_t context) {
         return NULL;
     }
     pool->next = pools;
-    pools = pool;
+    __atomic_store_n(&pools, pool, __ATOMIC_RELEASE);
     return pool;
 }
 
@@ -321,7 +321,7 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, bool
 }
 
 void hook_drain(uint64_t stream, uint32_t thread) {
-    if (!pools)
+    if (!__atomic_load_n(&pools, __ATOMIC_ACQUIRE))
         return;
     uint64_t context = hook_current_context();
     pthread_mutex_lock(&lock);

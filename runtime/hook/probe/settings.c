@@ -28,7 +28,7 @@ static uint64_t number(const char *name, uint64_t otherwise) {
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
 static pid_t process;
-static bool begun;
+static _Atomic bool begun;
 
 void hook_probe_stop(void) { hook_probing = false; }
 
