@@ -95,6 +95,7 @@ def test_benchmark(tmp_path, program, ptx):
     assert found.verdicts["kernels"][0] == f"slowdown:{sums[1] / sums[0]:.3f}, mean of 1 kernel"
 
 
+@pytest.mark.full
 def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
     pipeline = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
     trace = good(tmp_path, program, "--jit", pipeline, "--benchmark", arguments=(ptx,))
@@ -102,7 +103,7 @@ def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
     assert unprobed(trace) == {reason: 4} and not trace.of("probed")
 
 
-@pytest.mark.parametrize("probe", NEEDS)
+@pytest.mark.parametrize("probe", [pytest.param("gmem_bytes", marks=pytest.mark.full), "dmat"])
 def test_memusage(tmp_path, program, ptx, probe):
     trace = good(tmp_path, program, "-p", probe, "--memusage", arguments=(ptx,))
     need = NEEDS[probe]
@@ -139,3 +140,52 @@ def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
     assert done.stderr.splitlines()[0] == (
         "gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another result"
     )
+
+
+@pytest.mark.full
+def test_benchmark_of_every_form(tmp_path, ptx):
+    """Kernels of a library and their functions, packed parameters, cooperative grids, a context after a reset."""
+    source = (
+        CLIENT
+        + r"""
+    static void launch_all(const char *path) {
+        void *library, *kernel, *stream;
+        void *params[] = {&items, &added, &count};
+        setup(path);
+        OK(D(cuMemAlloc_v2)(&items, (size_t)2 * sizeof(want)));
+        struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
+        size_t size = sizeof(packed), bytes;
+        void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+        OK(D(cuMemsetD8_v2)(items, 0, 2 * sizeof(want)));
+        FILE *file = fopen(path, "r");
+        assert(fread(text, 1, sizeof(text) - 1, file));
+        OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+        OK(D(cuLibraryGetKernel)(&kernel, library, "scale"));
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, NULL, extra));
+        OK(D(cuLaunchCooperativeKernel)(function, 6, 1, 1, 70, 1, 1, 0, stream, params));
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuModuleGetGlobal_v2)(&total, &bytes, module, "total"));
+        unsigned sum;
+        OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+        assert(sum == 2 * count);
+        function = kernel, run();
+        OK(D(cuKernelGetFunction)(&function, kernel));
+        run();
+        OK(D(cuLibraryGetModule)(&module, library));
+        OK(D(cuModuleGetGlobal_v2)(&total, &bytes, module, "total"));
+        OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+        assert(sum == 2 * count);
+    }
+
+    int main(int argc, char **argv) {
+        launch_all(argv[1]);
+        OK(D(cuDevicePrimaryCtxReset_v2)(0));
+        launch_all(argv[1]);
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
+    assert not unprobed(trace) and len(trace.of("times")) == 8
+    assert all(times["kernel"] and times["original"] for times in trace.of("times"))
