@@ -151,9 +151,10 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// `image`: the file that the request is about, -1 if that holds it itself. It stays the caller's.
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input,
-               int image);
+// `pipeline` weaves probes: its text; NULL: the one that the supervisor was started with. `image`: the file
+// that the request is about, -1 if that holds it itself. It stays the caller's.
+bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const char *pipeline,
+               const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
 // Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
@@ -178,7 +179,9 @@ unsigned long gpt_find_network(void); // the number of this process's network na
 
 enum { GPT_ARCH_BYTES = 16 };
 
-struct gpt_question {
+enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
+
+struct gpt_question { // after it may be the text of a pipeline that weaves probes, with a zero at its end
     uint32_t pipeline;
     char arch[GPT_ARCH_BYTES]; // of GPT_PROBE: sm_90, or host
 };

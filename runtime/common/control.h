@@ -15,7 +15,11 @@
 
 enum { GPT_CONTROL_VERSION = 1 };
 
-enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE };
+enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE, GPT_ORDER };
+
+// What comes with GPT_ORDER: the texts of an order of probes; all empty: none are ordered.
+enum gpt_text { GPT_IDENTITY, GPT_PIPELINE, GPT_NAMES, GPT_KERNELS, GPT_FILTER, GPT_TEXTS };
+enum { GPT_MOST_ORDER = 80 << 10 }; // bytes of them all
 
 struct gpt_order {
     uint32_t version, command;
@@ -26,6 +30,9 @@ struct gpt_state {
     uint64_t since;   // ns since the epoch: when it was turned on or off; 0: it was not
     uint64_t periods; // in which it was on
     uint64_t launches, bytes;
+    uint64_t with_probes, without;     // launches while probes were ordered
+    uint64_t probed, pending, refused; // kernels that probes are ordered for
+    char probes[1024], kernels[512], filter[512];
     char output[4096]; // the trace; empty: there is none any more
     char fault[256];   // why the order was not followed; empty if it was
 };

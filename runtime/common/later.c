@@ -3,15 +3,17 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "broker.h"
 
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const struct gpt_bytes *input,
-               int image) {
+bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const char *pipeline,
+               const struct gpt_bytes *input, int image) {
     struct stat status;
+    struct gpt_bytes message = {0};
     const char *name = getenv(GPT_BROKER);
     int server = -1, file = -1;
     bool good = false;
@@ -21,7 +23,10 @@ bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const
     if (server < 0 || !gpt_connect(server, name) || fstat(server, &status))
         goto out;
     file = gpt_make_file(input->data, input->size);
-    good = file >= 0 && gpt_send(server, question, sizeof(*question), (int[]){file, image});
+    good = file >= 0 && gpt_add(&message, question, sizeof(*question)) &&
+           (!pipeline || gpt_add(&message, pipeline, strlen(pipeline) + 1)) &&
+           gpt_send(server, message.data, message.size, (int[]){file, image});
+    gpt_empty(&message);
     *call = (struct gpt_call){server, status.st_ino};
 out:
     if (file >= 0)

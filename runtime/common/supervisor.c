@@ -37,6 +37,7 @@ struct client { // one request, and the image that it is about, if that is not i
     int socket, files[GPT_FILES];
     enum gpt_pipeline which;
     char arch[GPT_ARCH_BYTES];
+    char *probe;           // the pipeline that weaves probes; NULL: that of all
     uint64_t turn;         // 0: it has not asked yet
     struct worker *worker; // that answers; NULL: none does
     bool again;            // a worker was killed over it
@@ -63,6 +64,7 @@ static uint64_t turns;
 static void drop(struct client *client) {
     close(client->socket);
     gpt_close(client->files);
+    free(client->probe);
     *client = (struct client){.socket = -1, .files = {-1, -1}};
     client_count--;
 }
@@ -101,22 +103,28 @@ static void accept_one(void) {
 // A client has sent its question, or asks whether somebody is there, or is gone. What is made for one that is
 // gone goes to the cache of gpt-asm.
 static void hear(struct client *client) {
-    struct gpt_question question;
+    static struct {
+        struct gpt_question question;
+        char text[GPT_MOST_TEXT];
+    } message;
+    const struct gpt_question *question = &message.question;
     int files[GPT_FILES];
-    ssize_t size = gpt_receive(client->socket, &question, sizeof(question), files);
+    ssize_t size = gpt_receive(client->socket, &message, sizeof(message), files);
     if (client->turn && size == GPT_THERE && files[0] < 0) {
         gpt_send(client->socket, "", GPT_THERE, files);
         return;
     }
-    if (client->turn || size != sizeof(question) || files[0] < 0 || question.pipeline >= GPT_PIPELINES ||
-        (question.pipeline == GPT_PROBE && !probe)) {
+    ssize_t text = size - (ssize_t)sizeof(*question);
+    if (client->turn || text < 0 || files[0] < 0 || question->pipeline >= GPT_PIPELINES ||
+        (text ? message.text[text - 1] : question->pipeline == GPT_PROBE && !probe)) {
         gpt_close(files);
         drop(client);
         return;
     }
     memcpy(client->files, files, sizeof(files));
-    client->which = question.pipeline;
-    snprintf(client->arch, sizeof(client->arch), "%.*s", (int)sizeof(question.arch) - 1, question.arch);
+    client->which = question->pipeline;
+    client->probe = text ? strdup(message.text) : NULL;
+    snprintf(client->arch, sizeof(client->arch), "%.*s", (int)sizeof(question->arch) - 1, question->arch);
     client->turn = ++turns;
 }
 
@@ -153,12 +161,18 @@ static void give_up(struct worker *worker, bool late) {
     worker_end(worker);
 }
 
-// A worker that is free, or a new one, if need be in place of one for another architecture; NULL if all are
-// busy. Sets errno otherwise, if none can be started.
+static bool is_for(const struct worker *worker, const struct client *client) {
+    return !strcmp(worker->arch, client->arch) &&
+           (worker->probe && client->probe ? !strcmp(worker->probe, client->probe)
+                                           : worker->probe == client->probe);
+}
+
+// A worker that is free, or a new one, if need be in place of one for something else; NULL if all are busy.
+//  Sets errno otherwise, if none can be started.
 static struct worker *find_worker(const struct client *client) {
     struct worker *room = NULL, *other = NULL, *first = workers[client->which];
     for (struct worker *worker = first; worker < first + most_workers; worker++)
-        if (worker->begun && !worker->busy && !strcmp(worker->arch, client->arch))
+        if (worker->begun && !worker->busy && is_for(worker, client))
             return worker;
         else if (!worker->begun)
             room = worker;
@@ -168,10 +182,12 @@ static struct worker *find_worker(const struct client *client) {
         worker_end(room = other);
     errno = 0;
     char *words[GPT_WORDS];
-    gpt_make_words(client->which, stages, client->arch, probe, words);
+    gpt_make_words(client->which, stages, client->arch, client->probe ? client->probe : probe, words);
     if (!room || !worker_start(room, words))
         return NULL;
     memcpy(room->arch, client->arch, sizeof(room->arch));
+    free(room->probe);
+    room->probe = client->probe ? strdup(client->probe) : NULL;
     return room;
 }
 

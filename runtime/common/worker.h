@@ -10,6 +10,7 @@ struct worker {
     int in, out, errors; // -1: there is none
     bool begun, busy;    // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
+    char *probe;                    // as that of its clients
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
     uint64_t syncs;                 // that it was sent

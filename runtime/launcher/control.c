@@ -14,19 +14,27 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/broker.h"
 #include "../common/control.h"
 #include "../say.h"
 #include "launcher.h"
+#include "probe.h"
 
 enum { PATIENCE = 10 }; // seconds for an answer
 
 static const struct {
     const char *word;
     enum gpt_command command;
-} commands[] = {{"status", GPT_STATUS}, {"enable", GPT_ENABLE}, {"disable", GPT_DISABLE}};
+} commands[] = {
+    {"status", GPT_STATUS}, {"enable", GPT_ENABLE}, {"disable", GPT_DISABLE}, {"probe", GPT_ORDER}};
 
 struct asking {
-    struct gpt_order order;
+    struct {
+        struct gpt_order order;
+        char texts[GPT_MOST_ORDER];
+    } message;
+    size_t size; // of the texts
+    struct probing probing;
     bool all, json, tells;
     pid_t pid;
     char run[32]; // its number; empty: not known yet
@@ -61,27 +69,60 @@ static void put_text(const char *text, bool json) {
     }
 }
 
-static void show(const struct gpt_state *state, pid_t pid, bool json) {
+static void show_json(const struct gpt_state *state, pid_t pid) {
+    const struct {
+        const char *name, *text;
+    } texts[] = {{"output", state->output},
+                 {"probes", state->probes},
+                 {"kernels", state->kernels},
+                 {"filter", state->filter}};
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {
+        {"since", state->since},     {"periods", state->periods},         {"launches", state->launches},
+        {"bytes", state->bytes},     {"probed", state->probed},           {"pending", state->pending},
+        {"refused", state->refused}, {"with_probes", state->with_probes}, {"without_probes", state->without},
+    };
+    printf("{\"pid\":%d,\"recording\":%s", pid, state->recording ? "true" : "false");
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
+        printf(",\"%s\":%lu", numbers[i].name, numbers[i].value);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
+        printf(",\"%s\":\"", texts[i].name);
+        put_text(texts[i].text, true);
+        putchar('"');
+    }
+    printf("}\n");
+}
+
+static void show_text(const char *name, const char *text) {
+    printf("%-10s ", name);
+    put_text(text, false);
+    putchar('\n');
+}
+
+static void show(const struct gpt_state *state, pid_t pid) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
     double size = (double)state->bytes / 1024, ago = (double)time(NULL) - (double)state->since / 1e9;
     unsigned unit = 0;
-    if (json) {
-        printf("{\"pid\":%d,\"recording\":%s,\"since\":%lu,\"periods\":%lu,\"launches\":%lu,\"bytes\":%lu,"
-               "\"output\":\"",
-               pid, state->recording ? "true" : "false", state->since, state->periods, state->launches,
-               state->bytes);
-        put_text(state->output, true);
-        printf("\"}\n");
-        return;
-    }
     for (; size >= 1000 && unit < 2; unit++)
         size /= 1024;
     printf("process    %d\nrecording  %s", pid, state->recording ? "on" : "off");
     if (state->since)
         printf(", since %.0f s", ago > 0 ? ago : 0);
-    printf("\nperiods    %lu\nlaunches   %lu\ntrace      ", state->periods, state->launches);
-    put_text(*state->output ? state->output : "none any more", false);
-    printf(*state->output ? ", %.*f %s\n" : "\n", size < 10, size, units[unit]);
+    printf("\nperiods    %lu\nlaunches   %lu\n", state->periods, state->launches);
+    show_text("trace", *state->output ? state->output : "none any more");
+    printf("size       %.*f %s\n", size < 10, size, units[unit]);
+    show_text("probes", *state->probes ? state->probes : "none");
+    if (*state->kernels)
+        show_text("kernels", state->kernels);
+    if (*state->filter)
+        show_text("filter", state->filter);
+    if (*state->probes)
+        printf("probed     %lu kernels, %lu pending, %lu refused\n", state->probed, state->pending,
+               state->refused);
+    if (*state->probes || state->with_probes)
+        printf("launched   %lu with probes, %lu without\n", state->with_probes, state->without);
 }
 
 // Asking
@@ -111,7 +152,8 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
     if (file < 0 && errno == ESRCH)
         return; // somebody else took the name
     asking->asked++;
-    ssize_t got = file < 0 ? -1 : send(file, &asking->order, sizeof(asking->order), MSG_NOSIGNAL);
+    ssize_t got =
+        file < 0 ? -1 : send(file, &asking->message, sizeof(struct gpt_order) + asking->size, MSG_NOSIGNAL);
     got = got < 0 ? got : recv(file, &state, sizeof(state), 0);
     if (got < 0 && errno == EAGAIN)
         say(asking, pid, "does not answer: it may be stopped");
@@ -123,7 +165,7 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
     else if (*state.fault)
         say(asking, pid, "%s", state.fault);
     else if (asking->tells)
-        show(&state, pid, asking->json);
+        (asking->json ? show_json : show)(&state, pid);
     if (file >= 0)
         close(file);
 }
@@ -177,39 +219,101 @@ __attribute__((noreturn)) static void explain(const struct asking *asking) {
     fail(BAD, where, "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'");
 }
 
-static void read_words(struct asking *asking, int argc, char **argv) {
-    static const struct option options[] = {{"all", no_argument, NULL, 'a'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {0}};
-    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
-        if (option == 'a')
+static void add_text(struct asking *asking, const char *text) {
+    size_t size = text ? strlen(text) + 1 : 1;
+    if (asking->size + size > GPT_MOST_ORDER || size > GPT_MOST_TEXT)
+        fail(USAGE, "probe", "the names of the probes are too long");
+    memcpy(asking->message.texts + asking->size, text ? text : "", size);
+    asking->size += size;
+}
+
+// Probes are read here, before the process hears of them.
+static void add_probes(struct asking *asking) {
+    const struct probing *probing = &asking->probing;
+    bool any = probing->probe_count || probing->jit;
+    char digest[65] = "";
+    if (!any && (probing->kernels || probing->filter))
+        fail(USAGE, "probe", "kernels, and no probes");
+    const char *pipeline = any ? make_pipeline(probing, digest) : NULL;
+    const char *texts[GPT_TEXTS] = {
+        [GPT_IDENTITY] = digest,
+        [GPT_PIPELINE] = pipeline,
+        [GPT_NAMES] = any ? name_probes(probing) : NULL,
+        [GPT_KERNELS] = probing->kernels,
+        [GPT_FILTER] = probing->filter,
+    };
+    for (int i = 0; i < GPT_TEXTS; i++)
+        add_text(asking, texts[i]);
+}
+
+static void read_options(struct asking *asking, int argc, char **argv) {
+    static const struct option options[] = {
+        {"all", no_argument, NULL, 'a'},
+        {"json", no_argument, NULL, 'j'},
+        {"kernel", required_argument, NULL, 'k'},
+        {"filter", required_argument, NULL, 'x'},
+        {"jit", required_argument, NULL, 'J'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
+    };
+    for (int option; (option = getopt_long(argc, argv, ":hk:", options, NULL)) != -1;)
+        switch (option) {
+        case 'a':
             asking->all = true;
-        else if (option == 'j')
+            break;
+        case 'j':
             asking->json = true;
-        else if (option == 'h')
+            break;
+        case 'k':
+            asking->probing.kernels = optarg;
+            break;
+        case 'x':
+            asking->probing.filter = optarg;
+            break;
+        case 'J':
+            asking->probing.jit = optarg;
+            break;
+        case 'h':
             help();
-        else
+        case ':':
+            fail(USAGE, argv[optind - 1], "needs a value");
+        default:
             fail(USAGE, argv[optind - 1], "no such option; see gpt-hook --help");
+        }
+}
+
+static void read_words(struct asking *asking, int argc, char **argv) {
+    read_options(asking, argc, argv);
     char *end = "", **words = argv + optind;
     long pid = *words ? strtol(*words, &end, 10) : 0;
-    if (!*words || !words[1] || words[2])
-        fail(USAGE, "ctl", "needs a process id and one of enable, disable and status");
+    if (!*words || !words[1])
+        fail(USAGE, "ctl", "needs a process id and one of enable, disable, probe and status");
     if (*end || pid <= 0 || pid > INT_MAX)
         fail(USAGE, *words, "not a process id");
     asking->pid = (pid_t)pid;
-    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
-        if (!strcmp(words[1], commands[i].word)) {
-            asking->order.command = commands[i].command;
-            asking->tells = commands[i].command == GPT_STATUS;
-            return;
-        }
-    fail(USAGE, words[1], "not a command: enable, disable or status");
+    size_t i = 0, count = sizeof(commands) / sizeof(*commands);
+    while (i < count && strcmp(words[1], commands[i].word))
+        i++;
+    if (i == count)
+        fail(USAGE, words[1], "not a command: enable, disable, probe or status");
+    const struct probing *probing = &asking->probing;
+    asking->message.order.command = commands[i].command;
+    asking->tells = commands[i].command == GPT_STATUS;
+    if (commands[i].command != GPT_ORDER && (words[2] || probing->kernels || probing->filter || probing->jit))
+        fail(USAGE, words[1], "takes no probes");
+    for (char **word = words + 2; *word; word++) {
+        if (asking->probing.probe_count == MOST_PROBES)
+            fail(USAGE, "probe", "more than %d probes", MOST_PROBES);
+        asking->probing.probes[asking->probing.probe_count++] = *word;
+    }
 }
 
 int control(int argc, char **argv) {
-    struct asking asking = {.order = {.version = GPT_CONTROL_VERSION}};
+    static struct asking asking;
+    asking.message.order.version = GPT_CONTROL_VERSION;
     read_words(&asking, argc, argv);
+    if (asking.message.order.command == GPT_ORDER)
+        add_probes(&asking);
     bool known = find_variable(asking.pid, GPT_CONTROL, asking.run, sizeof(asking.run));
     if (!asking.all || known)
         ask_each(&asking);

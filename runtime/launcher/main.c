@@ -20,6 +20,7 @@ static const char HELP[] =
     "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
     "                    [--disabled | --control] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
+    "       gpt-hook ctl [--all] [-k NAME:...] [--filter NAME:...] [--jit PIPELINE] PID probe [PROBE ...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -51,7 +52,8 @@ static const char HELP[] =
     "      --memusage      only add up what buffers would need\n"
     "      --control       let gpt-hook ctl turn recording on and off\n"
     "      --disabled      the same, and begin with nothing recorded\n"
-    "ctl    turn recording on or off in a process that was started so, or say how it is\n"
+    "ctl    turn recording on or off in a process that was started so, or say how it is; or\n"
+    "       name the probes that go into its kernels while it is on, in place of earlier ones\n"
     "      --all           in all processes of its run\n"
     "      --json          say it as JSON, a line for each process\n"
     "check  report what is installed: driver, devices, runtime, kernel features\n";
@@ -286,7 +288,7 @@ static int run(int argc, char **argv) {
     set(GPT_CONTROL, request.control ? getenv("GPT_HOOK_RUN") : NULL);
     set("GPT_HOOK_MODULES", NULL);
     set(GPT_BROKER, NULL);
-    if (request.simulated || pipeline) {
+    if (request.simulated || pipeline || request.control) {
         static char places[GPT_STAGES][PATH_MAX];
         char *paths[GPT_STAGES];
         for (size_t i = 0; i < GPT_STAGES; i++)

@@ -175,6 +175,31 @@ static const char *check_sample(const char *text) {
     return rest;
 }
 
+const char *make_pipeline(const struct probing *probing, char digest[65]) {
+    if (probing->probe_count && probing->jit)
+        fail(USAGE, "--jit", "names its probes itself: no -p beside it");
+    FILE *tools = begin_tools();
+    if (probing->jit)
+        use_pipeline(probing->jit);
+    else
+        use_probes(probing);
+    end_tools(tools);
+    add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
+    add(&pipeline, "%c", '\0');
+    gpt_sha256(identity.data, identity.size, digest);
+    return pipeline.data;
+}
+
+const char *name_probes(const struct probing *probing) {
+    struct gpt_bytes names = {0};
+    if (probing->jit)
+        add(&names, "%s", probing->jit);
+    for (size_t i = 0; i < probing->probe_count; i++)
+        add(&names, i ? " %s" : "%s", probing->probes[i]);
+    add(&names, "%c", '\0');
+    return names.data;
+}
+
 const char *use_probing(const struct probing *probing) {
     static const struct {
         const char *name;
@@ -190,8 +215,6 @@ const char *use_probing(const struct probing *probing) {
     };
     struct probing checked = *probing;
     bool on = probing->probe_count || probing->jit;
-    if (probing->probe_count && probing->jit)
-        fail(USAGE, "--jit", "names its probes itself: no -p beside it");
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         if (!on && *(const char **)((char *)&checked + variables[i].offset))
             fail(USAGE, "run", "options of probes, and no -p or --jit");
@@ -224,16 +247,9 @@ const char *use_probing(const struct probing *probing) {
         fputs("gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another "
               "result\n",
               stderr);
-    FILE *tools = begin_tools();
-    if (probing->jit)
-        use_pipeline(probing->jit);
-    else
-        use_probes(probing);
-    end_tools(tools);
-    add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
-    add(&pipeline, "%c", '\0');
     char digest[65];
-    gpt_sha256(identity.data, identity.size, digest);
+    const char *text = make_pipeline(probing, digest);
     set("GPT_HOOK_PROBE", digest);
-    return pipeline.data;
+    set("GPT_HOOK_PROBE_NAMES", name_probes(probing));
+    return text;
 }

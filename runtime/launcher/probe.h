@@ -19,4 +19,8 @@ struct probing { // NULL: the option was not given
 // probed. Fails for what makes no sense, and for probes that cannot be read.
 const char *use_probing(const struct probing *probing);
 
+// The text of the pipeline for probes or --jit, and its digest with theirs. Fails as the above.
+const char *make_pipeline(const struct probing *probing, char digest[65]);
+const char *name_probes(const struct probing *probing); // what they are called, with spaces between them
+
 #endif

@@ -91,6 +91,15 @@ def test_ioctls_are_of_type_kernel_as_the_guide_has_them():
                      "duration_us": 0.007, "result": 22}  # fmt: skip
 
 
+def test_recording_that_was_turned_on_and_off_is_a_line():
+    changes = [records.make("recording", on=on, at=at) for at, on in ((1000, False), (2000, True), (9000, False))]
+    found = events(forge.trace(*APIS, *changes, forge.calls([(3000, 5, ALLOC, 0)])))
+    said = [(event["ts"], event["type"], event["name"]) for event in found]
+    assert said == [(1.0, "recording", "recording off"), (2.0, "recording", "recording on"),
+                    (3.0, "memory", "cuMemAlloc"), (9.0, "recording", "recording off")]  # fmt: skip
+    assert all("duration_us" not in event for event in found if event["type"] == "recording")
+
+
 def test_names_are_text_whatever_they_hold():
     apis = [forge.api(1, 'a"b\\\n'), forge.api(2, "\udcff")]
     found = events(forge.trace(*apis, forge.calls([(1, 1, 1, 0), (2, 1, 2, 0), (3, 1, 3, 0)])))

@@ -187,6 +187,14 @@ def test_a_graph_that_makes_no_sense():
     summed(forge.trace(wrong), status=3, warnings=1)
 
 
+def test_for_how_long_a_process_was_recorded():
+    changes = [records.make("recording", on=on, at=at) for at, on in ((0, False), (2000, True), (9000, False))]
+    call = forge.calls([(3000, 5000, 1, 0)])
+    found = summed(forge.trace(*APIS, *changes, call), forge.trace(*APIS, call))
+    assert [(row["duration"], row.get("recorded")) for row in found["processes"]] == [(8000, 7000), (8000, None)]
+    assert sum("not recorded all the time" in text for text in found["verdicts"]) == 1
+
+
 def test_launches_with_and_without_probes_are_counted():
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
     unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in

@@ -9,6 +9,8 @@ struct slot hook_slots[SLOTS];
 struct live *hook_live;
 TLS bool hook_writing;
 _Atomic bool hook_recording;
+static const struct order no_order;
+const struct order *hook_order(void) { return &no_order; }
 bool hook_has_tsc, hook_gpu_time, hook_probing;
 
 ABSENT(hook_after_attribute)

@@ -26,8 +26,10 @@ int main(void) {
 class Server:
     """A program of this kind, under gpt-hook."""
 
-    def __init__(self, out: Path, program: Path, *options: str, **environment: str) -> None:
-        line = hooked.command("run", "-f", "-o", out, "--device", "sim", *options, "--", program)
+    def __init__(
+        self, out: Path, program: Path, *options: str, arguments: tuple[object, ...] = (), **environment: str
+    ) -> None:
+        line = hooked.command("run", "-f", "-o", out, "--device", "sim", *options, "--", program, *map(str, arguments))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(line, text=True, env=os.environ | environment, **pipes)
         self.pid = self.process.pid

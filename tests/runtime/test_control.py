@@ -11,6 +11,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.controlling import SERVER, Server, ctl, order, periods, status
+from tests.tiers import first
 
 PTX = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n"
 QUICK = {"GPT_SIM_RUN": "none"}
@@ -45,6 +46,7 @@ def test_periods_of_a_run(tmp_path, program):
     assert {"module", "library", "device", "api"} <= trace.kinds.keys()
 
 
+@pytest.mark.full
 def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     order(server.pid, "enable")
@@ -80,6 +82,7 @@ def test_a_run_that_begins_recorded(tmp_path, program):
     assert trace.names["cuInit"] == 1
 
 
+@pytest.mark.full
 def test_queries_are_counted_while_it_is_on(tmp_path):
     source = SERVER.replace("launch(function);", "{ int version; cuDriverGetVersion(&version); }")
     server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
@@ -92,7 +95,7 @@ def test_queries_are_counted_while_it_is_on(tmp_path):
     assert counted == {"cuDriverGetVersion": 9 + 4}
 
 
-@pytest.mark.parametrize("calls", ["none", "cuLaunch*"])
+@pytest.mark.parametrize("calls", first("none", "cuLaunch*"))
 def test_what_calls_says_holds_while_it_is_on(tmp_path, program, calls):
     server = Server(tmp_path / "t.mp", program, "--disabled", "--calls", calls, **QUICK)
     server.launch(9)
@@ -197,6 +200,7 @@ def test_children_and_all_processes_of_a_run(tmp_path):
     assert sorted(found, key=str) == [{"bar": 7}, {"foo": 3}]
 
 
+@pytest.mark.full
 def test_a_forked_child_goes_on_as_its_parent_was(tmp_path):
     source = r"""
     #include <sys/wait.h>
@@ -242,10 +246,10 @@ def test_processes_that_cannot_be_asked(tmp_path, program):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ((), "ctl: needs a process id and one of enable, disable and status"),
-        ((1,), "ctl: needs a process id and one of enable, disable and status"),
+        ((), "ctl: needs a process id and one of enable, disable, probe and status"),
+        ((1,), "ctl: needs a process id and one of enable, disable, probe and status"),
         (("1x", "enable"), "1x: not a process id"),
-        ((1, "on"), "on: not a command: enable, disable or status"),
+        ((1, "on"), "on: not a command: enable, disable, probe or status"),
         (("--now", 1, "enable"), "--now: no such option; see gpt-hook --help"),
     ],
 )
@@ -261,6 +265,7 @@ def find_name(pid):
     return name[1:]
 
 
+@pytest.mark.full
 def test_somebody_else_who_takes_the_name(tmp_path, program):
     """A socket of this name that the process did not make is passed over."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
@@ -272,6 +277,7 @@ def test_somebody_else_who_takes_the_name(tmp_path, program):
     server.end()
 
 
+@pytest.mark.full
 def test_clients_that_say_nothing_or_nonsense(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     for message in (b"", b"x", b"\xff" * 8, b"\0" * 4096):
@@ -284,6 +290,7 @@ def test_clients_that_say_nothing_or_nonsense(tmp_path, program):
     assert server.end().launches == {"foo": 2}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_other_users_are_not_obeyed(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
@@ -304,6 +311,7 @@ except OSError:
     server.end()
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed_while_it_records(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     order(server.pid, "enable")

@@ -24,6 +24,10 @@
 #include "common/broker.h"
 #include "common/control.h"
 #include "control.h"
+#include "hook/probe/known.h"
+#include "hook/probe/settings.h"
+#include "hook/probe/unprobed.h"
+#include "hook/watch/watched.h"
 #include "hook/write/counts.h"
 #include "hook/write/errors.h"
 #include "hook/write/file.h"
@@ -79,8 +83,19 @@ static sem_t ready; // it listens
 
 // Orders
 
+static void put(char *to, size_t size, const char *from) { snprintf(to, size, "%s", from ? from : ""); }
+
 static void tell(struct gpt_state *state) {
+    const struct order *order = hook_order();
+    struct known_counts counts = {0};
     struct stat trace;
+    hook_count_known(&counts);
+    state->probed = counts.probed, state->pending = counts.pending, state->refused = counts.refused;
+    state->with_probes = atomic_load(&hook_watched->probed);
+    state->without = hook_unprobed_total();
+    put(state->probes, sizeof(state->probes), order->probes);
+    put(state->kernels, sizeof(state->kernels), order->kernels);
+    put(state->filter, sizeof(state->filter), order->filter);
     state->version = GPT_CONTROL_VERSION;
     state->recording = atomic_load(&hook_recording);
     state->since = hook_periods.since;
@@ -92,29 +107,63 @@ static void tell(struct gpt_state *state) {
     state->bytes = stat(hook_live->path, &trace) ? 0 : (uint64_t)trace.st_size;
 }
 
-static void follow(const struct gpt_order *order, struct gpt_state *state) {
+static const char *keep(const char *texts, size_t size) {
+    char *kept = malloc(size);
+    return kept ? memcpy(kept, texts, size) : NULL;
+}
+
+// The texts stay: what they mean may be asked until the process ends.
+static const char *use_probes(const char *texts, size_t size) {
+    const char *found[GPT_TEXTS], *at = size && !texts[size - 1] ? keep(texts, size) : NULL;
+    if (!hook_probing || !hook_is_this_process())
+        return "it was forked from a process that had loaded code, or ends";
+    if (hook_settings.benchmark || hook_settings.memusage)
+        return "it runs with --benchmark or --memusage, which take no other probes";
+    const char *end = at + size;
+    for (int i = 0; at && i < GPT_TEXTS; i++, at += strlen(at) + 1)
+        if (at >= end)
+            return "no order of probes";
+        else
+            found[i] = *at ? at : NULL;
+    if (!at || !hook_make_order(&(struct order){.identity = found[GPT_IDENTITY],
+                                                .pipeline = found[GPT_PIPELINE],
+                                                .probes = found[GPT_NAMES],
+                                                .kernels = found[GPT_KERNELS],
+                                                .filter = found[GPT_FILTER]}))
+        return "memory ran out";
+    hook_find_all_flags();
+    return "";
+}
+
+static void follow(const struct gpt_order *order, const char *texts, size_t size, struct gpt_state *state) {
     if (order->version != GPT_CONTROL_VERSION)
         snprintf(state->fault, sizeof(state->fault), "it runs under another version of gpt-hook");
     else if (order->command != GPT_STATUS && atomic_load(&hook_live->state) != ON)
         snprintf(state->fault, sizeof(state->fault), "its trace has ended");
     else if (order->command == GPT_ENABLE || order->command == GPT_DISABLE)
         hook_switch(order->command == GPT_ENABLE);
+    else if (order->command == GPT_ORDER)
+        put(state->fault, sizeof(state->fault), use_probes(texts, size));
     tell(state);
 }
 
 // One order of the same user or root. Others learn nothing.
 static void hear(int client) {
     static struct gpt_state state;
-    struct gpt_order order = {.version = 0};
+    static struct {
+        struct gpt_order order;
+        char texts[GPT_MOST_ORDER];
+    } message;
     struct ucred peer;
     socklen_t size = sizeof(peer);
+    ssize_t got;
     setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
                sizeof(struct timeval));
     if (getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) || (peer.uid && peer.uid != geteuid()) ||
-        recv(client, &order, sizeof(order), 0) < (ssize_t)sizeof(order))
+        (got = recv(client, &message, sizeof(message), 0)) < (ssize_t)sizeof(message.order))
         return;
     memset(&state, 0, sizeof(state));
-    follow(&order, &state);
+    follow(&message.order, message.texts, (size_t)got - sizeof(message.order), &state);
     send(client, &state, sizeof(state), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 

@@ -330,7 +330,8 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
 // all the same, as it may be the first of a forked process.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     const struct known *known = slot->known;
-    bool launches = slot->layout == LAYOUT_LAUNCH, probes = known && hook_probing && (on || !launches);
+    bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
+    bool probes = known && (launches ? on && ordered : hook_probing);
     uint32_t flags = on && is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
     flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
@@ -341,16 +342,23 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     if (launches)
         flags |=
             SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0) | (on ? 0 : SLOT_UNCOUNTED);
-    if (slot->words < STACK_WORDS)
-        flags |= SLOT_SCALAR;
+    flags |= slot->words < STACK_WORDS ? SLOT_SCALAR : 0;
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
-    flags |= hook_probing && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
+    flags |= ordered && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
     // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;
     return flags;
+}
+
+void hook_find_flags(struct slot *slot) {
+    char name[NAME_BYTES];
+    slot_name(slot, name);
+    slot->on = (uint16_t)find_flags(slot, name, true);
+    slot->off = (uint16_t)find_flags(slot, name, false);
+    hook_use_flags(slot);
 }
 
 void hook_describe(struct slot *slot, const char *symbol) {
@@ -367,11 +375,8 @@ void hook_describe(struct slot *slot, const char *symbol) {
         slot->special = known->special;
         memcpy(slot->values, known->values, sizeof(slot->values));
     }
-    if (known)
-        slot->on_return = known->on_return;
-    slot->on = (uint16_t)find_flags(slot, name, true);
-    slot->off = (uint16_t)find_flags(slot, name, false);
-    hook_use_flags(slot);
+    slot->on_return = known ? known->on_return : NULL;
+    hook_find_flags(slot);
     __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is there
     hook_use_flags(slot); // recording may have been turned on or off meanwhile
 }

@@ -18,6 +18,7 @@ struct known {
 };
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
 void hook_describe_named(struct slot *slot);               // if nobody did
+void hook_find_flags(struct slot *slot);                   // again, after other probes were ordered
 void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);                     // writes its `api` record
 const char *hook_type(const struct slot *slot);

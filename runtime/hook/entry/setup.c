@@ -44,10 +44,8 @@ static void pass_through(void) {
 static void survey(void) {
     hook_use_all_flags(); // of a child that was forked while they changed
     hook_scan_libraries();
-    if (hook_settings.identity) {
-        hook_write_unprobed();
-        hook_write_needs();
-    }
+    hook_write_unprobed();
+    hook_write_needs();
 }
 
 // The constructors of libraries that the program is linked to run before this one, and may use the driver:

@@ -116,12 +116,14 @@ look:
     jnz lean
     testl $SLOT_WATCHED, %r10d
     jnz 1f
-    testl $(SLOT_SECOND | SLOT_QUERY), %r10d
+    testl $(SLOT_SECOND | SLOT_QUERY | SLOT_UNCOUNTED), %r10d
     jnz 3f
     call hook_count_first           // keeps all registers but rax, in which no function that is counted has an argument
     jmp 4f
 3:  testl $SLOT_QUERY, %r10d
     jnz 5f
+    testl $SLOT_UNCOUNTED, %r10d
+    jnz 8f
     call hook_count_second
     jmp 4f
 5:  movq hook_thread@gottpoff(%rip), %rax
@@ -137,6 +139,12 @@ look:
     testq %rax, %rax                // the first is looked at
     jz 1f
     incq (%rax)                     // its counter, in the trace
+    jmp 9b
+8:  movq hook_live(%rip), %rax
+    testq %rax, %rax
+    jz 1f
+    cmpl $0, LIVE_PID(%rax)         // no trace: it may be a forked process, which begins one
+    je 1f
     jmp 9b
 4:  testb %al, %al
     jnz 9b

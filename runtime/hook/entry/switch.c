@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "decode.h"
 #include "hook/write/recording.h"
 #include "stub.h"
 #include "switch.h"
@@ -21,6 +22,12 @@ void hook_use_all_flags(void) {
     for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
         if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
             hook_use_flags(slot);
+}
+
+void hook_find_all_flags(void) {
+    for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
+        if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
+            hook_find_flags(slot);
 }
 
 // Calls that are recorded lie between the two records.

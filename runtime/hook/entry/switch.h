@@ -9,6 +9,7 @@
 
 void hook_use_flags(struct slot *slot); // those for now
 void hook_use_all_flags(void);
-void hook_switch(bool on); // one thread at a time
+void hook_find_all_flags(void); // of all slots, after probes were ordered
+void hook_switch(bool on);      // one thread at a time
 
 #endif

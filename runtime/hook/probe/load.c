@@ -184,7 +184,7 @@ static void enter(struct probed *probed) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : NULL;
     if (!probed->asked.registers && hook_add_probed(probed))
         return;
-    if (first && !first->refused && !probed->refused) {
+    if (first && !first->refused && !probed->refused && first->asked.order == probed->asked.order) {
         hook_add_fewer(first, probed);
         return;
     }

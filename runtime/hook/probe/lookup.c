@@ -5,6 +5,8 @@
 
 #include "driver_calls.h"
 #include "hook/watch/driver.h"
+#include "hook/write/recording.h"
+#include "known.h"
 #include "launch.h"
 #include "lookup.h"
 #include "pending.h"
@@ -13,16 +15,22 @@
 
 static void look_up(uint64_t handle, const char *name, bool waits) {
     struct object_view view;
+    const struct order *order = hook_order();
+    bool asks = order->identity && atomic_load(&hook_recording);
     hook_finish_lookups();
-    if (!name || !hook_object_look(handle, &view) || hook_find_probed(handle))
+    if (!name || !hook_object_look(handle, &view))
         return;
     struct looked_up function = {.handle = handle,
                                  .module = view.parent,
                                  .context = view.kind == OBJECT_KERNEL ? 0 : view.context,
                                  .reference = view.reference,
                                  .function = view.id,
+                                 .order = order->number,
                                  .is_kernel = view.kind == OBJECT_KERNEL};
-    if (!hook_is_wanted(name)) {
+    hook_know(&function, name, asks);
+    if (!asks || hook_find_probed(handle))
+        return;
+    if (!hook_is_wanted(name, order)) {
         hook_refuse(&function, "");
         return;
     }

@@ -17,6 +17,7 @@
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/write/calm.h"
+#include "known.h"
 #include "lookup.h"
 #include "pending.h"
 #include "question.h"
@@ -61,10 +62,15 @@ static void spend(uint64_t start) {
 
 // Entries
 
+// Whether somebody still wants it.
+static bool is_wanted(const struct looked_up *function) {
+    return hook_is_alive(function->reference) && function->order == hook_order()->number;
+}
+
 static struct pending *find(uint64_t handle, unsigned registers) {
     struct pending *pending = all;
     while (pending && (pending->function.handle != handle || pending->function.registers != registers ||
-                       !hook_is_alive(pending->function.reference)))
+                       !is_wanted(&pending->function)))
         pending = pending->next;
     return pending;
 }
@@ -107,7 +113,7 @@ static bool ask(struct pending *pending) {
 static bool take(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
-    bool alive = hook_is_alive(pending->function.reference);
+    bool alive = is_wanted(&pending->function);
     if (!alive && pending->asked)
         gpt_cancel(&pending->call);
     if (alive && pending->kept.data) {
@@ -199,13 +205,14 @@ void hook_await(uint64_t handle) {
 void hook_finish_lookups(void) {
     static _Atomic uint64_t passes;
     hook_bind_missed();
+    hook_ask_known();
     if (!atomic_load_explicit(&count, memory_order_acquire))
         return;
     for (uint64_t pass = atomic_fetch_add(&passes, 1) + 1;;) {
         pthread_mutex_lock(&lock);
         struct pending *pending = all;
         while (pending && (pending->busy || pending->pass >= pass ||
-                           (!is_here(pending) && hook_is_alive(pending->function.reference))))
+                           (!is_here(pending) && is_wanted(&pending->function))))
             pending = pending->next;
         if (pending) {
             pending->busy = true;

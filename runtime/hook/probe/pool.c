@@ -340,6 +340,8 @@ static bool is_pending(const struct pool *pool) {
 
 void hook_drain_all(void) {
     struct timespec end = patience();
+    if (!pools) // nor is there a trace in a process that does not use the driver
+        return;
     struct thread *thread = hook_this_thread();
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next)

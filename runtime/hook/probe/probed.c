@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "probed.h"
+#include "settings.h"
 
 struct table {
     size_t size, used; // the size is a power of two
@@ -21,7 +22,7 @@ static size_t place_of(const struct table *table, uint64_t handle) {
     return handle * 0x9e3779b97f4a7c15u >> 32 & (table->size - 1);
 }
 
-struct probed *hook_find_probed(uint64_t handle) {
+static struct probed *find(uint64_t handle) {
     struct table *table = atomic_load_explicit(&the_table, memory_order_acquire);
     struct probed *found;
     for (size_t i = table ? place_of(table, handle) : 0; table; i = (i + 1) & (table->size - 1)) {
@@ -32,6 +33,12 @@ struct probed *hook_find_probed(uint64_t handle) {
             return hook_is_alive(found->reference) ? found : NULL;
     }
     return NULL;
+}
+
+// What was made by an earlier order is not launched any more. The function of a kernel only leads to that.
+struct probed *hook_find_probed(uint64_t handle) {
+    struct probed *found = find(handle);
+    return found && (found->kernel || found->asked.order == hook_order()->number) ? found : NULL;
 }
 
 struct probed *hook_find_whole(uint64_t handle) {
@@ -73,7 +80,9 @@ static bool make_room(void) {
 
 bool hook_add_probed(struct probed *added) {
     pthread_mutex_lock(&lock);
-    bool room = make_room();
+    const struct probed *there = find(added->handle);
+    bool late = there && !there->kernel && there->asked.order > added->asked.order,
+         room = !late && make_room();
     if (room) {
         if (added->loaded || added->kernel) {
             struct probed **list = added->loaded ? &all : &functions;

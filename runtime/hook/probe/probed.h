@@ -22,6 +22,7 @@ struct looked_up {
     struct reference reference;
     uint32_t function;  // id in the trace
     bool is_kernel;     // of a library
+    unsigned order;     // that it was asked for by
     unsigned registers; // most of a thread that it may have with probes; 0: any number
 };
 

@@ -39,7 +39,7 @@ const char *hook_name_result(const struct looked_up *function, const char *kerne
         return refused;
     if (!find_arch(arch, target))
         return "its device is not known";
-    const char *parts[] = {hook_settings.identity, arch, target, digest, registers, kernel};
+    const char *parts[] = {hook_order_of(function->order)->identity, arch, target, digest, registers, kernel};
     bool whole = true;
     snprintf(registers, sizeof(registers), "%u", function->registers);
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
@@ -61,7 +61,7 @@ const char *hook_send_question(const struct looked_up *function, const char *ker
     const char *refused = find_arch(arch, question.arch)
                               ? hook_add_request(function->handle, &asked, &request, &file)
                               : "its device is not known";
-    if (!refused && !gpt_begin(call, &question, &request, file))
+    if (!refused && !gpt_begin(call, &question, hook_order_of(function->order)->pipeline, &request, file))
         refused = "gpt-hook's helper, which asks the pipeline, is not there";
     gpt_close((int[]){file, -1});
     gpt_empty(&request);

@@ -1,16 +1,40 @@
 // The variables that the launcher sets (../../launcher/probe.c), and what is never probed.
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "common/control.h"
 #include "hook/write/thread.h"
 #include "settings.h"
 
 bool hook_probing;
 struct settings hook_settings;
 
-static const char *kernels, *filter;
+static const struct order no_order;
+static const struct order *_Atomic orders = &no_order; // the last one
+
+const struct order *hook_order(void) { return atomic_load_explicit(&orders, memory_order_acquire); }
+
+const struct order *hook_order_of(unsigned number) {
+    const struct order *order = hook_order();
+    while (order->number != number && order->before)
+        order = order->before;
+    return order;
+}
+
+// One thread at a time.
+bool hook_make_order(const struct order *made) {
+    struct order *order = malloc(sizeof(*order));
+    if (!order)
+        return false;
+    *order = *made;
+    order->before = hook_order();
+    order->number = order->before->number + 1;
+    atomic_store_explicit(&orders, order, memory_order_release);
+    return true;
+}
 
 // NVIDIA's libraries whose code is closed, by the beginning of the file's name. NCCL's and CUTLASS's is not.
 static const char *const closed[] = {
@@ -45,7 +69,6 @@ static void go_on(void) {
 void hook_probe_setup(void) {
     const char *wait = getenv("GPT_HOOK_PROBE_WAIT"), *keep = getenv("GPT_KEEP");
     hook_settings = (struct settings){
-        .identity = getenv("GPT_HOOK_PROBE"),
         .wait = wait && *wait ? (uint64_t)(strtod(wait, NULL) * 1000) : 30000,
         .skip = number("GPT_HOOK_PROBE_SKIP", 0),
         .count = number("GPT_HOOK_PROBE_COUNT", UINT64_MAX),
@@ -56,9 +79,13 @@ void hook_probe_setup(void) {
         .benchmark = getenv("GPT_HOOK_PROBE_BENCHMARK") != NULL,
         .memusage = getenv("GPT_HOOK_PROBE_MEMUSAGE") != NULL,
     };
-    kernels = getenv("GPT_HOOK_PROBE_KERNELS");
-    filter = getenv("GPT_HOOK_PROBE_FILTER");
-    hook_probing = hook_settings.identity && *hook_settings.identity;
+    const char *identity = getenv("GPT_HOOK_PROBE");
+    hook_probing = getenv(GPT_CONTROL) || (identity && *identity);
+    if (identity && *identity)
+        hook_make_order(&(struct order){.identity = identity,
+                                        .probes = getenv("GPT_HOOK_PROBE_NAMES"),
+                                        .kernels = getenv("GPT_HOOK_PROBE_KERNELS"),
+                                        .filter = getenv("GPT_HOOK_PROBE_FILTER")});
     if (hook_probing && __register_atfork)
         __register_atfork(NULL, NULL, go_on, NULL);
     process = getpid();
@@ -76,8 +103,9 @@ static bool has_part(const char *name, const char *parts) {
     return false;
 }
 
-bool hook_is_wanted(const char *kernel) {
-    return (!kernels || !*kernels || has_part(kernel, kernels)) && (!filter || !has_part(kernel, filter));
+bool hook_is_wanted(const char *kernel, const struct order *order) {
+    return (!order->kernels || !*order->kernels || has_part(kernel, order->kernels)) &&
+           (!order->filter || !has_part(kernel, order->filter));
 }
 
 bool hook_is_closed(const char *path) {

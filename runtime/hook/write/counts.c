@@ -11,7 +11,6 @@
 #include "file.h"
 #include "live.h"
 #include "record.h"
-#include "recording.h"
 #include "reference.h"
 #include "thread.h"
 
@@ -173,9 +172,6 @@ KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);
 
 __attribute__((always_inline, target("general-regs-only"))) static inline bool count(uint64_t key) {
     struct thread *thread = hook_thread;
-    if (UNLIKELY(!atomic_load_explicit(&hook_recording, memory_order_relaxed)))
-        return hook_live &&
-               atomic_load_explicit(&hook_live->pid, memory_order_relaxed); // else it may be forked
     if (!thread || thread->pid != atomic_load_explicit(&hook_live->pid, memory_order_relaxed) ||
         !thread->counters)
         return false;
