@@ -111,6 +111,22 @@ def test_a_cooperative_grid_that_does_not_fit(tmp_path):
     assert unprobed(trace) == {"with probes its cooperative grid does not fit": 1}
 
 
+def test_what_fits_in_no_way(tmp_path):
+    """The driver refuses it, and nothing is made for it."""
+    body = r"""
+        void *params[] = {&items, &added, &count};
+        run_blocks(6, 70);
+        IS(1, cuLaunchKernel(function, 1, 1, 1, 1025, 1, 1, 0, NULL, params, NULL));
+        IS(720, D(cuLaunchCooperativeKernel)(function, 100000, 1, 1, 256, 1, 1, 0, NULL, params));
+        usleep(100000);
+        OK(D(cuCtxSynchronize)());
+        run_blocks(6, 70);
+    """
+    (trace,) = fit(tmp_path, body)
+    assert kernels(trace) == [0, 0] and not unprobed(trace)
+    assert len(list((tmp_path / "cache" / "gpt" / "probed").iterdir())) == 1
+
+
 ASK = r"""
     int each, grid, threads, processors, regs;
     OK(D(cuDeviceGetAttribute)(&processors, 16, 0));

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from tests.runtime import hooked
+from tests.runtime import hooked, simulated
 from tests.runtime.clients import ARGUMENTS, FORK, LOADS, PLAYED, THREADS, VFORK
+from tests.runtime.probing import CLIENT, PTX, kept
 
 MARKS = """
     for (int i = 0; i < 100; i++)
@@ -83,3 +84,91 @@ def test_checker_finds_nothing(tmp_path, checker):
             continue
         assert (done.returncode, done.stderr) == (0, ""), name
         assert hooked.Trace(tmp_path / f"{name}.mp").records[-1]["kind"] == "end"
+
+
+# Threads that load, look up, ask, set, launch and unload at once, each in its own way, one in contexts of its own.
+PROBED = (
+    CLIENT
+    + r"""
+static void *library, *shared;
+static char ptx[1 << 16];
+
+static void *work(void *number) {
+    long n = (long)number;
+    void *primary, *context, *stream, *f = NULL, *own = NULL, *of_own = NULL, *loaded = NULL;
+    CUdeviceptr mine;
+    int each;
+    OK(cuDevicePrimaryCtxRetain(&primary, 0));
+    OK(cuCtxSetCurrent(primary));
+    for (int i = 0; i < 60; i++) {
+        if (n == 3 && i % 10 == 0)
+            OK(D(cuCtxCreate_v2)(&context, 0, 0));
+        OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(want)));
+        OK(D(cuStreamCreate)(&stream, 1));
+        if (n % 2) {
+            OK(cuModuleLoadData(&loaded, ptx));
+            OK(cuModuleGetFunction(&f, loaded, "scale"));
+        } else if (i % 3 == 0) {
+            OK(D(cuLibraryLoadData)(&own, ptx, NULL, NULL, 0, NULL, NULL, 0));
+            OK(D(cuLibraryGetKernel)(&of_own, own, "scale"));
+            OK(D(cuKernelGetFunction)(&f, of_own));
+            OK(D(cuFuncSetAttribute)(f, 8, 1000 + i));
+            OK(D(cuKernelSetAttribute)(8, 2000, of_own, 0));
+        }
+        void *params[] = {&mine, &added, &count};
+        for (int j = 0; j < 10; j++) {
+            void *one = n == 3 || n == 2 ? shared : f;
+            OK(cuLaunchKernel(one, 6, 1, 1, j == 4 ? 1024 : 70, 1, 1, 0, stream, params, NULL));
+            OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, one, 64 + 32 * j, (size_t)0));
+        }
+        if (i % 4 == 0)
+            OK(D(cuCtxSynchronize)());
+        OK(D(cuStreamDestroy_v2)(stream));
+        OK(D(cuMemFree_v2)(mine));
+        if (n % 2)
+            OK(D(cuModuleUnload)(loaded));
+        else if (i % 3 == 2) {
+            OK(D(cuCtxSynchronize)());
+            OK(D(cuLibraryUnload)(own));
+        }
+        if (n == 3 && i % 10 == 9) {
+            OK(D(cuCtxDestroy_v2)(context));
+            OK(cuCtxSetCurrent(primary));
+        }
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    pthread_t threads[8];
+    begin();
+    FILE *file = fopen(argv[1], "r");
+    assert(file && fread(ptx, 1, sizeof(ptx) - 1, file));
+    OK(D(cuLibraryLoadData)(&library, ptx, NULL, NULL, 0, NULL, NULL, 0));
+    OK(D(cuLibraryGetKernel)(&shared, library, "scale"));
+    for (long i = 0; i < 8; i++)
+        pthread_create(&threads[i], NULL, work, (void *)i);
+    for (int i = 0; i < 8; i++)
+        pthread_join(threads[i], NULL);
+    return 0;
+}
+"""
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
+    """The program is run under gpt-hook, and begins anew with the library that is built with the sanitizer."""
+    preload = build(tmp_path, sanitizer).replace(" ", ":")
+    program = simulated.build(tmp_path / "client", PROBED)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "ASAN_OPTIONS": "detect_leaks=0"}
+    line = ("sh", "-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
+    done = hooked.run(tmp_path / "t.mp", *line, options=("-p", "gmem_bytes"), env=env)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the kernel's address space randomization is too much for the sanitizer")
+    assert (done.returncode, done.stderr) == (0, "")
+    traces = [hooked.Trace(path) for path in tmp_path.glob("t.mp*") if path.suffix != ".buffers"]
+    probed = sum(len(trace.of("probed")) for trace in traces)
+    unprobed = sum(record["launches"] for trace in traces for record in trace.of("unprobed"))
+    assert probed > 4000 and probed + unprobed == 8 * 60 * 10

@@ -55,6 +55,17 @@ static uint64_t count_resident(const struct launch *launch) {
     return launch->cooperative && processors ? (blocks + processors - 1) / processors : 1;
 }
 
+// A launch that does not fit without probes either is the driver's to refuse.
+static void want_fewer(struct probed *first, const struct launch *launch, uint64_t threads,
+                       uint64_t resident) {
+    unsigned most = hook_most_registers(threads, resident), before = atomic_load(&first->limit);
+    int blocks = 0;
+    if ((!before || most < before) &&
+        !hook_do.occupancy(&blocks, launch->function, (int)threads, launch->shared) &&
+        (uint64_t)blocks >= resident)
+        hook_want_fewer(first, most);
+}
+
 struct choice hook_choose(const struct launch *launch, uint64_t context) {
     struct probed *entry = hook_find_probed(launch->function);
     struct choice choice = {.reason = "it was found without its name, or is still being made"};
@@ -94,8 +105,7 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
         }
     }
     if (small)
-        hook_want_fewer(choice.first,
-                        hook_most_registers(threads, resident ? resident : count_resident(launch)));
+        want_fewer(choice.first, launch, threads, resident ? resident : count_resident(launch));
     return choice;
 }
 

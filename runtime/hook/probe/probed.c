@@ -129,7 +129,7 @@ void hook_miss(struct probed *probed, uint64_t context) {
 
 struct probed *hook_take_missed(uint64_t context) {
     bool others = false;
-    if (!atomic_exchange(&any_missed, false))
+    if (!atomic_load(&any_missed) || !atomic_exchange(&any_missed, false))
         return NULL;
     pthread_mutex_lock(&lock);
     struct probed *found = all;

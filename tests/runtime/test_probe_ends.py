@@ -1,0 +1,85 @@
+"""gpt-hook -p: however a process ends, it ends at once, and its buffers are in the trace or said to be lost."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.probing import CLIENT, PTX, build, check_bytes, kept
+
+pytestmark = pytest.mark.full
+
+SOURCE = (
+    "#include <signal.h>\n#include <sys/wait.h>\n"
+    + CLIENT
+    + r"""
+static void caught(int number) { exit(number); }
+static void *leave(void *unused) { exit(0); }
+
+int main(int argc, char **argv) {
+    pthread_t thread;
+    const char *how = argv[2];
+    setup(argv[1]);
+    for (int i = 0; i < 5; i++)
+        run();
+    if (!strcmp(how, "_exit"))
+        _exit(0);
+    if (!strcmp(how, "quick_exit"))
+        quick_exit(0);
+    if (!strcmp(how, "thread")) {
+        pthread_create(&thread, NULL, leave, NULL);
+        pthread_exit(NULL);
+    }
+    if (!strcmp(how, "exec"))
+        execl("/bin/true", "true", NULL);
+    if (!strcmp(how, "abort"))
+        abort();
+    if (!strcmp(how, "handler")) {
+        signal(SIGINT, caught);
+        raise(SIGINT);
+    }
+    if (!strcmp(how, "interrupt"))
+        raise(SIGINT);
+    if (!strcmp(how, "kill"))
+        raise(SIGKILL);
+    return 0;
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("ends"), SOURCE)
+
+
+def end(folder, program, how, **env):
+    out = folder / "t.mp"
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()} | env
+    start = time.monotonic()
+    done = hooked.run(out, program, PTX, how, options=("-f", "-p", "gmem_bytes"), env=env)
+    return done, hooked.Trace(out), time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [("return", 0), ("_exit", 0), ("quick_exit", 0), ("thread", 0), ("handler", 2)]
+)
+def test_ends_that_are_seen(tmp_path, program, how, status):
+    """Kernels that still run are awaited."""
+    done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
+    assert (done.returncode, seconds < 20) == (status, True)
+    check_bytes(trace, 5)
+
+
+@pytest.mark.parametrize(
+    ("how", "number"), [("abort", signal.SIGABRT), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL), ("exec", 0)]
+)
+def test_ends_that_are_not(tmp_path, program, how, number):
+    """The trace is complete up to there: launches are in it, and as many buffers as were written."""
+    done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
+    assert done.returncode == -number
+    assert seconds < 20
+    assert len(trace.of("probed")) == 5 >= len(trace.of("buffer"))
+    assert how == "exec" or trace.records[-1]["kind"] != "end"
