@@ -42,7 +42,7 @@ class Mode:
 
     options: tuple[str, ...] = TWO
     harm: str = ""
-    variants: int = 8
+    variants: int = 2  # on a GPU ten times as many
     leave: int = 0
     children: int = 0
     output: str = "t.mp"
@@ -52,9 +52,9 @@ class Mode:
 
 MODES = {
     "plain": Mode(unprobed=False),
-    "kills": Mode(harm="workers", variants=12),
-    "supervisor": Mode(harm="supervisor", variants=12),
-    "stopped": Mode((*TWO, "--wait", "2"), harm="stop", variants=12),
+    "kills": Mode(harm="workers", variants=5),
+    "supervisor": Mode(harm="supervisor", variants=5),
+    "stopped": Mode((*TWO, "--wait", "2"), harm="stop", variants=5),
     "disk": Mode(disk=2),
     "tiny": Mode((*TWO, "--max-memory", "100K")),
     "waits": Mode((*TWO, "--max-memory", "200K", "--complete"), unprobed=False),
@@ -63,8 +63,8 @@ MODES = {
     "live": Mode(output="| cat >'{folder}/t.mp'", children=2),
     "fifo": Mode(output="{folder}/fifo"),
     "stdout": Mode(output="-"),
-    "all probes": Mode((*ALL, "--max-memory", "2G"), variants=2),
-    "late": Mode((*TWO, "--wait", "0"), variants=12),
+    "all probes": Mode((*ALL, "--max-memory", "2G"), variants=1),
+    "late": Mode((*TWO, "--wait", "0"), variants=5),
     "timed": Mode((*TWO, "--gpu-time", "--calls", "none", "--sample", "1/3")),
 }
 QUICK = ("plain", "kills", "disk", "tiny")
@@ -180,10 +180,13 @@ def reading(fifo: Path | None, into: Path) -> Any:
             cat.kill()
 
 
-def play(name: str, mode: Mode, program: Path, device: str, seconds: float, folder: Path) -> dict[str, Any]:
+def play(
+    name: str, mode: Mode, program: Path, device: str, seconds: float, folder: Path, environment: dict[str, str]
+) -> dict[str, Any]:
     """A row: one run."""
     mark = f"{os.getpid()}-{name.replace(' ', '-')}"
-    env = accounts.environment(folder.parent, device, **{MARK: mark})
+    env = environment | {MARK: mark}
+    variants = mode.variants if device == "sim" else 10 * mode.variants
     with small_disk(folder, mode.disk) as (place, mounted):
         if not mounted:
             return {"mode": name, "wrong": [], "note": "not run: no file system can be mounted"}
@@ -202,7 +205,7 @@ def play(name: str, mode: Mode, program: Path, device: str, seconds: float, fold
             *mode.options,
             "--",
         ]
-        line += [program, str(seconds), "8", str(mode.variants), str(mode.leave), str(mode.children)]
+        line += [program, str(seconds), "8", str(variants), str(mode.leave), str(mode.children)]
         harm = Harm(mode.harm, mark, seconds)
         harm.start()
         with reading(place / "fifo" if output.endswith("/fifo") else None, place / "t.mp"):
@@ -221,7 +224,7 @@ def play(name: str, mode: Mode, program: Path, device: str, seconds: float, fold
         done["wrong"].append(f"{launched} launches were made, {found.launched} are in the traces")
     if found.unprobed and not mode.unprobed:
         done["wrong"].append(f"without probes: {dict(found.unprobed)}")
-    if not found.probed and not mode.harm:
+    if not found.probed and not mode.harm and "--wait" not in mode.options:
         done["wrong"].append("nothing was probed")
     row = found.row()
     return {"mode": name, **row, **done, "made": launched, "wrong": [*done["wrong"], *row["wrong"]]}
@@ -267,11 +270,17 @@ def gone(mark: str, patience: float = 20) -> list[str]:
 
 
 def run_modes(
-    names: list[str], device: str, seconds: float, folder: Path, say: Callable[[dict[str, Any]], None], patience: float
+    names: list[str],
+    device: str,
+    seconds: float,
+    folder: Path,
+    say: Callable[[dict[str, Any]], None],
+    patience: float,
+    caches: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each mode."""
+    """A row for each mode. Kernels without probes are kept below `caches`."""
     rows, program, end = [], build(folder), time.monotonic() + patience
-    env = accounts.environment(folder, device)
+    env = accounts.environment(caches or folder, device)
     if device == "sim":  # whose own kernels need the same workers: those are made here, before harm comes to them
         most = str(max(MODES[name].variants for name in names))
         library = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)}
@@ -281,7 +290,7 @@ def run_modes(
         into = folder / name.replace(" ", "-")
         into.mkdir()
         if time.monotonic() < end:
-            rows.append(play(name, MODES[name], program, device, seconds, into))
+            rows.append(play(name, MODES[name], program, device, seconds, into, env))
         else:
             rows.append({"mode": name, "wrong": ["not run: no time was left"]})
         say(rows[-1])

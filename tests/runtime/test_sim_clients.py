@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 
+from tests.gpu import accounts
 from tests.packages import CACHE
 from tests.runtime import hooked
 
@@ -24,8 +25,13 @@ site.addsitedir(sys.argv[1])  # numba-cuda takes its place in numba by a .pth fi
 import numpy as np
 
 def same(found, expected):
+    print(np.asarray(found).tobytes().hex())
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 """
+PROBES = ("-p", "gmem_bytes", "-p", "block_sched")
+
+
+with_probes = pytest.mark.parametrize("probes", [False, True], ids=["bare", "probes"])
 
 
 def install(packages: tuple[str, ...]) -> Path:
@@ -45,9 +51,9 @@ def install(packages: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def play(tmp_path):
-    """Runs a script with packages: it must end with 0."""
+    """Runs a script with packages: it must end with 0. With probes it runs once more, and must compute the same."""
 
-    def run(packages: tuple[str, ...], script: str, **env: str) -> None:
+    def run(packages: tuple[str, ...], script: str, probes: bool = False, **env: str) -> None:
         folder = install(packages)
         driver = {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "PYTHONPATH": str(folder), "GPT_SIM_RUN": "all"}
         env = os.environ | driver | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)} | env
@@ -56,12 +62,20 @@ def play(tmp_path):
         line = [sys.executable, "-W", "ignore", file, folder]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
+        if probes:
+            before = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", *PROBES, "--")
+            again = subprocess.run([*before, *line], env=env, capture_output=True, text=True, timeout=600, check=False)
+            assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+            found = accounts.account_all(tmp_path)
+            assert found.probed and not found.wrong and not found.lost, found
+            assert found.unprobed.keys() <= {"it is captured into a graph"}, found.unprobed
 
     return run
 
 
 @pytest.mark.full
-def test_cuda_core(play):
+@with_probes
+def test_cuda_core(play, probes):
     script = """
     from cuda.bindings import driver
     from cuda.core import Device, EventOptions, LaunchConfig, Program, ProgramOptions, launch
@@ -91,7 +105,7 @@ def test_cuda_core(play):
     same(values, np.full(32, 8))
     buffer.close(stream)
     """
-    play(BINDINGS, script)
+    play(BINDINGS, script, probes)
 
 
 def test_a_product_of_tinygrad(play):
@@ -104,11 +118,13 @@ def test_a_product_of_tinygrad(play):
 
 
 @pytest.mark.full
-def test_tinygrad(play):
+@with_probes
+def test_tinygrad(play, probes):
     play(
         TINYGRAD,
         """
     from tinygrad import Tensor, TinyJit, nn
+    Tensor.manual_seed(1)
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((40, 40), dtype=np.float32) for _ in range(2))
     same((Tensor(a) @ Tensor(b)).numpy(), a @ b)
@@ -151,13 +167,15 @@ def test_tinygrad(play):
     optimizer.step()
     same(weight.numpy(), a[:4] - 0.1 * 2 * (b @ a[:4].T).T @ b / (40 * 4))
     """,
+        probes,
         DEV="CUDA:PTX",
         TRAINING="1",
     )
 
 
 @pytest.mark.full
-def test_numba_cuda(play):
+@with_probes
+def test_numba_cuda(play, probes):
     script = """
     from numba import cuda, float32
     assert "numba_cuda" in cuda.__file__
@@ -193,13 +211,14 @@ def test_numba_cuda(play):
     managed[:] = 3
     same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
     """
-    play(NUMBA, script)
+    play(NUMBA, script, probes)
 
 
 @pytest.mark.full
-def test_triton(play):
+@with_probes
+def test_triton(play, probes):
     script = """
     from tests.runtime import triton_kernels
     triton_kernels.main()
     """
-    play(TRITON, script, PYTHONPATH=f"{install(TRITON)}:{hooked.ROOT}")
+    play(TRITON, script, probes, PYTHONPATH=f"{install(TRITON)}:{hooked.ROOT}")
