@@ -31,7 +31,8 @@ __global__ void fill(unsigned *items, unsigned n) {
 }
 
 int main(int argc, char **argv) {
-    const unsigned n = strtoul(argv[1], NULL, 10), times = strtoul(argv[2], NULL, 10), blocks = (n + 255) / 256;
+    const unsigned n = strtoul(argv[1], NULL, 10), times = strtoul(argv[2], NULL, 10),
+                   blocks = (n + 255) / 256;
     unsigned *from, *to, *host = (unsigned *)malloc(4ul * n), seven = 7, counted, sum = 0;
     cudaEvent_t begin, end;
     float ms, total = 0;
