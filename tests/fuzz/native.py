@@ -167,7 +167,9 @@ def _woven(count: int) -> bytes:
 
     field = {"name": "x", "type": "u64", "offset": 0}
     maps = [
-        records.make("map", id=4 + n, name="m", type=type_, level=level, capacity=2, stride=8, fields=[field])
+        records.make(
+            "map", id=4 + n, name="m", type=type_, level=level, capacity=2 * n, wanted=2, stride=8, fields=[field]
+        )
         for n, (type_, level) in enumerate([("array", "warp"), ("log", "thread"), ("total", "block")][:count])
     ]
     added = [{"offset": 8 + 8 * n, "size": 8, "map": 4 + n} for n in range(count)]
@@ -180,7 +182,7 @@ def _woven(count: int) -> bytes:
         sites=[], variables=variables, table="t", **({} if count else {"reason": "no place"}),
     )  # fmt: skip
     ptx = records.make("ptx", id=1, module="m#0", arch="sm_80", kernels=["foo"], data=b"x")
-    cubin = records.make("cubin", id=1, module="m#0", arch="sm_90", kernels=["foo"], data=b"code")
+    cubin = records.make("cubin", id=1, module="m#0", arch="sm_90", kernels=["foo"], data=b"code", original=b"plain")
     numbers = records.make("kernel", id=1, name="foo", arch="sm_90", registers=7)
     diag = records.make("diag", level="error", where="m", text="no")
     return b"".join(map(stream.pack, [ptx, cubin, numbers, *maps, kernel, diag]))

@@ -1,12 +1,13 @@
 """What a launch with probes costs, --benchmark and --memusage: on the simulated device."""
 
+import os
 import subprocess
 
 import pytest
 
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
-from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, unprobed
+from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, kept, unprobed
 
 # As `scale`, but from one array to another: only `total` is changed in place.
 COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
@@ -132,6 +133,15 @@ def test_options_that_exclude_each_other(tmp_path, options, message):
     line = hooked.command("run", "-o", tmp_path / "t.mp", *options, "true")
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {message}\n")
+
+
+def test_the_line_at_the_end(tmp_path, program, ptx):
+    options = ("-o", tmp_path / "t.mp", "--device", "sim", "-p", "dmat", "--memusage", "--")
+    line = hooked.command("run", *options, program, ptx, quiet=False)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=env)
+    needs = "4 launches would need 38 KiB at most, 150 KiB together"
+    assert done.stderr.splitlines()[1:] == [f"gpt-hook: buffers of {needs}: gpt-analyze memusage says which"]
 
 
 def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):

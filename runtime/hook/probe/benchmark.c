@@ -91,6 +91,7 @@ static const char *launch_plain(struct frame *frame, struct save *save, const st
 const char *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
                            uint64_t stream) {
     const char *reason = NULL;
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED); // another stream may be captured
     for (size_t i = 0; i < BENCHMARK_EVENTS && !reason; i++)
         if (hook_do.create_event(&save->events[i], 0))
             reason = "--benchmark: the driver makes no event";
@@ -98,6 +99,7 @@ const char *hook_benchmark(struct frame *frame, struct save *save, const struct 
         reason = launch_plain(frame, save, choice, stream);
     if (reason)
         hook_forget_benchmark(save);
+    hook_relaxed_mode(mode);
     return reason;
 }
 
