@@ -19,6 +19,20 @@ UNPROBED = (
 TOP = 10  # rows that tables show
 REASONS = 3  # that a line names
 NOT_ASKED = "no probe was asked for"
+WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at its end (runtime/hook/write/coverage.c)
+    "no PTX comes with it": "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)",
+    "it was linked, and not of one PTX module": "link it when it is built (README, Kernels without PTX)",
+    "it is a library of NVIDIA's whose code is closed": (
+        "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"
+    ),
+    "it is captured into a graph": "run it without CUDA graphs",
+    "it was found without its name, or is still being made": (
+        "--wait waits longer, and another run finds what was made since"
+    ),
+    "no buffer was free within --max-memory": "--max-memory gives more, --complete waits",
+    "its buffers are larger than --max-memory": "--max-memory gives more",
+    "the pipeline failed": "GPT_KEEP=DIR keeps what it made of each kernel",
+}
 
 
 class Coverage:
@@ -27,22 +41,27 @@ class Coverage:
     def __init__(self) -> None:
         self.probed = 0
         self.unprobed = Counter[tuple[str, str]]()
+        self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def merge(self, other: Coverage) -> None:
         """Takes in what another one has."""
         self.probed += other.probed
         self.unprobed.update(other.unprobed)
+        self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]
 
     def verdict(self) -> Iterator[str]:
-        """One line, if there were launches."""
+        """One line, if there were launches, and one for each reason in it that something helps against."""
         reasons = Counter[str]()
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
-        ran = f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes"
+        times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]
+        ran = f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes{times[True]}"
         if without := reasons.total():
             told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
             more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
-            yield f"{ran}, {without:,} without: {', '.join(told + more)}"
+            yield f"{ran}, {without:,} without{times[False]}: {', '.join(told + more)}"
+            for reason, _ in reasons.most_common(REASONS):
+                yield from (f"{start}: {way}" for start, way in WAYS.items() if reason.startswith(start))
         elif self.probed:
             yield ran
 

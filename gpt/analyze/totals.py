@@ -137,6 +137,7 @@ class ProcessTotals:
         self.last = process.clock.monotonic  # when the last call that is known of ended
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
+        self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def take(self) -> None:
         """Takes in the rows that the process has collected."""
@@ -150,6 +151,10 @@ class ProcessTotals:
             for id_, order in rows.iter_groups(found["function"]):
                 if id_:  # else it is not a kernel
                     _add_time(self._kernels[id_].gpu, took[order])
+            if "probed" in (found.dtype.names or ()):
+                for probed in (0, 1):
+                    chosen = (found["function"] != 0) & ((found["probed"] != 0) == probed)
+                    self._gpu_time[probed] += float(took[chosen].sum())
         for _, found in process.launches.take():
             for id_, count in found[["function", "count"]].tolist():
                 self._kernels[id_].launches += count
@@ -186,6 +191,8 @@ class ProcessTotals:
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
         found.coverage = make_coverage(process)
+        if found.coverage.probed or found.coverage.unprobed:
+            found.coverage.gpu_time = self._gpu_time
         return found
 
 

@@ -1,12 +1,14 @@
 """gpt-hook -p: how look-ups wait, who asks, and what becomes of images that are large. On the simulated device."""
 
 import os
+import re
 import signal
 import subprocess
 import time
 
 import pytest
 
+from gpt.analyze.coverage import WAYS
 from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from tests.runtime import hooked
@@ -301,3 +303,40 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
     check_bytes(good(tmp_path, build(tmp_path, LINKED), "-p", "gmem_bytes", arguments=(PTX, way, more)), 1)
     (kept,) = (tmp_path / "kept").glob("scale.*/original.ptx")  # of the second look-up
     assert (kept.read_bytes() == PTX.read_bytes().rstrip(b"\0")) == (way != "several")
+
+
+def test_what_helps_stands_in_one_table():
+    """In C for the line at the end, in Python for gpt-analyze."""
+    source = (hooked.ROOT / "runtime/hook/write/coverage.c").read_text()
+    pairs = re.findall(r'\{"([^"]*)",\s*"([^"]*)"\}', source)
+    assert dict(pairs) == WAYS
+    hook = "".join(path.read_text() for path in (hooked.ROOT / "runtime/hook/probe").glob("*.c"))
+    assert all(f'"{reason}' in hook for reason in WAYS)
+    assert "\n## Kernels without PTX\n" in (hooked.ROOT / "README.md").read_text()
+
+
+@pytest.mark.full
+def test_the_end_says_what_was_covered(tmp_path):
+    """Launches and time of the simulated GPU, the reason, and what helps."""
+    source = CLIENT + (
+        "int main(int argc, char **argv) { setup(argv[1]); void *params[] = {&items, &added, &count};"
+        " run(), run();"
+        " for (int i = 0; i < 3; i++) {"
+        "     OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));"
+        "     expect(3);"
+        " } check(); return 0; }"
+    )
+    program = build(tmp_path, source)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path)}
+    line = [*hooked.command("run", quiet=False), "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time"]
+    line += ["-p", "gmem_bytes", "--max-memory", "500K", program, PTX]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
+    _, covered, way = done.stderr.splitlines()
+    reason = "its buffers are larger than --max-memory"
+    time = r"\([\d.,]+ ms on the GPU\)"
+    assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
+    assert way == f"gpt-hook: {reason}: {WAYS[reason]}"
+    summary = subprocess.run(["gpt-analyze", "summary", tmp_path / "t.mp"], capture_output=True, text=True, check=True)
+    text = " ".join(summary.stdout.split())
+    assert f"{reason}: {WAYS[reason]}" in text
+    assert re.search(f"2 launches ran with probes {time}, 3 without {time}", text), text

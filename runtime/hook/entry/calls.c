@@ -246,6 +246,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->counter = NULL;
     frame->thread = thread;
     frame->timed = NULL;
+    frame->probed = false;
     if (slot->layout == LAYOUT_LAUNCH)
         frame->launch = decode_launch(frame, slot);
     if (LIKELY(thread)) {

@@ -276,6 +276,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     }
     restore_arguments(frame, save);
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
+        frame->probed = true;
         if (hook_settings.benchmark)
             hook_benchmarked(save, hook_stream_of(frame));
         if (!hook_settings.memusage)

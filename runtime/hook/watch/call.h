@@ -83,7 +83,8 @@ struct frame {
     uint64_t answer;
     struct launch launch;
     uint32_t flags; // of the slot, when the call began
-    char pad[12];
+    bool probed;    // a launch was made with probes
+    char pad[11];
 };
 
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {

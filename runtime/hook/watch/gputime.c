@@ -97,6 +97,7 @@ static void see(struct stream_queue *queue, struct operation *operation, bool en
         row->api = operation->api;
         row->function = operation->function;
         row->thread = operation->thread;
+        row->probed = operation->probed;
         row->stream = operation->stream;
         uint64_t base = operation->base->stamp;
         atomic_store_explicit(&row->begin, start < 0 ? base - stamps(-start) : base + stamps(start),
@@ -152,6 +153,7 @@ void hook_gpu_end(struct frame *frame, bool done) {
     if (operation->owner == frame) {
         operation->call = frame->start;
         operation->thread = frame->thread->tid;
+        operation->probed = frame->probed;
         operation->function = frame->slot->layout == LAYOUT_LAUNCH && frame->counter ? frame->counter->id : 0;
         hook_stream_end(operation, frame, done);
     }

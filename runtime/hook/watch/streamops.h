@@ -22,6 +22,7 @@ struct operation {
     const struct frame *owner; // while the call runs
     struct base *base;         // of the user of the queue
     uint32_t api, function, thread;
+    bool probed;
     enum { STREAM_DONE, STREAM_RUNNING, STREAM_ISSUED } state;
 };
 

@@ -38,7 +38,8 @@ struct row_launch {
 struct row_gpu {            // of a `gpu_times` record
     _Atomic uint64_t begin; // 0: not used; stored last
     uint64_t duration, call, stream;
-    uint32_t api, function, thread, pad;
+    uint32_t api, function, thread;
+    uint32_t probed; // 1: it ran with probes
 };
 
 #endif

@@ -23,6 +23,7 @@
 #include "calm.h"
 #include "chunk.h"
 #include "counts.h"
+#include "coverage.h"
 #include "layout.h"
 #include "report.h"
 #include "say.h"
@@ -127,6 +128,17 @@ static void count_rows(const struct trace_file *trace, const struct table *table
         found.launches += load(trace, table, row);
 }
 
+// Of gpu_times.
+static void add_times(const struct trace_file *trace, const struct table *table) {
+    uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
+    for (uint64_t i = 0; i < rows; i++) {
+        struct row_gpu row;
+        memcpy(&row, look(trace, table->start + i * table->stride), sizeof(row));
+        if (row.begin && row.function)
+            hook_add_gpu_time(row.probed, row.duration);
+    }
+}
+
 // Records
 
 static void count_file(unsigned depth);
@@ -152,6 +164,8 @@ static void count_record(unsigned depth, uint64_t end) {
     struct trace_file *trace = &files[depth];
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
+    bool times = is(kind, "gpu_times"), rows = calls || launches || times;
+    uint64_t without = 0;
     bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
@@ -161,15 +175,22 @@ static void count_record(unsigned depth, uint64_t end) {
     struct table table = {0};
     for (uint64_t i = 1; i < map.number && !trace->bad && trace->at < end; i++) {
         struct value key = next(trace);
-        if ((calls || launches) && is(key, "stride")) {
+        if (rows && is(key, "stride")) {
             table.stride = next(trace).number;
-        } else if ((calls || launches) && is(key, "rows")) {
+        } else if (rows && is(key, "rows")) {
             table.size = next(trace).number;
             table.start = trace->at - table.size;
-            if (trace->at <= end)
+            if (trace->at <= end && times)
+                add_times(trace, &table);
+            else if (trace->at <= end)
                 count_rows(trace, &table, calls);
         } else if (unprobed && is(key, "launches")) {
-            found.unprobed += next(trace).number;
+            found.unprobed += without = next(trace).number;
+        } else if (unprobed && is(key, "reason")) {
+            struct value reason = next(trace);
+            if (reason.type == TEXT)
+                hook_add_reason((const char *)reason.data,
+                                reason.number < AHEAD / 2 ? reason.number : AHEAD / 2, without);
         } else if (memusage && is(key, "launches")) {
             found.needing += next(trace).number;
         } else if (memusage && is(key, "bytes")) {
@@ -274,12 +295,8 @@ static void say(void) {
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (!found.probed && !found.unprobed)
-        return;
-    snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes, %lu without%s", found.probed,
-             found.probed == 1 ? "" : "es", found.unprobed,
-             found.unprobed ? ": gpt-analyze summary says why, PROBES in gpt-hook(1) what helps" : "");
-    gpt_write_line(line);
+    if (found.probed || found.unprobed)
+        hook_say_coverage(found.probed, found.unprobed);
 }
 
 void hook_report(void) {

@@ -1,0 +1,14 @@
+// What is said at the end of launches with probes and without.
+
+#ifndef GPT_COVERAGE_H
+#define GPT_COVERAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+void hook_add_reason(const char *reason, size_t size, uint64_t launches);
+void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, as of time stamps
+void hook_say_coverage(uint64_t probed, uint64_t unprobed);
+
+#endif
