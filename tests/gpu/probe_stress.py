@@ -51,7 +51,7 @@ class Mode:
 
 
 MODES = {
-    "plain": Mode(unprobed=False),
+    "plain": Mode((*TWO, "--max-memory", "512M"), unprobed=False),
     "kills": Mode(harm="workers", variants=5),
     "supervisor": Mode(harm="supervisor", variants=5),
     "stopped": Mode((*TWO, "--wait", "2"), harm="stop", variants=5),

@@ -74,9 +74,9 @@ def answers(
                 reason = f"exit {done.returncode}: {done.stderr.strip()[-300:]}"
             except subprocess.TimeoutExpired:
                 reason = "runs on"
-            before = len(found)
+            many = len(found)
             found += _read(made)
-            if len(found) < len(jobs) and not (len(found) > before and isinstance(found[-1], str)):
+            if len(found) < len(jobs) and not (len(found) > many and isinstance(found[-1], str)):
                 found.append(reason)
     return found
 
