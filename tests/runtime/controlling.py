@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
-from tests.runtime import hooked
+from tests.runtime import hooked, probing
 
 # A program that launches as often as each line of its input says, and answers.
 SERVER = r"""
@@ -22,14 +25,76 @@ int main(void) {
 }
 """
 
+# One that launches from 8 threads and looks at what each computed, until its input ends.
+STRESS = (
+    probing.CLIENT
+    + r"""
+enum { THREADS = 8, ROUNDS = 12 };
+static _Atomic int stop;
+static _Atomic unsigned launched;
+static void *work(void *number) {
+    void *context, *stream, *own, *foo;
+    CUdeviceptr array;
+    unsigned mine[400], back[400], n = 400;
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    OK(D(cuStreamCreate)(&stream, 1));
+    OK(D(cuMemAlloc_v2)(&array, sizeof(mine)));
+    for (unsigned i = 0; i < 400; i++)
+        mine[i] = i + (unsigned)(uintptr_t)number;
+    OK(D(cuMemcpyHtoD_v2)(array, mine, sizeof(mine)));
+    OK(D(cuStreamSynchronize)(NULL)); // the copy may go on when it is back, and the other stream waits for nothing
+    while (!stop) {
+        void *params[] = {&array, &added, &n};
+        for (int round = 0; round < ROUNDS; round++) {
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+            launched++;
+            for (unsigned i = 0; i < 400; i++)
+                mine[i] = 3 * mine[i] + added;
+        }
+        OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuMemcpyDtoH_v2)(back, array, sizeof(back)));
+        assert(!memcmp(mine, back, sizeof(mine)));
+    }
+    return NULL;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[THREADS];
+    char line[64];
+    setup(argv[1]);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, work, (void *)i);
+    puts("ready"), fflush(stdout);
+    while (fgets(line, sizeof(line), stdin))
+        puts("ready"), fflush(stdout);
+    stop = 1;
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    unsigned sum;
+    size_t size;
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
+    OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
+    assert(sum == launched * 400);
+    printf("%u\n", launched);
+}
+"""
+)
+
 
 class Server:
     """A program of this kind, under gpt-hook."""
 
     def __init__(
-        self, out: Path, program: Path, *options: str, arguments: tuple[object, ...] = (), **environment: str
+        self,
+        out: Path,
+        program: Path,
+        *options: str,
+        arguments: tuple[object, ...] = (),
+        device: str = "sim",
+        **environment: str,
     ) -> None:
-        line = hooked.command("run", "-f", "-o", out, "--device", "sim", *options, "--", program, *map(str, arguments))
+        line = hooked.command("run", "-f", "-o", out, "--device", device, *options, "--", program, *map(str, arguments))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(line, text=True, env=os.environ | environment, **pipes)
         self.pid = self.process.pid
@@ -70,3 +135,48 @@ def periods(trace: hooked.Trace) -> list[tuple[int, int | None]]:
     assert [on for on, _ in found] == [bool(i % 2) for i in range(len(found))]
     times = [at for _, at in found[1:]]
     return list(zip(times[::2], [*times[1::2], *[None] * (len(times) % 2)], strict=True))
+
+
+def kill_supervisor(pid: int) -> None:
+    """Kills the process that makes kernels for the run of a process."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    name = next(word.partition("=")[2] for word in words if word.startswith("GPT_HOOK_BROKER="))
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    inode = next(line.split()[-2] for line in sockets if " 00010000 " in line and line.endswith(f"@{name}"))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            links = (folder / "fd").iterdir() if (folder / "comm").read_text() == "gpt-broker\n" else ()
+            if f"socket:[{inode}]" in [os.readlink(link) for link in links]:
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def toggle(server: Server, turns: int, kills: bool = False) -> dict:
+    """Turns recording on and off ten times a second, and exchanges the probes now and then; the state at the end.
+
+    `kills` ends the supervisor in between.
+    """
+    for turn in range(turns):
+        if kills and turn == turns // 2:
+            kill_supervisor(server.pid)
+        order(server.pid, "disable" if turn % 2 else "enable")
+        if turn % 9 == 8 and turn > 30:
+            order(server.pid, "probe", ("gmem_bytes", "block_sched")[turn % 2])
+        time.sleep(0.1)
+    order(server.pid, "disable")
+    return status(server.pid)
+
+
+def check(trace: hooked.Trace, state: dict) -> list[str]:
+    """What is wrong with a trace of STRESS: each launch of a period is counted, with probes, or without and why."""
+    launches, probed = trace.launches.get("scale", 0), trace.of("probed")
+    found = {
+        "launches that were counted": (launches, state["launches"]),
+        "launches that were recorded": (trace.names["cuLaunchKernel"] or launches, launches),
+        "launches with and without probes": (len(probed) + sum(probing.unprobed(trace).values()), launches),
+        "launches with probes": (len(probed), state["with_probes"]),
+        "their buffers": ({r["launch"] for r in trace.of("buffer")}, {r["id"] for r in probed}),
+        "lost buffers": (sum("lost" in record for record in trace.of("buffer")), 0),
+        "periods": (len(periods(trace)), state["periods"]),
+    }
+    wrong = [f"{name}: {one}, not {other}" for name, (one, other) in found.items() if one != other]
+    return wrong + ["no launch had probes"] * (not probed)

@@ -3,13 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.runtime import probing
-from tests.runtime.controlling import Server, ctl, order, status
+from tests.runtime.controlling import STRESS, Server, check, ctl, kill_supervisor, order, status, toggle
 
 pytestmark = pytest.mark.full
 
@@ -38,19 +36,6 @@ def program(tmp_path_factory):
 def serve(folder, program, *options):
     cache = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     return Server(folder / "t.mp", program, *options, arguments=(probing.PTX,), **cache)
-
-
-def find_supervisor(pid):
-    """The process that makes kernels for the run of a process."""
-    name = next(w for w in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if w.startswith(b"GPT_HOOK_BROKER="))
-    for folder in Path("/proc").glob("[0-9]*"):
-        if (folder / "comm").read_text() == "gpt-broker\n" and int(folder.name) != pid:
-            inodes = [os.readlink(link) for link in (folder / "fd").iterdir()]
-            sockets = Path("/proc/net/unix").read_text().splitlines()
-            inode = next(line.split()[-2] for line in sockets if line.endswith("@" + name.partition(b"=")[2].decode()))
-            if f"socket:[{inode}]" in inodes:
-                return int(folder.name)
-    return None
 
 
 def launch_until(server, key, count):
@@ -169,89 +154,16 @@ def test_a_child_that_was_forked_after_code_was_loaded(tmp_path):
     server.process.communicate(timeout=60)
 
 
-STRESS = (
-    probing.CLIENT
-    + r"""
-enum { THREADS = 8, ROUNDS = 12 };
-static _Atomic int stop;
-static _Atomic unsigned launched;
-static void *work(void *number) {
-    void *context, *stream, *own, *foo;
-    CUdeviceptr array;
-    unsigned mine[400], back[400], n = 400;
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cuCtxSetCurrent(context));
-    OK(D(cuStreamCreate)(&stream, 1));
-    OK(D(cuMemAlloc_v2)(&array, sizeof(mine)));
-    for (unsigned i = 0; i < 400; i++)
-        mine[i] = i + (unsigned)(uintptr_t)number;
-    OK(D(cuMemcpyHtoD_v2)(array, mine, sizeof(mine)));
-    OK(D(cuStreamSynchronize)(NULL)); // the copy may go on when it is back, and the other stream waits for nothing
-    while (!stop) {
-        void *params[] = {&array, &added, &n};
-        for (int round = 0; round < ROUNDS; round++) {
-            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
-            launched++;
-            for (unsigned i = 0; i < 400; i++)
-                mine[i] = 3 * mine[i] + added;
-        }
-        OK(D(cuStreamSynchronize)(stream));
-        OK(D(cuMemcpyDtoH_v2)(back, array, sizeof(back)));
-        assert(!memcmp(mine, back, sizeof(mine)));
-    }
-    return NULL;
-}
-int main(int argc, char **argv) {
-    pthread_t threads[THREADS];
-    char line[64];
-    setup(argv[1]);
-    for (uintptr_t i = 0; i < THREADS; i++)
-        pthread_create(&threads[i], NULL, work, (void *)i);
-    puts("ready"), fflush(stdout);
-    while (fgets(line, sizeof(line), stdin))
-        puts("ready"), fflush(stdout);
-    stop = 1;
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
-    unsigned sum;
-    size_t size;
-    OK(D(cuCtxSynchronize)());
-    OK(D(cuModuleGetGlobal_v2)(&total, &size, module, "total"));
-    OK(D(cuMemcpyDtoH_v2)(&sum, total, (size_t)4));
-    assert(sum == launched * 400);
-    printf("%u\n", launched);
-}
-"""
+@pytest.mark.parametrize(
+    ("options", "kills"), [(("-p", "gmem_bytes"), False), (("-p", "gmem_bytes", "--calls", "none"), True)]
 )
-
-
-@pytest.mark.parametrize("options", [("-p", "gmem_bytes"), ("-p", "gmem_bytes", "--calls", "none")])
-def test_toggled_ten_times_a_second_under_load(tmp_path, options):
-    """Results are right, and each launch of a period is counted: with probes, or without and why."""
+def test_toggled_ten_times_a_second_under_load(tmp_path, options, kills):
     server = serve(tmp_path, probing.build(tmp_path, STRESS), "--disabled", *options)
-    other = ("gmem_bytes", "block_sched")
-    for turn in range(80):
-        order(server.pid, "disable" if turn % 2 else "enable")
-        if turn > 30 and turn % 9 == 0:
-            order(server.pid, "probe", other[turn % 2])
-        time.sleep(0.1)
-    state = status(server.pid)
-    assert state["periods"] == 40
-    trace = server.end()
-    launches = trace.launches["scale"]
-    assert launches == state["launches"]
-    if "none" not in options:
-        assert trace.names["cuLaunchKernel"] == launches
-    assert state["with_probes"] > 0
-    assert len(trace.of("probed")) == state["with_probes"]
-    assert sum(probing.unprobed(trace).values()) + state["with_probes"] == launches
-    names = {record["id"]: record["name"] for record in trace.of("map")}
-    for record in trace.of("buffer"):
-        assert not record.get("lost")
-        if names[record["map"]] == "gmem_bytes":
-            units = np.frombuffer(record["data"], "<u8")
-            assert units.any()
-    assert {record["launch"] for record in trace.of("buffer")} == {record["id"] for record in trace.of("probed")}
+    order(server.pid, "enable")
+    launch_until(server, "with_probes", 1)
+    order(server.pid, "disable")
+    state = toggle(server, 80, kills)
+    assert check(server.end(), state) == []
 
 
 def test_the_supervisor_is_killed(tmp_path, program):
@@ -259,7 +171,7 @@ def test_the_supervisor_is_killed(tmp_path, program):
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
     server.launch(1)
-    os.kill(find_supervisor(server.pid), signal.SIGKILL)
+    kill_supervisor(server.pid)
     order(server.pid, "probe", "sync_wait", "gmem_bytes", "block_sched")  # which no cache has
     server.launch(0)
     launch_until(server, "refused", 1)

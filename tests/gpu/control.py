@@ -1,0 +1,121 @@
+"""gpt-hook ctl on the GPU: what a program costs that it may look into, and 8 threads while it does.
+
+    python tests/gpu/control.py [--device sim]
+
+Run by tests/gpu/run.sh. The program checks what its kernels compute; recording is turned on and off ten times a second,
+and probes are exchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.runtime import controlling, hooked, probing  # noqa: E402
+
+OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
+DEVICE = "sim" if "sim" in sys.argv else "real"
+ROUNDS, TURNS = 9, 100
+WAYS: dict[str, list[str] | None] = {"bare": None, "--calls none": ["--calls", "none"], "--disabled": ["--disabled"]}
+SLOWER = 20  # ns that a launch may take longer disabled than with --calls none
+TIMES = r"""
+#include <time.h>
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e9 + t.tv_nsec;
+}
+#define TIME(call, count) do { \
+    double best = 1e18; \
+    for (int burst = 0; burst < 200; burst++) { \
+        double start = now(); \
+        for (int i = 0; i < (count); i++) \
+            call; \
+        double took = (now() - start) / (count); \
+        best = took < best ? took : best; \
+        OK(synchronize()); \
+    } \
+    printf("%s %f\n", #call, best); \
+} while (0)
+int main(void) {
+    int version;
+    begin();
+    int (*synchronize)(void) = dlsym(driver, "cuCtxSynchronize");
+    void *function = kernel("foo");
+    TIME(cuDriverGetVersion(&version), 1000);
+    TIME(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0), 200);
+}
+"""
+
+
+def run(line: list[str]) -> dict[str, float]:
+    env = os.environ | ({"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")} if DEVICE == "sim" else {})
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=True)
+    return {name: float(ns) for name, ns in re.findall(r"(cu\w+)\(.*\) ([\d.]+)", done.stdout)}
+
+
+def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """ns of a call by function and way, of each round."""
+    program = hooked.compile_c(folder / "times", TIMES)
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(ROUNDS):
+        for way, options in WAYS.items():
+            line = [str(program)]
+            if options:
+                line = hooked.command("run", "-f", "-o", folder / "c.mp", "--device", DEVICE, *options, "--", program)
+            for name, ns in run(line).items():
+                found.setdefault(name, {}).setdefault(way, []).append(ns)
+    return found
+
+
+def stress(folder: Path) -> dict[str, Any]:
+    """A run that is toggled: how many launches, and what is wrong; and how long the first probes took to come."""
+    program = probing.build(folder, controlling.STRESS)
+    more = {"arguments": (probing.PTX,), "device": DEVICE, "XDG_CACHE_HOME": str(folder / "cache")}
+    server = controlling.Server(folder / "t.mp", program, "--disabled", **more)
+    controlling.order(server.pid, "probe", "gmem_bytes", "-k", "scale")
+    controlling.order(server.pid, "enable")
+    start = time.monotonic()
+    while not controlling.status(server.pid)["with_probes"] and time.monotonic() < start + 60:
+        time.sleep(0.01)
+    first = time.monotonic() - start
+    controlling.order(server.pid, "disable")
+    state = controlling.toggle(server, TURNS)
+    wrong = controlling.check(server.end(), state)
+    keys = ("periods", "launches", "with_probes", "without_probes")
+    return {"first_probes_s": first, **{key: state[key] for key in keys}, "wrong": wrong}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="gpt-control-") as name:
+        raw = costs(Path(name))
+        found = stress(Path(name))
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "control.json").write_text(json.dumps({"device": DEVICE, "raw_ns": raw, **found}, indent=1) + "\n")
+    wrong = found["wrong"]
+    print(f"{'ns, fastest of ' + str(ROUNDS):24}" + "".join(f"{way:>14}" for way in WAYS))
+    for function, ways in raw.items():
+        best = {way: min(times) for way, times in ways.items()}
+        print(f"{function:24}" + "".join(f"{best[way]:14.1f}" for way in WAYS))
+        if best["--disabled"] > best["--calls none"] + SLOWER and DEVICE == "real":
+            wrong.append(f"{function} costs more disabled than with --calls none")
+    print(
+        f"{found['launches']:,} launches in {found['periods']} periods, {found['with_probes']:,} with probes, ", end=""
+    )
+    print(f"the first {found['first_probes_s']:.1f} s after they were named")
+    print("control: " + ("; ".join(wrong) or "nothing wrong"))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
