@@ -267,6 +267,7 @@ KINDS: dict[str, Keys] = {
         "stride": ("u64", "bytes of a record"),
         "fields": ("[field]", "layout of a record"),
         "wanted": ("u64?", "of an array or total that is counted only: the capacity that it would have"),
+        "callback": ("str?", "the file that its probe file wants to be run on each launch: an absolute path"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),

@@ -30,6 +30,8 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-ptx-probe": {"ptx"},
 }
 
+PASSES = {"gpt-dump"}  # what they do is not in the stream
+
 # For what gpt/stage.py, gpt/stream.py and gpt/cli.py do for all stages alike.
 alike = pytest.mark.parametrize(
     "stage", [name if name in ("gpt-locate", "gpt-analyze") else full(name) for name in STAGES], indirect=True
@@ -99,6 +101,9 @@ def make_work(stage, folder):
         rows = [(1000 + i, 50, 7 + i % 2, 0, 1, 2, 4096, 0) for i in range(9)]
         kernel = records.make("function", id=1, name="_Z1kv")
         found = forge.trace(*apis, forge.calls(rows, forge.MEMORY), kernel, forge.launches({1: 2}))
+    elif stage.name == "gpt-dump":
+        launch = forge.probed(7, 5, 2, 1, 32), forge.buffer(7, bytes(16))
+        found = forge.trace(forge.probe_map("m", n="u64"), forge.kernel(5, 2, "_Z1kv", 1), *launch)
     else:
         data = run(["gpt-extract", "libdemo.so"], folder).stdout
         if stage.name != "gpt-locate":
@@ -148,7 +153,7 @@ def test_what_it_works_on_passes_unchanged(stage, work):
     output = quiet(stage(data=work))
     given = [r for r in read(work) if r["kind"] not in TAKEN.get(stage.name, ())]
     found = passed(output, [r.raw for r in given[1:-1]])
-    assert len(found) > len(given), "it had nothing to do"
+    assert len(found) > len(given) or stage.name in PASSES, "it had nothing to do"
     header, end = read(output)[0], read(output)[-1]
     assert {**header, "via": []} == {**given[0], "via": []}
     assert {**end, "records": 0} == {**given[-1], "records": 0}
@@ -183,7 +188,7 @@ def test_end_is_recounted(stage, work):
             count += 1
     assert ends[:2] == [(len(STRANGE), 3), (0, 0)]
     given = [record for record in read(work) if record["kind"] not in TAKEN.get(stage.name, ())]
-    assert ends[2][0] > len(given) - 2
+    assert ends[2][0] > len(given) - 2 - (stage.name in PASSES)
 
 
 def test_equal_inputs_give_equal_outputs(stage, work):
@@ -245,7 +250,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
         assert [r["kind"] for r in first] == ["header", "sync"]
         second = ask(b"".join(r.raw for r in middle), 2)
         given = [record for record in middle if record["kind"] not in TAKEN.get(stage.name, ())]
-        assert len(second) > len(given) + 1, "the answer lacks what the records led to"
+        assert len(second) > len(given) + (stage.name not in PASSES), "the answer lacks what the records led to"
         third = ask(b"", 3)
         assert [r["kind"] for r in third] == ["sync"]
         assert not select.select([process.stdout], [], [], 0)[0]

@@ -157,7 +157,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
-    """A probe file. `callback` is the analysis that it names; `source` its text."""
+    """A probe file. `callback` is what it wants to be run on the results: the path of a file, else as it is written,
+    the name of an analysis or of a file that is absent. `source` is its text.
+    """
 
     path: str
     probes: tuple[Probe, ...]
@@ -165,6 +167,11 @@ class ProbeFile:
     registers: tuple[Register, ...]
     callback: str | None = None
     source: str = field(default="", repr=False)
+
+    @property
+    def script(self) -> str | None:
+        """The file that is to be run."""
+        return self.callback if self.callback and self.callback.startswith("/") else None
 
     def map(self, name: str) -> Map | None:
         """The map of that name."""

@@ -53,6 +53,8 @@ class LibraryTables:
         self._answers: dict[str, AnswerTable] = {}  # the last of each name
         self._kernels: list[Record] = []
         self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
+        self._functions: dict[int, str] = {}  # of probed kernels
+        self._launches: dict[int, Counter[str]] = {}  # of them
         self._takers: dict[str, Callable[[Record], None]] = {
             "library": self._add_library,
             "element": self._add_element,
@@ -62,6 +64,7 @@ class LibraryTables:
             "repacked": self._add_repacked,
             "ptx": self._add_ptx,
             "kernel": self._add_kernel,
+            "probed": self._add_probed,
             "answer": self._add_answer,
         }
 
@@ -114,8 +117,9 @@ class LibraryTables:
         self._modules.append((record["module"], record["arch"], *counts))
 
     def _add_kernel(self, record: Record) -> None:
-        if "function" in record:
-            return  # of a trace: what its launches did is asked for, not what it is
+        if "function" in record:  # of a trace: what its launches did is asked for, not what it is
+            self._functions[record["id"]] = record["name"]
+            return
         if "registers" in record:
             keys = ("name", "arch", *NEEDS, *(f"{key}_before" for key in NEEDS))
             self._kernels.append({key: record[key] for key in keys if key in record})
@@ -123,6 +127,10 @@ class LibraryTables:
         counts = [sum(site[key] for site in record.get("sites", ())) for key in ("matched", "woven")]
         counts += [len(record.get(key, ())) for key in ("maps", "variables")]
         self._probed.append((record["name"], record.get("reason", ""), counts))
+
+    def _add_probed(self, record: Record) -> None:
+        blocks = record["grid"][0] * record["grid"][1] * record["grid"][2] if len(record["grid"]) == 3 else 0
+        self._launches.setdefault(record["kernel"], Counter()).update(launches=1, blocks=blocks)
 
     def _add_answer(self, record: Record) -> None:
         from gpt.screen.answers import AnswerTable
@@ -149,6 +157,8 @@ class LibraryTables:
             for row in self._modules:
                 grid.add(*row)
             yield from grid.lines(width)
+        if self._launches and not self._answers:
+            yield from _launch_grid(self._launches, self._functions).lines(width)
         for number, answer in enumerate(self._answers.values()):
             if number:
                 yield Text()
@@ -204,6 +214,15 @@ class LibraryTables:
         for row in self._repacked:  # whole, to be copied
             sizes = f"{human(row['size_before'])} before, {human(row['size_after'])} after"
             yield Text(f"wheel written: {printable(row['output'])}  ({sizes})")
+
+
+def _launch_grid(launches: dict[int, Counter[str]], functions: dict[int, str]) -> Grid:
+    """Launches with probes."""
+    grid = Grid("kernel", "launches", "blocks")
+    names = readable([functions.get(kernel, "") for kernel in launches])
+    for name, counts in zip(names, launches.values(), strict=True):
+        grid.add(name, f"{counts['launches']:,}", f"{counts['blocks']:,}")
+    return grid
 
 
 def _before_after(row: Record) -> list[str]:

@@ -35,14 +35,16 @@ void check_command(const char *path); // fails for a program that cannot be watc
 void check_calls(const char *calls); // fails for a word that means nothing
 
 // output.c
-void begin_trace(const char *output, bool force, char **argv);
+
+// With `call_back` the trace goes through gpt-dump, which runs the callbacks of probes.
+void begin_trace(const char *output, bool force, bool call_back, char **argv);
 
 // parent.c
 
 // Starts the shell command that reads a stream, and returns the descriptor for it. It returns in a child,
 // which becomes the command; this process waits for both, and does not return. Fails if there is no such
-// command.
-int start_reader(const char *command);
+// command. Unless its status `counts`, that of the program is ours.
+int start_reader(const char *command, bool counts);
 
 // main.c
 __attribute__((noreturn)) void help(void);

@@ -278,7 +278,7 @@ static int run(int argc, char **argv) {
     find_command(request.command[0], path);
     check_command(path);
     const char *pipeline = use_probing(&request.probing);
-    begin_trace(request.output, request.force, request.command);
+    begin_trace(request.output, request.force, probes_call_back, request.command);
 
     set_report(!request.quiet);
     set("GPT_HOOK_CALLS", request.calls);

@@ -113,22 +113,21 @@ static void set_output(const char *template) {
 }
 
 // The traces go to a private folder, and a helper makes them one stream.
-static void begin_stream(const char *where, const char *path, char **argv) {
-    struct follow follow = {.where = where, .output = -1, .argv = argv};
-    if (!strcmp(where, "-")) { // as perf does: the program's own output goes to standard error
-        if (isatty(STDOUT_FILENO))
-            fail(USAGE, "-o -", "standard output is a terminal");
+static void begin_stream(const char *where, const char *path, const char *reader, char **argv) {
+    struct follow follow = {.where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL};
+    bool standard = !strcmp(where, "-");
+    if (standard && isatty(STDOUT_FILENO))
+        fail(USAGE, "-o -", "standard output is a terminal");
+    if (standard && !reader)
         follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
-        if (follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
-            fail(BAD, "standard error", "%s", strerror(errno));
-    }
     gpt_hold_standard();
-    if (*where == '|') {
-        follow.ends_with_root = true;
-        follow.output = start_reader(where + 1);
-    } else if (*path) { // waits for its reader, as a shell does
+    if (reader)
+        follow.output = start_reader(reader, *where == '|');
+    else if (*path) // waits for its reader, as a shell does
         follow.output = open(path, O_WRONLY | O_CLOEXEC);
-    }
+    // As perf does: the program's own output goes to standard error.
+    if (standard && follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+        fail(BAD, "standard error", "%s", strerror(errno));
     if (follow.output < 0)
         fail(BAD, where, "%s", strerror(errno));
 
@@ -151,8 +150,37 @@ static void begin_stream(const char *where, const char *path, char **argv) {
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
+// A word as the shell reads it back.
+static void add_quoted(char *to, size_t size, const char *word) {
+    size_t at = strlen(to);
+    at += (size_t)snprintf(to + at, size - at, " '");
+    for (; *word && at + 8 < size; word++)
+        at += (size_t)snprintf(to + at, size - at, *word == '\'' ? "'\\''" : "%c", *word);
+    snprintf(to + at, size - at, "'");
+}
+
+// The command that runs callbacks, and writes what it reads to where the trace goes: to its standard output,
+// to a file that it makes, to a FIFO, or to the command of -o '|COMMAND'.
+static const char *find_dump(const char *output, const char *path, bool is_fifo) {
+    static char command[8 * PATH_MAX];
+    char stage[PATH_MAX];
+    strcpy(command, *output == '|' ? "" : "exec");
+    add_quoted(command, sizeof(command), find_neighbour("gpt-dump", stage) ? stage : "gpt-dump");
+    strcat(command, " -q");
+    if (*output == '|') {
+        size_t at = strlen(command);
+        if (strlen(output) > sizeof(command) - at - 16)
+            fail(USAGE, "-o", "the command is too long");
+        snprintf(command + at, sizeof(command) - at, " | {\n%s\n}", output + 1);
+    } else if (strcmp(output, "-")) {
+        strcat(command, is_fifo ? " >" : " -o");
+        add_quoted(command, sizeof(command), path);
+    }
+    return command;
+}
+
 // Decides where the trace goes.
-void begin_trace(const char *output, bool force, char **argv) {
+void begin_trace(const char *output, bool force, bool call_back, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";
     struct stat status;
@@ -162,11 +190,15 @@ void begin_trace(const char *output, bool force, char **argv) {
             fail(USAGE, output, "the name is too long");
         expand(output, path);
     }
-    if (stream || (!stat(path, &status) && S_ISFIFO(status.st_mode))) {
-        begin_stream(output, path, argv);
-        return;
+    bool is_fifo = !stream && !stat(path, &status) && S_ISFIFO(status.st_mode);
+    if (!stream && !is_fifo) {
+        output = absolute(output);
+        prepare_output(output, force);
+        expand(output, path);
     }
-    output = absolute(output);
-    prepare_output(output, force);
-    set_output(output);
+    const char *reader = call_back ? find_dump(output, path, is_fifo) : *output == '|' ? output + 1 : NULL;
+    if (stream || is_fifo || reader)
+        begin_stream(output, path, reader, argv);
+    else
+        set_output(output);
 }

@@ -17,6 +17,7 @@
 
 #include "launcher.h"
 
+static bool reader_counts;
 static volatile sig_atomic_t program, reader; // pids; that of the program is 0 once it has ended
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
@@ -66,7 +67,7 @@ static _Noreturn void end_as(int status, int reader_status) {
         raise(WTERMSIG(status));
         _exit(128 + WTERMSIG(status));
     }
-    if (!WEXITSTATUS(status))
+    if (!WEXITSTATUS(status) && reader_counts)
         status = reader_status;
     _exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
 }
@@ -120,8 +121,9 @@ static void check_reader(const char *command) {
         fail(NOT_FOUND, word, "command not found");
 }
 
-int start_reader(const char *command) {
+int start_reader(const char *command, bool counts) {
     check_reader(command);
+    reader_counts = counts;
     int ends[2];
     sigset_t passed, mask;
     set_passed(&passed);

@@ -19,6 +19,8 @@
 
 enum { MOST_TOOL = 64 << 20 }; // bytes of an executable that is digested
 
+bool probes_call_back;
+
 static struct gpt_bytes pipeline, identity;
 
 __attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, const char *format, ...) {
@@ -81,6 +83,27 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
+// Whether a probe names a file that is to be run on its results. One that is absent ends here.
+static bool check_callbacks(const char *shown) {
+    static const char key[] = "\ncallback = \"";
+    bool any = false;
+    for (const char *at = shown; (at = strstr(at, key));) {
+        char name[PATH_MAX];
+        at += strlen(key);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, "\n"), at);
+        char *quote = strrchr(name, '"');
+        if (quote)
+            *quote = '\0';
+        const char *suffix = strrchr(name, '.');
+        if (*name != '/' && (suffix || strchr(name, '/')))
+            fail(MISSING, name, "no such callback beside its probe file, nor beside the built-in probes");
+        if (*name == '/' && access(name, suffix && !strcmp(suffix, ".py") ? R_OK : R_OK | X_OK))
+            fail(MISSING, name, "%s", strerror(errno));
+        any |= *name == '/';
+    }
+    return any;
+}
+
 static void use_probes(const struct probing *probing) {
     char *const *probes = probing->probes;
     struct gpt_bytes show = {0};
@@ -94,8 +117,12 @@ static void use_probes(const struct probing *probing) {
         add_quoted(&pipeline, file ? absolute(probes[i]) : probes[i]);
     }
     add(&show, "exec%.*s --show%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
+    add(&identity, "\n");
     read_output(popen(show.data, "re"), &identity);
     gpt_empty(&show);
+    if (!gpt_add(&identity, "", 1))
+        fail(BAD, NULL, "%s", strerror(ENOMEM));
+    probes_call_back = check_callbacks(identity.data) && !probing->benchmark && !probing->memusage;
     add(&pipeline, "%s |", probing->memusage ? " --count" : "");
     add_stage("gpt-asm");
     add(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");

@@ -15,6 +15,8 @@ struct probing { // NULL: the option was not given
     bool complete, benchmark, memusage, quiet;
 };
 
+extern bool probes_call_back; // one names a file that is to be run on what each launch saved
+
 // Sets what the hook reads, and returns the pipeline's text for the broker, or NULL if nothing is to be
 // probed. Fails for what makes no sense, and for probes that cannot be read.
 const char *use_probing(const struct probing *probing);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 STAGES = {
+    "gpt-dump": [],
     "gpt-asm": ["--arch", "sm_90"],
     "gpt-ptx-probe": ["-p", "block_sched"],
     "gpt-analyze": ["summary", "--stream"],

@@ -69,6 +69,14 @@ def test_each_kernel_alone_with_its_maps(text, probe_file):
     assert "maps" not in fill
 
 
+def test_maps_say_which_file_is_to_be_run(tmp_path, text, probe_file):
+    (tmp_path / "run.py").touch()
+    for callback, found in (("run.py", str(tmp_path / "run.py")), ("loads", None), ("absent.py", None)):
+        probe_file.write_text(f'callback = "{callback}"\n{PROBE}')
+        (map_,) = weave("-p", probe_file, data=segment(text)).kind("map")
+        assert map_.get("callback") == found
+
+
 VARIABLES = """
 __device__ int total; __constant__ int factors[8]; __device__ int *where = &total; __constant__ int *also = &total;
 __device__ __noinline__ int next(int by) { return atomicAdd(&total, by); }

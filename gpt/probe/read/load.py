@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gpt.errors import MalformedError, MissingError, UsageError
@@ -41,8 +43,23 @@ def load_probes(path: Path) -> ProbeFile:
     if path.suffix == ".py":
         from gpt.probe.read.python import compile_python
 
-        return compile_python(source, str(path))
-    return parse_toml(source, str(path))
+        found = compile_python(source, str(path))
+    else:
+        found = parse_toml(source, str(path))
+    return replace(found, callback=found.callback and _find_callback(found.callback, path))
+
+
+def _find_callback(name: str, probe: Path) -> str:
+    """The file that a callback means: beside the probe file, else beside the built-in probes.
+
+    What has neither suffix nor slash is an analysis. A file that is absent, or the probe file itself, stays a name.
+    """
+    if "/" in name or Path(name).suffix:
+        for folder in (probe.parent, BUILTIN):
+            with suppress(OSError, ValueError):  # no name of a file
+                if (found := (folder / name).resolve()).is_file() and not found.samefile(probe):
+                    return str(found)
+    return name
 
 
 def load_all(probes: list[str]) -> list[ProbeFile]:

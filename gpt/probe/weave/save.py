@@ -25,6 +25,7 @@ class PlacedMap:
     map: Map
     param: str
     counted: bool = False
+    callback: str | None = None
 
     @property
     def type(self) -> str:

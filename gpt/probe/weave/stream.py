@@ -39,6 +39,7 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         stride=placed.map.stride,
         fields=placed.fields(),
         wanted=placed.wanted if placed.counted and placed.type != "log" else None,
+        callback=placed.callback,
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.probe.model import Field, Line, Position, Register, Save
+from gpt.probe.read import load
 from gpt.probe.read.load import find_probe, load_probes, parse_toml
 from gpt.probe.verify import verify
 from gpt.ptx.tree import Instruction, Name
@@ -306,3 +307,20 @@ def test_a_message_is_one_line_whatever_it_quotes(text):
     with pytest.raises(GptError) as error:
         verify(parse_toml(text, "p.toml"))
     assert error.value.fact.isprintable()
+
+
+def test_a_callback_is_a_file_beside_the_probe_or_the_built_in_ones(tmp_path, monkeypatch):
+    text = 'callback = "{}"\n[m]\nposition = "kernel"\ndatamodel = "warp:8"\nbefore = "SAVE.u64 {{CLOCK}};"\n'
+    (tmp_path / "built").mkdir()
+    monkeypatch.setattr(load, "BUILTIN", tmp_path / "built")
+    here, there, probe = tmp_path / "p" / "here.py", tmp_path / "built" / "there.py", tmp_path / "p" / "probe.toml"
+    for path in (here, there):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for name, found in (
+        ("here.py", here), ("there.py", there), ("../p/here.py", here), (str(there), there), ("absent.py", None),
+        ("probe.toml", None), ("here", None), ("gmem_bytes", None), ("..", None), ("x" * 5000 + ".py", None),
+    ):  # fmt: skip
+        probe.write_text(text.format(name))
+        file = load.load_probes(probe)
+        assert (file.callback, file.script) == ((str(found),) * 2 if found else (name, None))

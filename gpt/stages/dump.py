@@ -1,0 +1,71 @@
+"""gpt-dump: runs the callbacks of probes on the launches of a live stream."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpt import cli
+from gpt.errors import GptError
+
+TOOL = "gpt-dump"
+LAUNCH = "probed", "no launch with probes in the stream: 'gpt-hook run -p' records some"
+
+
+def main() -> int:
+    """Entry point of the executable."""
+    return cli.run(TOOL, dump)
+
+
+def dump(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the stream to a new file.")
+    ] = None,
+    dumps: Annotated[
+        Path | None, typer.Option("--dumps", metavar="DIR", help="Keep each launch there, as PID-LAUNCH.mp.")
+    ] = None,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="S", min=0.1, help="Seconds that a callback may take.")
+    ] = 60,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not report that a stream has no launches with probes.")
+    ] = False,
+    table: cli.Table = False,
+    json: cli.Json = False,
+    from_json: cli.FromJson = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Run the callbacks of probes on each launch."""
+    from gpt.trace.dumps import Dumping
+
+    printed = _open(output) if output else 2
+    stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
+    folder = Path(tempfile.mkdtemp(prefix="gpt-dump."))
+    try:
+        if dumps:
+            dumps.mkdir(mode=0o700, exist_ok=True)
+        stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
+        return stage.run(files or [], None if quiet else LAUNCH)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open(path: Path) -> int:
+    """Makes a file the standard output, and returns a descriptor for what that was."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise GptError("exists", str(path)) from None
+    printed = os.dup(1)
+    os.dup2(file, 1)
+    os.close(file)
+    return printed

@@ -1,0 +1,189 @@
+"""Probed launches out of a stream that is still being written, each once all that it saved has come.
+
+A launch becomes a trace of its own: header, what its records refer to, `probed`, its buffers, end. So whatever reads
+traces reads it. Until the last buffer is there those before it are kept packed, large ones in a file without a name.
+
+In a stream, records of different threads are not in order: buffers may come before the `probed`, `kernel` and `map`
+that they refer to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
+
+from gpt import records, stream
+from gpt.errors import MalformedError
+from gpt.stream import Segments
+from gpt.trace.parts import Parts, parse_part
+
+Record = dict[str, Any]
+
+IN_MEMORY = 1 << 20  # bytes of a launch's buffers
+COPY = 1 << 20
+OF_A_SEGMENT = ("device", "function", "kernel", "map")  # what launches refer to
+
+
+class WholeLaunch:
+    """A launch with all that it saved. `fault` is why that could not be kept; else `buffers` has its records, packed.
+
+    `callbacks` are those of its maps, each once; `around` are the records that it refers to, from the header on.
+    """
+
+    def __init__(self, probed: Record, around: list[Record], callbacks: list[str], kept: _Kept) -> None:
+        self.probed = probed
+        self.around = around
+        self.callbacks = callbacks
+        self.fault = kept.fault
+        self.buffers = kept.file
+        self._count = kept.count
+
+    @property
+    def id(self) -> int:
+        """Its number in the segment."""
+        number: int = self.probed["id"]
+        return number
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        pid: int = self.around[0]["pid"]
+        return pid
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes it as a trace. Raises OSError."""
+        for record in (*self.around, self.probed):
+            file.write(stream.pack(record))
+        self.buffers.seek(0)
+        while data := self.buffers.read(COPY):
+            file.write(data)
+        count = len(self.around) + self._count  # the header is not one of them, the launch is
+        file.write(stream.pack(records.make("end", records=count, status=0)))
+
+    def close(self) -> None:
+        """Forgets the buffers."""
+        self.buffers.close()
+
+
+class _Kept:
+    """What has come of a launch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.probed: Record | None = None
+        self.fault: str | None = None
+        self.count = 0  # records of buffers
+        self.file: IO[bytes] = SpooledTemporaryFile(IN_MEMORY, dir=str(folder))
+        self._parts: dict[int, Parts] = {}  # by map
+        self._whole: set[int] = set()
+
+    def add(self, record: Record) -> None:
+        map_ = record["map"]
+        parts = self._parts.setdefault(map_, Parts(record["size"]))
+        lean = {key: value for key, value in record.items() if key != "data"}  # its bytes are in the file
+        if map_ in self._whole:
+            raise MalformedError(f"buffer of launch {record['launch']}: map {map_} has its own already")
+        if parts.add(lean | {"data": b""} if "data" in record else lean):
+            self._whole.add(map_)
+        if "path" in record:
+            self.fault = self.fault or "a buffer is in a file beside the trace"
+        self.count += 1
+        try:
+            if not self.fault:
+                self.file.write(stream.pack(record))
+        except OSError as error:
+            self.fault = error.strerror or str(error)
+
+    def has(self, maps: set[int]) -> bool:
+        return maps <= self._whole
+
+    @property
+    def saved(self) -> bool:
+        """Whether anything is not lost."""
+        return any(parts.lost is None for parts in self._parts.values())
+
+
+class _Segment:
+    """What is known of a process."""
+
+    def __init__(self, header: Record) -> None:
+        self.header = header
+        self.clock: Record | None = None
+        self.known: dict[str, dict[int, list[Record]]] = {kind: {} for kind in OF_A_SEGMENT}
+        self.open: dict[int, _Kept] = {}
+
+    def maps_of(self, probed: Record) -> set[int] | None:
+        """The maps of a launch's kernel; None if not all is known of them."""
+        kernels = self.known["kernel"].get(probed["kernel"], [])
+        maps = {map_ for kernel in kernels for map_ in kernel.get("maps", ())}
+        return maps if maps and maps <= self.known["map"].keys() else None
+
+    def around(self, probed: Record, maps: set[int]) -> list[Record]:
+        wanted = (("device", [probed["device"]]), ("function", [probed["function"]]))
+        found = [self.header, *([self.clock] if self.clock else [])]
+        for kind, ids in (*wanted, ("map", sorted(maps)), ("kernel", [probed["kernel"]])):
+            for id_ in ids:
+                found += self.known[kind].get(id_, [])
+        return found
+
+
+class Launches:
+    """The launches of a stream. Buffers are kept in `folder` until they are whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._segments = Segments()
+        self._known: dict[int, _Segment] = {}
+
+    @property
+    def pending(self) -> int:
+        """Launches of which not all has come."""
+        return sum(kept.probed is not None for segment in self._known.values() for kept in segment.open.values())
+
+    def add(self, record: Record) -> Iterator[WholeLaunch]:
+        """Takes a record in, and yields the launches that are whole with it: they are to be closed.
+
+        Raises MalformedError if it makes no sense.
+        """
+        number, kind = self._segments.add(record), record["kind"]
+        if kind == "header":
+            self._known[number] = _Segment(record)
+        segment = self._known[number]
+        if kind == "clock":
+            segment.clock = record
+        if kind not in (*OF_A_SEGMENT, "probed", "buffer"):
+            return
+        if fault := records.check(record):
+            raise MalformedError(fault)
+        if kind == "buffer":
+            parse_part(record)
+            self._kept(segment, record["launch"]).add(record)
+            yield from self._take(segment, record["launch"])
+        elif kind == "probed":
+            self._kept(segment, record["id"]).probed = record
+            yield from self._take(segment, record["id"])
+        else:
+            key = record["index"] if kind == "device" else record["id"]
+            segment.known[kind].setdefault(key, []).append(record)
+            if kind in ("kernel", "map"):
+                for launch in list(segment.open):
+                    yield from self._take(segment, launch)
+
+    def _kept(self, segment: _Segment, launch: int) -> _Kept:
+        if launch not in segment.open:
+            segment.open[launch] = _Kept(self._folder)
+        return segment.open[launch]
+
+    def _take(self, segment: _Segment, launch: int) -> Iterator[WholeLaunch]:
+        kept = segment.open[launch]
+        maps = segment.maps_of(kept.probed) if kept.probed else None
+        if kept.probed is None or maps is None or not kept.has(maps):
+            return
+        del segment.open[launch]
+        if not kept.saved:
+            kept.file.close()
+            return
+        layouts = [record for map_ in sorted(maps) for record in segment.known["map"][map_]]
+        callbacks = dict.fromkeys(record["callback"] for record in layouts if "callback" in record)
+        yield WholeLaunch(kept.probed, segment.around(kept.probed, maps), list(callbacks), kept)
