@@ -1,7 +1,7 @@
 // How many blocks fit at once is asked by programs that launch as many and let them wait for one another. So
 // no kernel runs of which fewer fit than the program was told: a question is answered by the lower number of
-// the program's kernel and the one with probes, as either may run. If that is not there yet, the question is
-// kept, and a kernel with probes that would have answered less is not used: it is assembled once more.
+// the program's kernel and the one with probes, as either may run. What was told is kept, and a kernel with
+// probes that comes later and would have answered less is not used: it is assembled once more.
 //
 // A program may also work it out from the registers of its kernel (cuFuncGetAttribute), which are told as
 // they are. It is not noticed: most ask for them for other reasons.
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "choice.h"
+#include "common/control.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "occupancy.h"
@@ -18,47 +19,50 @@
 
 const char UNFIT_OCCUPANCY[] = "its occupancy was asked for, and is lower with probes";
 
-enum { MOST_ATTRIBUTES = 8 };
+enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// What was answered for the program's kernel: of blocks, or of clusters of a launch.
+// What was told of blocks of so many threads, or of clusters of such a launch: how many fit, or how large.
 struct question {
     struct question *next;
     uint64_t handle, parent; // of a function, what it is of
     struct reference reference;
-    uint64_t threads, shared;
-    bool clusters;
+    enum { OF_BLOCKS, OF_CLUSTERS, OF_SIZE } kind;
+    uint64_t threads, shared, told;
     CUlaunchConfig config;
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct question *questions;
-static bool lost; // one could not be kept
+static _Atomic(struct question *) buckets[BUCKETS]; // each grows at its head only
+static _Atomic bool lost;                           // one could not be kept
 
-static bool is_same(const struct question *one, const struct question *other) {
-    return one->handle == other->handle && one->threads == other->threads && one->shared == other->shared &&
-           one->clusters == other->clusters &&
-           !memcmp(one->attributes, other->attributes, sizeof(one->attributes)) &&
-           hook_is_alive(one->reference);
+static bool is_told(const struct question *kept, const struct question *asked) {
+    return kept->handle == asked->handle && kept->kind == asked->kind && kept->threads == asked->threads &&
+           kept->shared == asked->shared && kept->told >= asked->told &&
+           !memcmp(kept->attributes, asked->attributes, sizeof(kept->attributes)) &&
+           hook_is_alive(kept->reference);
 }
 
-static void keep(struct question *asked) {
+static void keep(struct question *asked, uint64_t told) {
     struct object_view view;
     struct question *at, *made = NULL;
-    if (!hook_object_look(asked->handle, &view))
+    _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
+    if (!told || !hook_object_look(asked->handle, &view))
         return; // it was found in a way in which none gets probes
+    asked->told = told;
     asked->parent = view.parent;
     asked->reference = view.reference;
     pthread_mutex_lock(&lock);
-    for (at = questions; at && !is_same(at, asked);)
+    for (at = atomic_load(bucket); at && !is_told(at, asked);)
         at = at->next;
     if (!at && (made = malloc(sizeof(*made)))) {
         *made = *asked;
         made->config.attrs = made->attributes;
-        made->next = questions;
-        questions = made;
+        made->next = atomic_load(bucket);
+        atomic_store(bucket, made);
     }
-    lost |= !at && !made;
+    if (!at && !made)
+        lost = true;
     pthread_mutex_unlock(&lock);
 }
 
@@ -66,43 +70,44 @@ static void keep(struct question *asked) {
 
 static uint64_t count_blocks(uint64_t function, const struct question *question) {
     int count = 0;
-    return hook_do.occupancy(&count, function, (int)question->threads, question->shared) ? 0
-                                                                                         : (uint64_t)count;
+    CUresult status = hook_do.occupancy(&count, function, (int)question->threads, question->shared);
+    return status ? 0 : (uint64_t)count;
 }
 
-static uint64_t count_clusters(uint64_t function, const struct question *question) {
-    int count = 0;
-    return hook_do.active_clusters(&count, function, &question->config) ? 0 : (uint64_t)count;
+static uint64_t count_both(uint64_t function, uint64_t other, const struct question *question) {
+    uint64_t count = count_blocks(function, question), with = other ? count_blocks(other, question) : count;
+    return with < count ? with : count;
 }
 
-static uint64_t size_clusters(uint64_t function, const struct question *question) {
-    int size = 0;
-    return hook_do.cluster_size(&size, function, &question->config) ? 0 : (uint64_t)size;
+static uint64_t count(uint64_t function, const struct question *question) {
+    int found = 0;
+    if (question->kind == OF_BLOCKS)
+        return count_blocks(function, question);
+    CUresult status = question->kind == OF_SIZE
+                          ? hook_do.cluster_size(&found, function, &question->config)
+                          : hook_do.active_clusters(&found, function, &question->config);
+    return status ? 0 : (uint64_t)found;
 }
 
-static bool is_lower(const struct question *asked, uint64_t function) {
-    return count_blocks(function, asked) < count_blocks(asked->handle, asked) ||
-           (asked->clusters && (count_clusters(function, asked) < count_clusters(asked->handle, asked) ||
-                                size_clusters(function, asked) < size_clusters(asked->handle, asked)));
+// False too if the question was about another kernel.
+static bool is_lower(struct probed *probed, const struct bound *bound, const struct question *asked) {
+    struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
+    if ((asked->handle != probed->handle && asked->parent != probed->handle) ||
+        !hook_is_alive(asked->reference) || count(bound->function, asked) >= asked->told)
+        return false;
+    uint64_t blocks = asked->kind == OF_BLOCKS ? asked->told : count_blocks(asked->handle, asked);
+    unsigned most = hook_most_registers(asked->threads, blocks);
+    if (first && most < probed->used)
+        hook_want_fewer(first, most);
+    return true;
 }
 
 const char *hook_compare_occupancy(struct probed *probed, const struct bound *bound) {
-    struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
-    const char *found = NULL;
-    pthread_mutex_lock(&lock);
-    const struct question *list = questions; // grows at its head only
-    found = lost ? UNFIT_OCCUPANCY : NULL;
-    pthread_mutex_unlock(&lock);
-    for (const struct question *asked = list; asked; asked = asked->next) {
-        if ((asked->handle != probed->handle && asked->parent != probed->handle) ||
-            !hook_is_alive(asked->reference) || !is_lower(asked, bound->function))
-            continue;
-        found = UNFIT_OCCUPANCY;
-        unsigned most = hook_most_registers(asked->threads, count_blocks(asked->handle, asked));
-        if (first && most < probed->used)
-            hook_want_fewer(first, most);
-    }
-    return found;
+    bool lower = lost;
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (const struct question *asked = atomic_load(&buckets[i]); asked; asked = asked->next)
+            lower |= is_lower(probed, bound, asked);
+    return lower ? UNFIT_OCCUPANCY : NULL;
 }
 
 // Questions
@@ -118,10 +123,10 @@ static uint64_t find_other(uint64_t handle, uint64_t threads) {
     return 0;
 }
 
-// Whether a kernel with probes may come later.
+// Whether a kernel with probes may come later, be it because gpt-hook ctl says so.
 static bool may_come(uint64_t handle) {
     const struct probed *whole = hook_find_whole(handle);
-    return !whole || !whole->refused;
+    return !whole || !whole->refused || getenv(GPT_CONTROL);
 }
 
 static bool is_answered(const struct frame *frame) {
@@ -137,60 +142,59 @@ static CUresult ask_again(const struct frame *frame, void *answer, uint64_t func
 }
 
 // Answers by the lower number of both, which is one of 32 bits.
-static void lower(const struct frame *frame, uint64_t threads, struct question *question) {
+static void lower(const struct frame *frame, struct question *question) {
     int *answer = (int *)frame->args[0], found = 0;
-    uint64_t other = find_other(frame->args[1], threads);
-    if (!other && may_come(frame->args[1]))
-        keep(question);
-    else if (other && !ask_again(frame, &found, other) && found < *answer)
+    uint64_t other = find_other(question->handle, question->threads);
+    if (other && !ask_again(frame, &found, other) && found < *answer)
         *answer = found;
+    if (may_come(question->handle))
+        keep(question, (uint64_t)*answer);
 }
 
 // cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, shared, flags)
 void hook_after_blocks(struct frame *frame) {
     const uint64_t *a = frame->args;
     if (is_answered(frame))
-        lower(frame, (uint32_t)a[2],
-              &(struct question){.handle = a[1], .threads = (uint32_t)a[2], .shared = a[3]});
+        lower(frame, &(struct question){.handle = a[1], .threads = (uint32_t)a[2], .shared = a[3]});
 }
 
 // cuOccupancyAvailableDynamicSMemPerBlock(shared, function, blocks, threads)
 void hook_after_shared(struct frame *frame) {
     size_t *answer = (size_t *)frame->args[0], found;
-    uint64_t handle = frame->args[1], threads = (uint32_t)frame->args[3];
-    uint64_t other = is_answered(frame) ? find_other(handle, threads) : 0;
-    if (other && !ask_again(frame, &found, other))
-        *answer = found < *answer ? found : *answer;
-    else if (is_answered(frame) && may_come(handle))
-        keep(&(struct question){.handle = handle, .threads = threads, .shared = *answer});
+    struct question question = {.handle = frame->args[1], .threads = (uint32_t)frame->args[3]};
+    uint64_t other = is_answered(frame) ? find_other(question.handle, question.threads) : 0;
+    if (other && !ask_again(frame, &found, other) && found < *answer)
+        *answer = found;
+    if (!is_answered(frame) || !may_come(question.handle))
+        return;
+    question.shared = *answer;
+    uint64_t blocks = (uint32_t)frame->args[2], fit = count_both(question.handle, other, &question);
+    keep(&question, fit < blocks ? fit : blocks);
 }
 
 // cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): of the kernel
 // with probes the block, and the grid that both fill at most.
 void hook_after_block_size(struct frame *frame) {
-    int *grid = (int *)frame->args[0], *threads = (int *)frame->args[1], blocks;
-    uint64_t handle = frame->args[2], other = is_answered(frame) && threads ? find_other(handle, 1) : 0;
+    int *grid = (int *)frame->args[0], *threads = (int *)frame->args[1], found[2] = {0};
     size_t (*shared_of)(int) = (size_t (*)(int))frame->args[3];
     const uint64_t *a = frame->args;
-    int found[2];
-    if (!is_answered(frame) || !threads || (!other && !may_come(handle)))
+    if (!is_answered(frame) || !threads || *threads <= 0)
         return;
+    struct question question = {.handle = a[2], .threads = (uint64_t)*threads};
+    uint64_t other = find_other(question.handle, 1);
     if (other &&
         !((general *)frame->real)((uint64_t)&found[0], (uint64_t)&found[1], other, a[3], a[4], a[5],
                                   *frame->stack) &&
-        found[1] > 0 && *threads > 0 && *grid > 0) {
-        struct question question = {.threads = (uint64_t)found[1],
-                                    .shared = shared_of ? shared_of(found[1]) : a[4]};
-        // What it fills the device with comes from the driver: the number of multiprocessors is in both
-        // grids.
-        uint64_t with = count_blocks(other, &question), without = count_blocks(handle, &question);
-        blocks = with ? (int)((uint64_t)found[0] / with * (without < with ? without : with)) : 0;
-        if (blocks)
-            *grid = blocks, *threads = found[1];
-        return;
-    }
-    keep(&(struct question){
-        .handle = handle, .threads = (uint64_t)*threads, .shared = shared_of ? shared_of(*threads) : a[4]});
+        found[1] > 0)
+        question.threads = (uint64_t)found[1];
+    question.shared = shared_of ? shared_of((int)question.threads) : a[4];
+    // The number of multiprocessors is in both grids.
+    uint64_t fit = count_both(question.handle, other, &question),
+             with = found[1] > 0 ? count_blocks(other, &question) : 0;
+    if (with && fit)
+        *grid = (int)((uint64_t)found[0] / with * fit), *threads = found[1];
+    if (may_come(question.handle))
+        keep(&question, fit);
 }
 
 // cuOccupancyMaxPotentialClusterSize(size, function, config), cuOccupancyMaxActiveClusters(count, ...)
@@ -202,12 +206,12 @@ void hook_after_clusters(struct frame *frame) {
                                 .threads =
                                     (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ,
                                 .shared = config->sharedMemBytes,
-                                .clusters = true,
+                                .kind = strstr(frame->slot->symbol, "Size") ? OF_SIZE : OF_CLUSTERS,
                                 .config = *config};
     question.config.numAttrs = config->numAttrs < MOST_ATTRIBUTES ? config->numAttrs : MOST_ATTRIBUTES;
     if (config->attrs)
         memcpy(question.attributes, config->attrs, question.config.numAttrs * sizeof(*config->attrs));
     question.config.attrs = question.attributes;
     question.config.hStream = NULL; // it may be gone then
-    lower(frame, question.threads, &question);
+    lower(frame, &question);
 }
