@@ -49,6 +49,17 @@ for path in sys.argv[1:]:
 """
 
 
+# The same of a module that the driver links: what it makes of it has no PTX.
+LINKED = PROGRAM.replace(
+    "    ok(cuda.cuModuleLoadData(ctypes.byref(module), text))\n",
+    "    state, image = ctypes.c_void_p(), ctypes.c_void_p()\n"
+    "    ok(cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state)))\n"
+    "    ok(cuda.cuLinkAddData_v2(state, 1, text, ctypes.c_size_t(len(text)), b'k', 0, None, None))\n"
+    "    ok(cuda.cuLinkComplete(state, ctypes.byref(image), None))\n"
+    "    ok(cuda.cuModuleLoadData(ctypes.byref(module), image))\n",
+)
+
+
 def write_kernel(path: Path, size: int, seed: int) -> None:
     """PTX of about `size` KB: loads, stores and arithmetic between, of which nothing can be left out."""
     lines = []
@@ -68,7 +79,7 @@ def write_kernel(path: Path, size: int, seed: int) -> None:
     )
 
 
-def look_up(files: list[Path], probe: str, folder: Path, keep: str = "") -> list[float]:
+def look_up(files: list[Path], probe: str, folder: Path, keep: str = "", program: str = PROGRAM) -> list[float]:
     """The time of each look-up of a run, in ms."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "GPT_KEEP": keep}
     env["PATH"] = f"{ROOT / 'bin'}{os.pathsep}{ROOT / '.venv' / 'bin'}{os.pathsep}{env['PATH']}"
@@ -79,7 +90,7 @@ def look_up(files: list[Path], probe: str, folder: Path, keep: str = "") -> list
         line += ["--device", "sim", "--jit", pipeline]
     else:
         line += ["-p", probe]
-    line += ["--", sys.executable, "-c", PROGRAM, *files]
+    line += ["--", sys.executable, "-c", program, *files]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"lookup: error: status {done.returncode}: {done.stderr[-1000:]}")
@@ -130,20 +141,33 @@ def measure(probe: str, size: int, tool: tuple[str, str], folder: Path) -> Row:
     }
 
 
+def check_linked(folder: Path) -> bool:
+    """Whether the PTX of a kernel that was linked is found again."""
+    path = folder / "linked.ptx"
+    write_kernel(path, 1, 0)
+    look_up([path], "block_sched", folder, str(folder / "kept"), LINKED)
+    kept = [found.read_bytes() for found in (folder / "kept").glob("linked.*/original.ptx")]
+    return kept == [path.read_bytes()]
+
+
 def main() -> int:
     tool = find_tool()
     with tempfile.TemporaryDirectory(prefix="gpt-lookup-") as name:
         rows = [measure(probe, size, tool, Path(name)) for probe in PROBES for size in SIZES]
+        linked = check_linked(Path(name))
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "lookup.json").write_text(json.dumps({"ptxas": tool[0], "arch": tool[1], "rows": rows}, indent=1) + "\n")
     heads = ("cold_ms", "warm_ms", "ptxas_ms", "over_ms", "cached_ms")
     print(f"{'probe':12} {'KB':>4} " + " ".join(f"{head:>9}" for head in heads))
-    wrong = []
+    wrong = [] if linked else ["the PTX of what was linked is not found"]
     for row in rows:
         print(f"{row['probe']:12} {row['kb']:4} " + " ".join(f"{row[head]:9.1f}" for head in heads))
         if row["over_ms"] > SLOWER or row["cached_ms"] > CACHED:
             wrong.append(f"{row['probe']}, {row['kb']} KB")
-    print(f"lookup: {len(rows)} rows" + (f", over the bounds: {'; '.join(wrong)}" if wrong else ", within the bounds"))
+    print(
+        f"lookup: {len(rows)} rows"
+        + (f", wrong: {'; '.join(wrong)}" if wrong else ", within the bounds, a linked kernel too")
+    )
     return bool(wrong)
 
 
