@@ -349,6 +349,9 @@ KINDS: dict[str, Keys] = {
         "block": ("[u64]", "threads of a block in x, y and z"),
         "shared": ("u64", "bytes of dynamic shared memory"),
         "params": ("bin?", "its own parameters, as the kernel got them"),
+        "exec": ("u64?", "handle of the executable graph that launched it"),
+        "node": ("u64?", "handle of its node in the graph that this was made from, or updated from"),
+        "repeats": ("u64?", "1 in the body of a conditional node: buffers are of all its runs, or of none"),
     },
     "buffer": {
         "launch": ("u64", "id of the probed record"),

@@ -9,6 +9,8 @@ struct exec {
     struct object object;
     struct graph *graph;
     uint64_t flags;
+    struct event *ran;    // after the last launch: the next one waits for it
+    struct stream *where; // that was
 };
 
 // The node of an executable graph for the node that it was made from.
@@ -80,7 +82,7 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
     if (status)
         return status;
     struct exec *made = sim_new(EXEC, context);
-    if (!made || !(made->graph = sim_copy_graph(graph, made))) {
+    if (!made || !(made->graph = sim_copy_graph(graph, made)) || !(made->ran = sim_new(EVENT, made))) {
         if (made)
             sim_delete(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -256,10 +258,12 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// What waits for events inside a graph waits before it begins, and its events are reached when it ends. Takes
-// the list over.
-static CUresult launch(struct stream *stream, const struct operations *list) {
+// An executable graph runs once at a time. What waits for events inside a graph waits before it begins, and
+// its events are reached when it ends. Takes the list over.
+static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    if (!status && exec->where != stream)
+        status = sim_wait_event(stream, exec->ran);
     struct operation *all = list->all;
     for (size_t i = 0; i < list->count && !status; i++)
         if (all[i].type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && is_there(all[i].event))
@@ -270,6 +274,9 @@ static CUresult launch(struct stream *stream, const struct operations *list) {
         sim_end_operation(&operation);
     else
         status = sim_issue(stream, &operation);
+    exec->where = stream;
+    if (!status)
+        sim_record(exec->ran, stream);
     for (size_t i = 0; i < list->count && !status; i++)
         if (all[i].type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && is_there(all[i].event))
             sim_record(all[i].event.object, stream);
@@ -295,7 +302,7 @@ API cuGraphLaunch(void *exec, void *handle) {
     }
     list.count = 0;
     flatten(((struct exec *)exec)->graph, &list);
-    return launch(stream, &list);
+    return launch(exec, stream, &list);
 }
 
 API cuGraphUpload(void *exec, void *stream) {

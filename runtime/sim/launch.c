@@ -31,6 +31,7 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
                                void **extra) {
     const char *buffer = NULL;
     size_t size = 0;
+    operation->kernel.packed = !values && extra;
     for (; !values && extra && extra[0]; extra += 2) {
         if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
             buffer = extra[1];

@@ -249,7 +249,7 @@ static CUresult get_kernel(void *node, CUDA_KERNEL_NODE_PARAMS *params, bool old
                                            block[1],
                                            block[2],
                                            operation->kernel.shared,
-                                           operation->kernel.arguments,
+                                           operation->kernel.packed ? NULL : operation->kernel.arguments,
                                            NULL,
                                            kernel ? function : NULL,
                                            NULL};

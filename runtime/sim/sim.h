@@ -340,6 +340,7 @@ struct operation {
             struct reference function;
             uint32_t grid[3], block[3], shared;
             bool cooperative;
+            bool packed;      // so were the arguments passed: CUDA does not give those of a node back
             void **arguments; // in `owned`, or NULL: unknown
         } kernel;
         CUDA_MEMCPY3D copy;

@@ -1,6 +1,6 @@
-"""What tests/gpu/probe.py runs with and without probes: `python probe_workload.py triton|train|decode`.
+"""What tests/gpu/probe.py runs with and without probes: `python probe_workload.py triton|train|decode|graphed`.
 
-It prints a digest of what was computed, and for `train` and `decode` the median time of a step on standard error.
+It prints a digest of what was computed, and for all but `triton` the median time of a step on standard error.
 """
 
 from __future__ import annotations
@@ -124,5 +124,31 @@ def run_decode(tokens: int = 100, warm: int = 20) -> None:
     print(f"ms a step {1000 * statistics.median(times):.3f}", file=sys.stderr)
 
 
+def run_graphed(tokens: int = 200, warm: int = 20) -> None:
+    """The same with the compiled step in a CUDA graph."""
+    torch.manual_seed(1)
+    model = Transformer().to("cuda", torch.float16).eval()
+    step, graph = torch.compile(model), torch.cuda.CUDAGraph()
+    places = torch.arange(CONTEXT, device="cuda")
+    token, at = torch.zeros(1, 1, dtype=torch.long, device="cuda"), places[:1].clone()
+    times, found = [], []
+    with torch.inference_mode():
+        for _ in range(3):
+            step(token, at)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            following = step(token, at)
+        for i in range(warm + tokens):
+            start = time.perf_counter()
+            at.copy_(places[i : i + 1])
+            graph.replay()
+            token.copy_(following)
+            found.append(token.item())
+            if i >= warm:
+                times.append(time.perf_counter() - start)
+    print("graphed", *found)
+    print(f"ms a step {1000 * statistics.median(times):.4f}", file=sys.stderr)
+
+
 if __name__ == "__main__":
-    {"triton": run_triton, "train": run_train, "decode": run_decode}[sys.argv[1]]()
+    {"triton": run_triton, "train": run_train, "decode": run_decode, "graphed": run_graphed}[sys.argv[1]]()

@@ -277,35 +277,6 @@ def test_threads_and_streams(tmp_path):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 200)
 
 
-def test_a_captured_launch_runs_as_it_is(tmp_path):
-    source = (
-        CLIENT
-        + r"""
-    int main(int argc, char **argv) {
-        void *stream, *graph, *exec, *params[] = {&items, &added, &count};
-        setup(argv[1]);
-        run();
-        OK(D(cuCtxSynchronize)());
-        OK(D(cuStreamCreate)(&stream, 1));
-        OK(D(cuStreamBeginCapture_v2)(stream, 0));
-        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
-        OK(D(cuStreamEndCapture)(stream, &graph));
-        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ll));
-        for (int i = 0; i < 3; i++)
-            OK(D(cuGraphLaunch)(exec, stream));
-        for (int i = 0; i < 3; i++)
-            expect(3);
-        OK(D(cuStreamSynchronize)(stream));
-        check();
-        return 0;
-    }
-    """
-    )
-    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
-    check_bytes(trace, 1)
-    assert unprobed(trace) == {"it is captured into a graph": 1}
-
-
 @pytest.mark.parametrize(
     "end", first("_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)")
 )

@@ -308,8 +308,8 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
-    if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->layout == LAYOUT_LAUNCH)
-        run(slot->known->probe_after, frame); // which may make the launch anew
+    if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
+        run(slot->known->probe_after, frame); // which may make the call anew
     if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && hook_probing && slot->known &&
         !strcmp(slot->known->op, "alloc"))
         run(hook_allocate_again, frame);
@@ -336,7 +336,7 @@ void hook_leave(struct frame *frame) {
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);
-    if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->layout != LAYOUT_LAUNCH)
+    if (UNLIKELY(frame->flags & SLOT_AFTER) && !slot->known->first)
         run(slot->known->probe_after, frame);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_probing)
         run(wait_is_over, frame);

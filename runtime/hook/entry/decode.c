@@ -10,12 +10,15 @@
 
 #include "control.h"
 #include "decode.h"
+#include "hook/probe/changes.h"
+#include "hook/probe/execs.h"
 #include "hook/probe/launch.h"
 #include "hook/probe/links.h"
 #include "hook/probe/load.h"
 #include "hook/probe/lookup.h"
 #include "hook/probe/occupancy.h"
 #include "hook/probe/properties.h"
+#include "hook/probe/replay.h"
 #include "hook/probe/settings.h"
 #include "hook/probe/sources.h"
 #include "hook/probe/variables.h"
@@ -41,7 +44,10 @@
 #define V2 .v2 = true
 #define LAUNCH(how)                                                                                          \
     .layout = LAYOUT_LAUNCH, .special = how, .probe_before = hook_before_launch,                             \
-    .probe_after = hook_after_launch
+    .probe_after = hook_after_launch, .first = true
+#define AROUND(what) .first = true, .probe_before = hook_before_##what, .probe_after = hook_after_##what
+#define INSTANTIATES                                                                                         \
+    "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate, AROUND(instantiate)
 #define GONE .before = hook_before_gone, .on_return = hook_on_gone
 
 static const struct known table[] = {
@@ -101,22 +107,29 @@ static const struct known table[] = {
     {"cuLaunchKernelEx", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_EX)},
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
-    {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1))},
-    {"cuGraphInstantiate", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
-    {"cuGraphInstantiateWithFlags", "graph", "instantiate", OBJECT(OUT(0)), .on_return = hook_on_instantiate},
-    {"cuGraphInstantiateWithParams", "graph", "instantiate", OBJECT(OUT(0)),
-     .on_return = hook_on_instantiate},
-    {"cuGraphExecDestroy", "graph", "destroy", OBJECT(IN(0)), GONE},
-    {"cuGraphExecUpdate", "graph", "update", OBJECT(IN(0)), .on_return = hook_on_exec_update},
-    {"cuGraphExecKernelNodeSetParams", "graph", "execkernelnodesetparams", .on_return = hook_on_exec_kernel},
+    {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1)), .probe_before = hook_before_replay,
+     .probe_after = hook_after_replay},
+    {"cuGraphInstantiate", INSTANTIATES},
+    {"cuGraphInstantiateWithFlags", INSTANTIATES},
+    {"cuGraphInstantiateWithParams", INSTANTIATES},
+    {"cuGraphExecDestroy", "graph", "destroy", OBJECT(IN(0)), GONE, AROUND(exec_gone)},
+    {"cuGraphExecUpdate", "graph", "update", OBJECT(IN(0)), .on_return = hook_on_exec_update,
+     AROUND(exec_update)},
+    {"cuGraphExecKernelNodeSetParams", "graph", "execkernelnodesetparams", .on_return = hook_on_exec_kernel,
+     AROUND(exec_kernel)},
     {"cuGraphExecChildGraphNodeSetParams", "graph", "execchildgraphnodesetparams",
-     .on_return = hook_on_exec_child},
-    {"cuGraphExecNodeSetParams", "graph", "execnodesetparams", .on_return = hook_on_exec_node},
-    {"cuGraphNodeSetEnabled", "graph", "nodesetenabled", .on_return = hook_on_node_enabled},
+     .on_return = hook_on_exec_child, AROUND(exec_child)},
+    {"cuGraphExecNodeSetParams", "graph", "execnodesetparams", .on_return = hook_on_exec_node,
+     AROUND(exec_node)},
+    {"cuGraphNodeSetEnabled", "graph", "nodesetenabled", .on_return = hook_on_node_enabled,
+     .probe_after = hook_after_node_enabled},
     {"cuGraphCreate", "graph", "create", OBJECT(OUT(0)), .on_return = hook_on_graph},
     {"cuGraphClone", "graph", "clone", OBJECT(OUT(0)), .on_return = hook_on_graph},
     {"cuGraphDestroy", "graph", "destroy", OBJECT(IN(0)), GONE},
-    {"cuGraphAddNode", "graph", "addnode", .on_return = hook_on_node},
+    {"cuGraphAddNode", "graph", "addnode", .on_return = hook_on_node, AROUND(packed)},
+    {"cuGraphAddKernelNode", "graph", "addkernelnode", AROUND(packed)},
+    {"cuGraphKernelNodeSetParams", "graph", "kernelnodesetparams", AROUND(packed)},
+    {"cuGraphNodeSetParams", "graph", "nodesetparams", AROUND(packed)},
 
     {"cuStreamSynchronize", "sync", "stream", OBJECT(0, IN(0))},
     {"cuEventSynchronize", "sync", "event", OBJECT(IN(0))},

@@ -50,7 +50,15 @@
     CALL(clear, "cuMemsetD8Async", CUdeviceptr, unsigned char, size_t, uint64_t)                             \
     CALL(copy_back, "cuMemcpyDtoHAsync_v2", void *, CUdeviceptr, size_t, uint64_t)                           \
     CALL(copy_to, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void *, size_t, uint64_t)                       \
-    CALL(copy, "cuMemcpyDtoDAsync_v2", CUdeviceptr, CUdeviceptr, size_t, uint64_t)
+    CALL(copy, "cuMemcpyDtoDAsync_v2", CUdeviceptr, CUdeviceptr, size_t, uint64_t)                           \
+    CALL(set_node, "cuGraphKernelNodeSetParams_v2", uint64_t, const CUDA_KERNEL_NODE_PARAMS *)               \
+    CALL(get_node_attribute, "cuGraphKernelNodeGetAttribute", uint64_t, int, void *)                         \
+    CALL(set_node_attribute, "cuGraphKernelNodeSetAttribute", uint64_t, int, const void *)                   \
+    CALL(get_copy, "cuGraphMemcpyNodeGetParams", void *, CUDA_MEMCPY3D *)                                    \
+    CALL(get_set, "cuGraphMemsetNodeGetParams", void *, CUDA_MEMSET_NODE_PARAMS_v2 *)                        \
+    CALL(capture_info, "cuStreamGetCaptureInfo_v2", uint64_t, int *, uint64_t *, void **, void ***,          \
+         size_t *)                                                                                           \
+    CALL(child_graph, "cuGraphChildGraphNodeGetGraph", void *, void **)
 
 struct probe_calls {
 #define CALL(member, name, ...) CUresult (*member)(__VA_ARGS__);

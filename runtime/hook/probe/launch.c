@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arguments.h"
 #include "benchmark.h"
 #include "choice.h"
 #include "driver_calls.h"
@@ -35,46 +36,24 @@ static bool is_dependent(const struct frame *frame) {
     return false;
 }
 
-// The program's parameters, as a block. False if it passes them in no form that is known, or not all of them:
-// the driver answers that.
-static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
-    if (launch->params && launch->extra)
-        return false;
-    if (launch->params) {
-        for (size_t i = 0; i < woven->param_count; i++)
-            memcpy(block + woven->params[i].offset, launch->params[i], woven->params[i].size);
-        return true;
-    }
-    const void *packed = NULL;
-    size_t size = 0;
-    for (void **at = launch->extra; at && *at; at += 2)
-        if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
-            packed = at[1];
-        else if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
-            size = *(const size_t *)at[1];
-        else
-            return false;
-    if (packed && size >= woven->param_bytes)
-        memcpy(block, packed, woven->param_bytes);
-    return packed ? size >= woven->param_bytes : !woven->param_count;
+static bool is_captured(uint64_t stream) {
+    int capturing = 0;
+    return hook_do.is_capturing && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
-// Why this launch runs without probes; NULL if it need not. Empty: the user wants it so.
+// Why this launch runs without probes; NULL if it need not. Empty: it is not counted, as one that is
+// captured: what is launched then is the graph.
 static const char *find_reason(const struct frame *frame, const struct choice *choice, uint64_t context,
                                uint64_t stream) {
-    int capturing = 0;
     uint64_t of_stream = context;
     struct probed *first = choice->first;
-    if (!first || first->refused)
-        return choice->reason;
-    uint64_t before = atomic_fetch_add_explicit(&first->launches, 1, memory_order_relaxed);
-    if (before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
-        (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count)
-        return "it was left out, as --launch-skip, --launch-count or --sample say";
-    if (choice->reason)
-        return choice->reason;
-    if (hook_do.is_capturing(stream, &capturing) || capturing)
-        return "it is captured into a graph";
+    bool never = !first || first->refused;
+    if ((!never || *choice->reason) && is_captured(stream))
+        return "";
+    const char *reason = never ? choice->reason : hook_left_out(first);
+    reason = reason ? reason : choice->reason;
+    if (reason)
+        return reason;
     if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
         !hook_do.stream_context(stream, &of_stream) && of_stream != context)
         return "its stream is of another context than the current one";
@@ -85,36 +64,6 @@ static const char *find_reason(const struct frame *frame, const struct choice *c
     return NULL;
 }
 
-// The save of a launch, with its arguments; NULL without memory or where the parameters are not known.
-static struct save *new_save(struct probed *probed, const struct launch *launch) {
-    const struct woven *woven = probed->woven;
-    size_t count = woven->param_count + woven->added_count,
-           head = sizeof(struct save) + count * sizeof(void *);
-    struct save *save = calloc(1, head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
-    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
-    if (!save || !copy_params(launch, woven, block)) {
-        free(save);
-        return NULL;
-    }
-    save->probed = probed;
-    save->block = block;
-    for (size_t i = 0; i < woven->param_count; i++)
-        save->arguments[i] = block + woven->params[i].offset;
-    return save;
-}
-
-static bool size_buffers(struct save *save, const struct launch *launch) {
-    const struct woven *woven = save->probed->woven;
-    for (size_t i = 0; i < woven->map_count; i++) {
-        if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
-            return false;
-        save->bytes += hook_rounded(save->sizes[i]);
-        if (save->bytes >> 62)
-            return false;
-    }
-    return !hook_settings.memusage || hook_needed_bytes(woven, launch->grid, launch->block, &save->needed);
-}
-
 // Whether what its buffers would need follows from the launch: logs have to be counted.
 static bool is_known_need(const struct save *save) {
     const struct woven *woven = save->probed->woven;
@@ -122,19 +71,6 @@ static bool is_known_need(const struct save *save) {
     for (size_t i = 0; i < woven->map_count; i++)
         known &= !woven->maps[i].log;
     return known;
-}
-
-// Adds the addresses of the buffers to the arguments.
-static void point_at_buffers(struct save *save, uint64_t address) {
-    const struct woven *woven = save->probed->woven;
-    uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
-    for (size_t i = 0; i < woven->added_count; i++) {
-        uint64_t at = address;
-        for (uint32_t k = 0; k < woven->added[i].map; k++)
-            at += hook_rounded(save->sizes[k]);
-        values[i] = at;
-        save->arguments[woven->param_count + i] = &values[i];
-    }
 }
 
 // Where the function and the parameters are among a call's arguments.
@@ -197,6 +133,19 @@ static void count_reason(const struct frame *frame) {
                             (const char *)(frame->note & ~IS_REASON));
 }
 
+// The launch of a kernel that will have probes in a graph: the driver does not give back packed parameters of
+// a node.
+static void unpack(struct frame *frame, struct probed *probed) {
+    const struct launch *launch = &frame->launch;
+    struct save *save = launch->extra && !launch->params ? hook_new_save(probed, launch) : NULL;
+    if (!save)
+        return;
+    save->unpacked = true;
+    save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
+    pass_arguments(frame, launch->function, save->arguments, NULL);
+    frame->note = (uint64_t)save;
+}
+
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     frame->note = 0;
     if (!hook_probing)
@@ -207,10 +156,10 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
     struct choice choice = hook_choose(launch, context);
     const char *reason = find_reason(frame, &choice, context, stream);
-    struct save *save = reason ? NULL : new_save(choice.probed, launch);
+    struct save *save = reason ? NULL : hook_new_save(choice.probed, launch);
     if (!reason && !save)
         reason = "its parameters are not passed as the kernel has them";
-    if (save && !size_buffers(save, launch))
+    if (save && !hook_size_buffers(save, launch))
         reason = "its buffers are too large";
     if (!reason && hook_settings.memusage && is_known_need(save)) {
         frame->note = (uint64_t)save; // it is counted once it has been made, and needs no probes for that
@@ -232,11 +181,13 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
             hook_issue(slab, NULL);
         keep_reason(frame, reason);
         free(save);
+        if (!*reason && choice.probed)
+            unpack(frame, choice.probed);
         return;
     }
     save->slab = slab;
     save->offset = offset;
-    point_at_buffers(save, hook_slab_address(slab) + offset);
+    hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     pass_arguments(frame, choice.handle, save->arguments, NULL);
     frame->note = (uint64_t)save;
     save->prologue = hook_now() - begun;
@@ -268,8 +219,10 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     }
     frame->note = 0;
     struct slab *slab = save->slab;
+    if (save->unpacked)
+        restore_arguments(frame, save);
     if (!slab) { // it has no probes
-        if ((CUresult)frame->rax == CUDA_SUCCESS)
+        if (!save->unpacked && (CUresult)frame->rax == CUDA_SUCCESS)
             hook_count_need(save->probed->function, save->needed);
         free(save);
         return;

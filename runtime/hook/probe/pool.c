@@ -20,7 +20,11 @@
 #include "slab.h"
 #include "writer.h"
 
-enum { SLAB = 4 << 20, PATIENCE = 60 }; // bytes of an ordinary slab; seconds at the end
+enum {
+    SLAB = 4 << 20,
+    HELD = 64 << 10,
+    PATIENCE = 60
+}; // bytes of an ordinary slab, of one of a graph; seconds at the end
 
 struct pool {
     struct pool *next;
@@ -267,6 +271,38 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&lock);
     return slab;
+}
+
+// Half of the memory at most, so that there is room for what is copied out of it. What is much larger than
+// needed is left to launches.
+struct slab *hook_hold(uint64_t bytes, const char **reason) {
+    uint64_t size = (bytes + HELD - 1) / HELD * HELD;
+    struct slab *slab = NULL;
+    *reason = "the device takes no buffers";
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find_pool(hook_current_context());
+    if (pool && 2 * size > pool->most)
+        *reason = "the buffers of its graph are larger than half of --max-memory";
+    else if (pool && (slab = find_clear(pool, bytes)) && slab->size > 2 * size)
+        slab = NULL;
+    if (pool && !slab && 2 * size <= pool->most) {
+        bool room = has_room(pool, size);
+        *reason =
+            room ? "the device has no memory for its buffers" : "no buffer was free within --max-memory";
+        slab = room ? make_slab(pool, size) : NULL;
+    }
+    if (slab)
+        slab->state = SLAB_HELD;
+    pthread_mutex_unlock(&lock);
+    return slab;
+}
+
+void hook_let_go(struct slab *slab) {
+    pthread_mutex_lock(&lock);
+    slab->used = slab->size;
+    slab->state = SLAB_DRAINING;
+    pthread_mutex_unlock(&lock);
+    hook_write_later(slab);
 }
 
 bool hook_give_slabs_back(void) {

@@ -13,9 +13,13 @@
 static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 enum { BENCHMARK_EVENTS = 4 };
+struct replay;
 
 struct save { // a launch, and where its buffers are
     struct save *next;
+    struct replay *replay;   // of a graph: it stands for the launches of all nodes, and has no kernel
+    bool unpacked;           // of a launch that is captured: it has no buffers
+    _Atomic unsigned others; // that have it too, of a node
     struct slab *slab;
     struct probed *probed;
     uint32_t id;                       // in the trace; 0: it has no record, its buffers are of no use
@@ -44,6 +48,11 @@ struct claim {
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
+
+// Buffers, all zero once the slab is clear, that are not drained where they are: of an executable graph, with
+// an event for the end of its last replay. NULL, with a reason, if there are none.
+struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current context
+void hook_let_go(struct slab *slab);                         // once its event has come
 
 void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
 void hook_drain_all(void);                         // and waits for it: the process or context ends

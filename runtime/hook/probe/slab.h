@@ -19,7 +19,7 @@ struct slab {
     uint64_t context, ours; // where it is, and the stream that clears it
     char **stage;           // of its context, for the thread that writes
     CUresult failed;        // of the device: it is not used again
-    enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_DEAD } state;
+    enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_HELD, SLAB_DEAD } state;
     struct save *saves, *last;
 };
 

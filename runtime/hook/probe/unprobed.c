@@ -19,22 +19,26 @@ struct counted {
 
 static _Atomic(struct counted *) buckets[BUCKETS];
 
-void hook_count_unprobed(uint32_t function, const char *reason) {
+void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t launches) {
     _Atomic(struct counted *) *bucket = &buckets[function % BUCKETS];
     struct counted *head = atomic_load(bucket), *added = NULL;
     for (;;) {
         for (struct counted *at = head; at; at = at->next)
             if (at->function == function && at->reason == reason) {
-                atomic_fetch_add_explicit(&at->launches, 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&at->launches, launches, memory_order_relaxed);
                 free(added);
                 return;
             }
         if (!added && !(added = calloc(1, sizeof(*added))))
             return;
-        *added = (struct counted){.next = head, .launches = 1, .reason = reason, .function = function};
+        *added = (struct counted){.next = head, .launches = launches, .reason = reason, .function = function};
         if (atomic_compare_exchange_strong(bucket, &head, added))
             return;
     }
+}
+
+void hook_count_unprobed(uint32_t function, const char *reason) {
+    hook_count_unprobed_times(function, reason, 1);
 }
 
 void hook_write_unprobed(void) {

@@ -7,6 +7,7 @@
 
 // Counts a launch; the reason is a text that stays.
 void hook_count_unprobed(uint32_t function, const char *reason);
+void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t launches);
 void hook_write_unprobed(void); // what was counted since the last time
 uint64_t hook_unprobed_total(void);
 

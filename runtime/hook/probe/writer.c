@@ -12,6 +12,7 @@
 #include "hook/write/thread.h"
 #include "memusage.h"
 #include "parts.h"
+#include "replay.h"
 #include "settings.h"
 #include "writer.h"
 
@@ -32,24 +33,43 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
+static void write_buffers(struct slab *slab, const struct save *save) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t at = save->offset;
+    if (hook_settings.memusage)
+        hook_add_need(slab, save);
+    for (size_t i = 0; i < woven->map_count && save->id; i++) {
+        hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
+        at += hook_rounded(save->sizes[i]);
+    }
+}
+
+static void write_save(struct slab *slab, struct save *save) {
+    uint64_t since = hook_now();
+    write_buffers(slab, save);
+    if (save->id)
+        write_times(slab, save, since);
+    if (!slab->failed)
+        hook_forget_benchmark(save);
+}
+
+static void write_replay(struct slab *slab, const struct save *save) {
+    struct save node;
+    for (size_t at = 0; hook_next_replayed(save, &at, &node);)
+        write_buffers(slab, &node);
+    hook_end_replay(save->replay);
+}
+
 static void write_slab(struct slab *slab) {
     uint64_t unused;
     if (!slab->failed)
         slab->failed = hook_do.push_context(slab->context);
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
-        const struct woven *woven = save->probed->woven;
-        uint64_t at = save->offset, since = hook_now();
-        if (hook_settings.memusage)
-            hook_add_need(slab, save);
-        for (size_t i = 0; i < woven->map_count && save->id; i++) {
-            hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
-            at += hook_rounded(save->sizes[i]);
-        }
-        if (save->id)
-            write_times(slab, save, since);
-        if (!slab->failed)
-            hook_forget_benchmark(save);
+        if (save->replay)
+            write_replay(slab, save);
+        else
+            write_save(slab, save);
         next = save->next;
         free(save);
     }

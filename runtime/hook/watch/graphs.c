@@ -47,7 +47,7 @@ struct nodes {
     struct node all[];
 };
 
-static bool add(struct nodes **nodes, void *handle, bool sure) {
+static bool add(struct nodes **nodes, const struct node *node) {
     struct nodes *old = *nodes;
     if (sizeof(*old) + (old->count + 1) * sizeof(struct node) > old->size) {
         struct nodes *more = mremap(old, old->size, 4 * old->size, MREMAP_MAYMOVE);
@@ -56,7 +56,7 @@ static bool add(struct nodes **nodes, void *handle, bool sure) {
         more->size *= 4;
         *nodes = more;
     }
-    (*nodes)->all[(*nodes)->count++] = (struct node){.handle = (uint64_t)handle, .sure = sure};
+    (*nodes)->all[(*nodes)->count++] = *node;
     return true;
 }
 
@@ -76,38 +76,75 @@ static void see_body(const struct property *property, void *with) {
         bodies->graphs[bodies->count++] = (void *)property->value;
 }
 
-static void walk(struct nodes **list, void *graph, int depth, bool sure);
+struct walk {
+    bool (*see)(const struct graph_node *node, void *with);
+    void *with;
+};
 
-static void walk_bodies(struct nodes **list, void *graph, void *node, int depth) {
+static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure);
+
+static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsigned depth) {
     struct bodies bodies = {.node = (uint64_t)node};
+    bool more = true;
     hook_object_each((uint64_t)graph, see_body, &bodies);
-    for (unsigned i = 0; i < bodies.count; i++)
-        walk(list, bodies.graphs[i], depth, false);
+    for (unsigned i = 0; more && i < bodies.count; i++)
+        more = walk(walker, bodies.graphs[i], depth, false);
+    return more;
 }
 
-static void walk(struct nodes **list, void *graph, int depth, bool sure) {
+static bool walk_node(const struct walk *walker, void *graph, void *handle, unsigned depth, bool sure) {
+    struct graph_node node = {.handle = handle, .type = -1, .depth = depth, .sure = sure};
+    void *inner;
+    cu.type(handle, &node.type);
+    if (node.type == CU_GRAPH_NODE_TYPE_KERNEL && cu.kernel(handle, &node.kernel) != CUDA_SUCCESS)
+        node.kernel = (CUDA_KERNEL_NODE_PARAMS){0};
+    if (!walker->see(&node, walker->with))
+        return false;
+    if (node.type == CU_GRAPH_NODE_TYPE_GRAPH && cu.child(handle, &inner) == CUDA_SUCCESS)
+        return walk(walker, inner, depth + 1, sure);
+    return node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || walk_bodies(walker, graph, handle, depth + 1);
+}
+
+static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure) {
     size_t count = 0;
     if (depth > MAX_DEPTH || cu.nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
-        return;
+        return true;
     size_t size = count * sizeof(void *);
-    void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *inner;
+    void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (nodes == MAP_FAILED)
-        return;
+        return true;
+    bool more = true;
     if (cu.nodes(graph, nodes, &count) == CUDA_SUCCESS)
-        for (size_t i = 0; i < count && add(list, nodes[i], sure); i++) {
-            uint32_t at = (*list)->count - 1;
-            CUDA_KERNEL_NODE_PARAMS params = {0};
-            int type = -1;
-            cu.type(nodes[i], &type);
-            if (type == CU_GRAPH_NODE_TYPE_KERNEL && cu.kernel(nodes[i], &params) == CUDA_SUCCESS)
-                (*list)->all[at].function = function_of(&params, true);
-            else if (type == CU_GRAPH_NODE_TYPE_GRAPH && cu.child(nodes[i], &inner) == CUDA_SUCCESS)
-                walk(list, inner, depth + 1, sure);
-            else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-                walk_bodies(list, graph, nodes[i], depth + 1);
-            (*list)->all[at].inside = (*list)->count - 1 - at;
-        }
+        for (size_t i = 0; i < count && more; i++)
+            more = walk_node(walker, graph, nodes[i], depth, sure);
     munmap(nodes, size);
+    return more;
+}
+
+void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with) {
+    if (find_functions())
+        walk(&(struct walk){see, with}, graph, 0, true);
+}
+
+// The nodes of a graph as they are kept.
+
+struct listing {
+    struct nodes *nodes;
+    uint32_t around[MAX_DEPTH + 1]; // the last one of each depth
+};
+
+static bool list_node(const struct graph_node *found, void *with) {
+    struct listing *listing = with;
+    const CUDA_KERNEL_NODE_PARAMS *kernel = &found->kernel;
+    bool is_kernel = found->type == CU_GRAPH_NODE_TYPE_KERNEL && (kernel->func || kernel->kern);
+    if (!add(&listing->nodes, &(struct node){.handle = (uint64_t)found->handle,
+                                             .function = is_kernel ? function_of(kernel, true) : 0,
+                                             .sure = found->sure}))
+        return false;
+    listing->around[found->depth] = listing->nodes->count - 1;
+    for (unsigned i = 0; i < found->depth; i++)
+        listing->nodes->all[listing->around[i]].inside++;
+    return true;
 }
 
 static struct nodes *map_nodes(size_t size) {
@@ -119,10 +156,10 @@ static struct nodes *map_nodes(size_t size) {
 }
 
 static struct nodes *nodes_of(void *graph) {
-    struct nodes *nodes = hook_this_thread() && find_functions() ? map_nodes(4096) : NULL;
-    if (nodes)
-        walk(&nodes, graph, 0, true);
-    return nodes;
+    struct listing listing = {.nodes = hook_this_thread() && find_functions() ? map_nodes(4096) : NULL};
+    if (listing.nodes)
+        hook_walk_graph(graph, list_node, &listing);
+    return listing.nodes;
 }
 
 static void write_nodes(uint64_t exec, const struct nodes *nodes) {

@@ -1,0 +1,83 @@
+// The save of a launch: the program's parameters, the sizes of the buffers, and their addresses among the
+// arguments of the kernel with probes.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "cuda_abi.h"
+#include "memusage.h"
+#include "settings.h"
+
+const char *hook_left_out(struct probed *probed) {
+    uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
+    return before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
+                   (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count
+               ? "it was left out, as --launch-skip, --launch-count or --sample say"
+               : NULL;
+}
+
+// The program's parameters, as a block. False if it passes them in no form that is known, or not all of them:
+// the driver answers that.
+static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
+    if (launch->params && launch->extra)
+        return false;
+    if (launch->params) {
+        for (size_t i = 0; i < woven->param_count; i++)
+            memcpy(block + woven->params[i].offset, launch->params[i], woven->params[i].size);
+        return true;
+    }
+    const void *packed = NULL;
+    size_t size = 0;
+    for (void **at = launch->extra; at && *at; at += 2)
+        if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
+            packed = at[1];
+        else if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
+            size = *(const size_t *)at[1];
+        else
+            return false;
+    if (packed && size >= woven->param_bytes)
+        memcpy(block, packed, woven->param_bytes);
+    return packed ? size >= woven->param_bytes : !woven->param_count;
+}
+
+struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
+    const struct woven *woven = probed->woven;
+    size_t count = woven->param_count + woven->added_count,
+           head = sizeof(struct save) + count * sizeof(void *);
+    struct save *save = calloc(1, head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
+    if (!save || !copy_params(launch, woven, block)) {
+        free(save);
+        return NULL;
+    }
+    save->probed = probed;
+    save->block = block;
+    for (size_t i = 0; i < woven->param_count; i++)
+        save->arguments[i] = block + woven->params[i].offset;
+    return save;
+}
+
+bool hook_size_buffers(struct save *save, const struct launch *launch) {
+    const struct woven *woven = save->probed->woven;
+    for (size_t i = 0; i < woven->map_count; i++) {
+        if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
+            return false;
+        save->bytes += hook_rounded(save->sizes[i]);
+        if (save->bytes >> 62)
+            return false;
+    }
+    return !hook_settings.memusage || hook_needed_bytes(woven, launch->grid, launch->block, &save->needed);
+}
+
+void hook_point_at_buffers(struct save *save, uint64_t address) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
+    for (size_t i = 0; i < woven->added_count; i++) {
+        uint64_t at = address;
+        for (uint32_t k = 0; k < woven->added[i].map; k++)
+            at += hook_rounded(save->sizes[k]);
+        values[i] = at;
+        save->arguments[woven->param_count + i] = &values[i];
+    }
+}

@@ -1,0 +1,246 @@
+// Calls that read a graph of the program's: while they run it has the kernels with probes, see nodes.c.
+// Handlers after them run before all others, which so see what the program built and passed.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver_calls.h"
+#include "execs.h"
+#include "hook/watch/contexts.h"
+#include "prepared.h"
+#include "settings.h"
+
+enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
+
+static pthread_mutex_t dressing = PTHREAD_MUTEX_INITIALIZER; // while graphs are not as the program built them
+static const char refused[] = "the driver refused its graph with probes";
+
+struct dressed {
+    struct members *members;
+    struct set set;
+    struct prepared *graph; // locked, where the call is about a node of it
+    uint64_t node;
+    unsigned place; // of the set in the graph
+    unsigned order; // by which it has probes
+};
+
+static void strip_all(struct members *members, const char *reason) {
+    for (size_t i = 0; i < members->count; i++)
+        if (members->all[i].save)
+            hook_strip_member(&members->all[i], reason);
+}
+
+static bool has_probes(const struct members *members) {
+    for (size_t i = 0; i < members->count; i++)
+        if (members->all[i].save)
+            return true;
+    return false;
+}
+
+// Puts probes into the program's graph; `refuse` is a reason why not. NULL: there is nothing to do.
+static struct dressed *dress(uint64_t graph, unsigned place, const char *refuse) {
+    uint64_t context = hook_current_context();
+    const struct order *order = hook_order();
+    struct dressed *made = context && order->identity ? calloc(1, sizeof(*made)) : NULL;
+    if (!made)
+        return NULL;
+    made->order = order->number;
+    pthread_mutex_lock(&dressing);
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    made->place = place;
+    made->members = hook_read_graph((void *)graph, context);
+    if (made->members && refuse)
+        strip_all(made->members, refuse);
+    if (made->members && has_probes(made->members)) {
+        made->set.bytes = hook_place_members(made->members, place);
+        if (made->set.bytes && !(made->set.slab = hook_hold(made->set.bytes, &refuse)))
+            strip_all(made->members, refuse);
+        else
+            hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
+        hook_dress(made->members);
+    }
+    hook_relaxed_mode(mode);
+    if (made->members)
+        return made;
+    pthread_mutex_unlock(&dressing);
+    free(made);
+    return NULL;
+}
+
+void hook_call_again(struct frame *frame) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+    const uint64_t *a = frame->args;
+    frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+// The call is back: the graph is the program's again. If the call failed it is made with that one, and fails
+// as it would have. False if it has failed: nothing was taken over.
+static bool undress(struct frame *frame, struct dressed *dressed) {
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    hook_undress(dressed->members);
+    hook_relaxed_mode(mode);
+    pthread_mutex_unlock(&dressing);
+    if ((CUresult)frame->rax != CUDA_SUCCESS && has_probes(dressed->members)) {
+        hook_call_again(frame);
+        strip_all(dressed->members, refused);
+    }
+    if (!has_probes(dressed->members))
+        hook_let_set_go(&dressed->set);
+    return (CUresult)frame->rax == CUDA_SUCCESS;
+}
+
+static void give_up(struct dressed *dressed) {
+    hook_let_set_go(&dressed->set);
+    hook_drop_members(dressed->members);
+}
+
+static void install(uint64_t exec, const struct dressed *dressed, bool updated) {
+    struct prepared *old = hook_take_off(exec, false), *made = calloc(1, sizeof(*made));
+    if (!made) {
+        struct set set = dressed->set;
+        hook_let_set_go(&set);
+        hook_drop_members(dressed->members);
+    } else {
+        *made = (struct prepared){.exec = exec, .users = 1, .members = dressed->members, .updated = updated};
+        pthread_mutex_init(&made->lock, NULL);
+        made->context = hook_current_context();
+        hook_our_stream(); // the context is known then
+        made->of_context = hook_object_find(made->context);
+        made->sets[0] = dressed->set;
+        made->order = dressed->order;
+        for (size_t i = 0; updated && old && i < old->members->count; i++)
+            if (old->members->all[i].disabled)
+                made->lost = "a node of its graph was disabled before an update";
+        hook_put_on(made);
+    }
+    if (old)
+        hook_release_prepared(old);
+}
+
+// cuGraphInstantiate(&exec, graph, flags), once with a pointer in place of the flags;
+// cuGraphInstantiateWithParams(&exec, graph, params)
+void hook_before_instantiate(struct frame *frame) {
+    frame->note = 0;
+    if (!hook_probing || !frame->args[0] || !hook_find_probe_calls())
+        return;
+    uint64_t flags = frame->args[2];
+    if (strstr(frame->slot->symbol, "WithParams"))
+        flags = flags ? ((const CUDA_GRAPH_INSTANTIATE_PARAMS *)flags)->flags : 0;
+    else if (flags >= MOST_FLAGS)
+        flags = 0;
+    frame->note = (uint64_t)dress(frame->args[1], 0,
+                                  flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL);
+}
+
+void hook_after_instantiate(struct frame *frame) {
+    struct dressed *dressed = (struct dressed *)frame->note;
+    if (!dressed)
+        return;
+    if (undress(frame, dressed))
+        install(*(const uint64_t *)frame->args[0], dressed, false);
+    else
+        give_up(dressed);
+    free(dressed);
+}
+
+static void forget(uint64_t exec) {
+    struct prepared *found = hook_take_off(exec, false);
+    if (found)
+        hook_release_prepared(found);
+}
+
+// cuGraphExecUpdate(exec, graph, ...)
+void hook_before_exec_update(struct frame *frame) {
+    frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(frame->args[1], 0, NULL) : 0;
+}
+
+void hook_after_exec_update(struct frame *frame) {
+    struct dressed *dressed = (struct dressed *)frame->note;
+    if (!dressed) { // then it has no probes any more
+        if (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS)
+            forget(frame->args[0]);
+        return;
+    }
+    if (undress(frame, dressed))
+        install(frame->args[0], dressed, true);
+    else
+        give_up(dressed);
+    free(dressed);
+}
+
+// cuGraphExecChildGraphNodeSetParams(exec, node, graph), and its like
+void hook_before_child(struct frame *frame, uint64_t graph) {
+    frame->note = 0;
+    struct prepared *found = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    if (!found)
+        return;
+    unsigned place = hook_find_place(found);
+    struct dressed *dressed =
+        found->updated ? NULL : dress(graph, place, place < MOST_SETS ? NULL : hook_outgrown);
+    if (found->updated || (!dressed && hook_current_context() != found->context))
+        found->lost = hook_changed_late;
+    if (!dressed)
+        hook_put_prepared(found);
+    else
+        dressed->graph = found, dressed->node = frame->args[1];
+    frame->note = (uint64_t)dressed;
+}
+
+// Members of the graph in a node, which are as many as the new ones.
+static bool exchange(struct dressed *dressed) {
+    const struct member *node = hook_find_member(dressed->graph, dressed->node);
+    struct members *new = dressed->members;
+    if (!node || !hook_own_members(dressed->graph))
+        return false;
+    node = hook_find_member(dressed->graph, dressed->node);
+    struct members *members = dressed->graph->members;
+    size_t first = (size_t)(node - members->all) + 1, count = 0;
+    while (first + count < members->count && members->all[first + count].depth > node->depth)
+        count++;
+    if (count != new->count)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        struct member *old = &members->all[first + i], was = *old;
+        *old = new->all[i];
+        old->node = was.node, old->depth = was.depth, old->disabled = was.disabled, old->sure = was.sure;
+        hook_check_constants(members, old);
+        new->all[i].save = NULL;
+        hook_strip_member(&was, NULL);
+    }
+    return true;
+}
+
+void hook_after_child(struct frame *frame) {
+    struct dressed *dressed = (struct dressed *)frame->note;
+    if (!dressed)
+        return;
+    struct prepared *graph = dressed->graph;
+    if (undress(frame, dressed)) {
+        if (dressed->place < MOST_SETS)
+            graph->sets[dressed->place] = dressed->set;
+        dressed->set = (struct set){0};
+        if (!exchange(dressed))
+            graph->lost = "a graph inside of it was changed to one that is not known";
+    }
+    give_up(dressed);
+    hook_put_prepared(graph);
+    free(dressed);
+}
+
+void hook_before_exec_child(struct frame *frame) { hook_before_child(frame, frame->args[2]); }
+void hook_after_exec_child(struct frame *frame) { hook_after_child(frame); }
+
+// cuGraphExecDestroy(exec): another one may have the handle before the call is back.
+
+void hook_before_exec_gone(struct frame *frame) {
+    if (hook_probing)
+        hook_mark_exec_going(frame->args[0], true);
+}
+
+void hook_after_exec_gone(struct frame *frame) {
+    struct prepared *graph = NULL;
+    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
+        hook_mark_exec_going(frame->args[0], false);
+    else if (hook_probing && (graph = hook_take_off(frame->args[0], true)))
+        hook_release_prepared(graph);
+}

@@ -1,0 +1,345 @@
+// The kernel nodes of a graph with probes in them.
+//
+// What the program builds stays what it built: probes get into the executable graph only. For the time of a
+// call that reads a graph (instantiate, update) the nodes of it have the kernels with probes, then their own
+// again; no other thread may use a graph meanwhile, says CUDA. So the driver itself finds which node of the
+// executable graph is which, also for graphs in graphs, bodies of conditional nodes, and where the graph that
+// it was made from is gone. Setting the nodes of the executable graph one by one would need that one; a clone
+// would have other handles than those by which the program names nodes, and may have neither conditional
+// nodes nor memory in it.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "driver_calls.h"
+#include "hook/watch/modules.h"
+#include "nodes.h"
+#include "settings.h"
+
+// What is known of a node
+
+enum { VALUE = 64, DEVICE_UPDATABLE = 13 }; // bytes of an attribute's value
+
+static bool has_attribute(uint64_t node, int attribute) {
+    int value[VALUE / sizeof(int)] = {0};
+    return !hook_do.get_node_attribute(node, attribute, value) && value[0];
+}
+
+static struct choice choose(const struct graph_node *node, const struct launch *launch, uint64_t context) {
+    struct choice choice = hook_choose(launch, context);
+    if (!choice.reason && node->kernel.ctx && (uint64_t)node->kernel.ctx != context)
+        choice.reason = "its node is of another context than the graph";
+    if (!choice.reason && hook_settings.benchmark)
+        choice.reason = "--benchmark: a kernel in a graph is not timed";
+    if (!choice.reason && has_attribute((uint64_t)node->handle, DEVICE_UPDATABLE))
+        choice.reason = "the device may change its node";
+    return choice;
+}
+
+static void give_save(struct member *member, const struct launch *launch) {
+    bool silent = !launch->params && !launch->extra; // so is a node that was made of packed parameters
+    member->save = hook_new_save(member->choice.probed, launch);
+    if (!member->save)
+        member->reason = silent ? "the driver does not give back the parameters of its node"
+                                : "its parameters are not passed as the kernel has them";
+    else if (!hook_size_buffers(member->save, launch))
+        hook_strip_member(member, "its buffers are too large");
+    else
+        member->room = member->save->bytes;
+}
+
+void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context) {
+    const CUDA_KERNEL_NODE_PARAMS *kernel = &node->kernel;
+    struct launch launch = {.function = (uint64_t)(kernel->func ? kernel->func : kernel->kern),
+                            .grid = {kernel->gridDimX, kernel->gridDimY, kernel->gridDimZ},
+                            .block = {kernel->blockDimX, kernel->blockDimY, kernel->blockDimZ},
+                            .shared = kernel->sharedMemBytes,
+                            .params = kernel->kernelParams,
+                            .extra = kernel->extra};
+    *member = (struct member){.node = (uint64_t)node->handle,
+                              .depth = node->depth,
+                              .sure = node->sure,
+                              .is_graph = node->type == CU_GRAPH_NODE_TYPE_GRAPH,
+                              .shared = launch.shared,
+                              .reason = "",
+                              .own = *kernel};
+    memcpy(member->grid, launch.grid, sizeof(launch.grid));
+    memcpy(member->block, launch.block, sizeof(launch.block));
+    if (!launch.function)
+        return;
+    launch.cooperative = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+    member->choice = choose(node, &launch, context);
+    const struct probed *first = member->choice.first;
+    member->function = first ? first->function : hook_ask_function(launch.function);
+    member->reason = member->choice.reason;
+    if (!member->reason)
+        give_save(member, &launch);
+}
+
+// Memory that nodes write to
+
+static struct written area(uint64_t start, uint64_t bytes) { return (struct written){start, start + bytes}; }
+
+static struct written written_by(const struct graph_node *node) {
+    CUDA_MEMCPY3D copy = {0};
+    CUDA_MEMSET_NODE_PARAMS_v2 set = {0};
+    if (node->type == CU_GRAPH_NODE_TYPE_MEMSET && !hook_do.get_set(node->handle, &set))
+        return area(set.dst, set.height > 1 ? set.pitch * set.height : set.elementSize * set.width);
+    if (node->type != CU_GRAPH_NODE_TYPE_MEMCPY || hook_do.get_copy(node->handle, &copy))
+        return (struct written){0};
+    uint64_t plane = copy.dstPitch * copy.dstHeight;
+    uint64_t last = (copy.Height ? copy.Height - 1 : 0) * copy.dstPitch +
+                    (copy.Depth ? copy.Depth - 1 : 0) * plane + copy.WidthInBytes;
+    return area(copy.dstDevice + copy.dstXInBytes + copy.dstY * copy.dstPitch + copy.dstZ * plane, last);
+}
+
+void hook_check_constants(const struct members *members, struct member *member) {
+    const struct bound *bound = member->save ? member->choice.bound : NULL;
+    for (size_t i = 0; bound && i < bound->variable_count; i++)
+        for (size_t k = 0; k < members->written_count && member->save; k++) {
+            const struct shared_variable *variable = &bound->variables[i];
+            if (members->written[k].start < variable->from + variable->size &&
+                members->written[k].end > variable->from)
+                hook_strip_member(member, "its graph writes a constant of which it has a copy");
+        }
+}
+
+// Members
+
+static void *grow(void *all, size_t count, size_t *room, size_t size) {
+    if (count < *room)
+        return all;
+    size_t more = *room ? 2 * *room : 64;
+    void *larger = reallocarray(all, more, size);
+    if (larger)
+        *room = more;
+    return larger;
+}
+
+struct reading {
+    struct members *members;
+    uint64_t context;
+    bool failed;
+    size_t kernels;
+};
+
+static bool read_node(const struct graph_node *node, void *with) {
+    struct reading *reading = with;
+    struct members *members = reading->members;
+    if (node->type == CU_GRAPH_NODE_TYPE_MEMCPY || node->type == CU_GRAPH_NODE_TYPE_MEMSET) {
+        struct written *more =
+            grow(members->written, members->written_count, &members->written_room, sizeof(*more));
+        if (more) {
+            members->written = more;
+            members->written[members->written_count++] = written_by(node);
+        }
+        reading->failed |= !more;
+    } else if (node->type == CU_GRAPH_NODE_TYPE_KERNEL || node->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+        struct member *more = grow(members->all, members->count, &members->room, sizeof(*more));
+        if (more) {
+            members->all = more;
+            hook_make_member(&members->all[members->count++], node, reading->context);
+        }
+        reading->failed |= !more;
+        reading->kernels += node->type == CU_GRAPH_NODE_TYPE_KERNEL;
+    }
+    return !reading->failed;
+}
+
+struct members *hook_read_graph(void *graph, uint64_t context) {
+    struct reading reading = {.members = calloc(1, sizeof(struct members)), .context = context};
+    if (!reading.members)
+        return NULL;
+    reading.members->users = 1;
+    hook_walk_graph(graph, read_node, &reading);
+    if (reading.failed || !reading.kernels) {
+        hook_drop_members(reading.members);
+        return NULL;
+    }
+    for (size_t i = 0; i < reading.members->count; i++)
+        hook_check_constants(reading.members, &reading.members->all[i]);
+    return reading.members;
+}
+
+static void drop_save(struct save *save) {
+    if (save && !atomic_fetch_sub(&save->others, 1))
+        free(save);
+}
+
+void hook_drop_members(struct members *members) {
+    if (atomic_fetch_sub(&members->users, 1) > 1)
+        return;
+    for (size_t i = 0; i < members->count; i++)
+        drop_save(members->all[i].save);
+    free(members->all);
+    free(members->written);
+    free(members->tallies);
+    free(members);
+}
+
+static void *copy_of(const void *from, size_t bytes) {
+    void *made = malloc(bytes + 1);
+    if (made && bytes)
+        memcpy(made, from, bytes);
+    return made;
+}
+
+struct members *hook_copy_members(const struct members *members) {
+    struct members *made = copy_of(members, sizeof(*members));
+    if (!made)
+        return NULL;
+    made->users = 1;
+    made->is_tallied = false;
+    made->tallies = NULL, made->tally_count = 0;
+    made->room = made->count, made->written_room = made->written_count;
+    made->all = copy_of(members->all, members->count * sizeof(*members->all));
+    made->written = copy_of(members->written, members->written_count * sizeof(*members->written));
+    if (!made->all || !made->written) {
+        free(made->all), free(made->written), free(made);
+        return NULL;
+    }
+    for (size_t i = 0; i < made->count; i++)
+        if (made->all[i].save)
+            atomic_fetch_add(&made->all[i].save->others, 1);
+    return made;
+}
+
+// How often a node in the body of a conditional node runs is not known: it is not counted.
+const struct tally *hook_tally(struct members *members) {
+    if (!members->is_tallied && !members->tallies)
+        members->tallies = calloc(members->count + 1, sizeof(*members->tallies));
+    struct tally *all = members->tallies;
+    if (members->is_tallied || !all)
+        return all;
+    members->is_tallied = true;
+    members->tally_count = 0;
+    for (size_t i = 0; i < members->count; i++) {
+        const struct member *member = &members->all[i];
+        if (member->save || member->is_graph || member->disabled || !member->sure || !*member->reason)
+            continue;
+        size_t k = 0;
+        while (k < members->tally_count &&
+               (all[k].function != member->function || all[k].reason != member->reason))
+            k++;
+        if (k == members->tally_count)
+            all[members->tally_count++] = (struct tally){member->function, member->reason, 0};
+        all[k].launches++;
+    }
+    return all;
+}
+
+void hook_strip_member(struct member *member, const char *reason) {
+    drop_save(member->save);
+    member->save = NULL;
+    member->reason = reason;
+}
+
+uint64_t hook_place_members(struct members *members, unsigned set) {
+    uint64_t bytes = 0;
+    for (struct member *member = members->all; member < members->all + members->count; member++)
+        if (member->save && bytes >> 62 == 0) {
+            member->set = set;
+            member->save->offset = bytes;
+            bytes += member->room;
+        }
+    return bytes;
+}
+
+void hook_point_members(struct members *members, uint64_t address) {
+    for (struct member *member = members->all; member < members->all + members->count; member++)
+        if (member->save)
+            hook_point_at_buffers(member->save, address + member->save->offset);
+}
+
+// Parameters
+
+CUDA_KERNEL_NODE_PARAMS hook_probed_params(const struct member *member) {
+    CUDA_KERNEL_NODE_PARAMS params = member->own;
+    *(params.func ? &params.func : &params.kern) = (void *)member->choice.handle;
+    params.kernelParams = member->save->arguments;
+    params.extra = NULL;
+    return params;
+}
+
+CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct packed *packed) {
+    CUDA_KERNEL_NODE_PARAMS params = member->own;
+    packed->size = member->choice.probed->woven->param_bytes;
+    void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE, member->save->block,
+                     (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE, &packed->size, NULL};
+    memcpy(packed->extra, extra, sizeof(extra));
+    if (params.kernelParams)
+        params.kernelParams = member->save->arguments;
+    else if (params.extra)
+        params.extra = packed->extra;
+    return params;
+}
+
+// Sets the parameters of a node. Its attributes stay: CUDA's manual does not say that they do.
+static CUresult set_node(uint64_t node, const CUDA_KERNEL_NODE_PARAMS *params) {
+    static const int attributes[] = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14}; // those that a node may have
+    enum { COUNT = sizeof(attributes) / sizeof(*attributes) };
+    char before[COUNT][VALUE] = {{0}}, after[VALUE];
+    bool known[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        known[i] = !hook_do.get_node_attribute(node, attributes[i], before[i]);
+    CUresult status = hook_do.set_node(node, params);
+    for (int i = 0; i < COUNT && !status; i++) {
+        memset(after, 0, VALUE);
+        if (known[i] && !hook_do.get_node_attribute(node, attributes[i], after) &&
+            memcmp(before[i], after, VALUE) != 0)
+            status = hook_do.set_node_attribute(node, attributes[i], before[i]);
+    }
+    return status;
+}
+
+void hook_dress(struct members *members) {
+    struct packed packed;
+    for (struct member *member = members->all; member < members->all + members->count; member++) {
+        if (!member->save)
+            continue;
+        CUDA_KERNEL_NODE_PARAMS params = hook_probed_params(member), own = hook_own_params(member, &packed);
+        if (!set_node(member->node, &params))
+            continue;
+        set_node(member->node, &own);
+        hook_strip_member(member, "the driver refused its node with probes");
+    }
+}
+
+void hook_undress(struct members *members) {
+    struct packed packed;
+    for (struct member *member = members->all; member < members->all + members->count; member++)
+        if (member->save) {
+            CUDA_KERNEL_NODE_PARAMS own = hook_own_params(member, &packed);
+            set_node(member->node, &own);
+        }
+}
+
+// A member is found by the address of its first buffer, which no other has.
+struct undressing {
+    const struct members *members;
+};
+
+static bool undress_node(const struct graph_node *node, void *with) {
+    const struct members *members = ((struct undressing *)with)->members;
+    uint64_t function = (uint64_t)(node->kernel.func ? node->kernel.func : node->kernel.kern);
+    if (node->type != CU_GRAPH_NODE_TYPE_KERNEL || !function || !node->kernel.kernelParams)
+        return true;
+    for (const struct member *member = members->all; member < members->all + members->count; member++) {
+        if (!member->save || member->choice.handle != function)
+            continue;
+        const struct woven *woven = member->choice.probed->woven;
+        if (woven->added_count && memcmp(node->kernel.kernelParams[woven->param_count],
+                                         member->save->arguments[woven->param_count], sizeof(uint64_t)) != 0)
+            continue;
+        struct packed packed;
+        CUDA_KERNEL_NODE_PARAMS own = hook_own_params(member, &packed);
+        set_node((uint64_t)node->handle, &own);
+        return true;
+    }
+    return true;
+}
+
+void hook_undress_copy(const struct members *members, void *graph) {
+    hook_walk_graph(graph, undress_node, &(struct undressing){members});
+}

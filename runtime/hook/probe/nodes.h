@@ -1,0 +1,75 @@
+// The kernel nodes of a graph, and those of them that get probes.
+
+#ifndef GPT_NODES_H
+#define GPT_NODES_H
+
+#include "choice.h"
+#include "cuda_abi.h"
+#include "hook/watch/graphs.h"
+#include "pool.h"
+
+// A node of an executable graph: a kernel, or one with a graph inside.
+struct member {
+    uint64_t node; // in the program's graph
+    unsigned depth;
+    bool is_graph, sure, disabled;
+    uint32_t function; // id in the trace; 0: it is not known
+    uint32_t grid[3], block[3], shared;
+    struct choice choice;
+    const char *reason;          // why it runs without probes; empty: it is not counted
+    struct save *save;           // its parameters and buffers; NULL without probes
+    uint64_t room;               // bytes from save->offset on
+    unsigned set;                // what its buffers are in
+    CUDA_KERNEL_NODE_PARAMS own; // the program's, but for what the pointers lead to
+};
+
+struct written { // by a node that copies or sets memory
+    uint64_t start, end;
+};
+
+// The nodes of an executable graph. They stay as they are while somebody else has them too.
+struct members {
+    _Atomic unsigned users;
+    size_t count, room;
+    struct member *all;
+    struct written *written;
+    size_t written_count, written_room;
+    struct tally { // launches without probes of a replay
+        uint32_t function;
+        const char *reason;
+        uint64_t launches;
+    } *tallies;
+    size_t tally_count;
+    bool is_tallied;
+};
+
+// Reads a graph. Its nodes have saves without a place. NULL: it has no kernel, or memory ran out.
+struct members *hook_read_graph(void *graph, uint64_t context);
+struct members *hook_copy_members(const struct members *members);
+void hook_drop_members(struct members *members);
+const struct tally *hook_tally(struct members *members);
+
+// Makes a member of a node.
+void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context);
+void hook_strip_member(struct member *member, const char *reason); // it has no probes
+void hook_check_constants(const struct members *members, struct member *member);
+
+uint64_t hook_place_members(struct members *members, unsigned set); // bytes of all buffers
+void hook_point_members(struct members *members, uint64_t address); // where these are
+
+// The parameters of a node with probes, and without.
+CUDA_KERNEL_NODE_PARAMS hook_probed_params(const struct member *member);
+struct packed { // for a node whose parameters are
+    void *extra[5];
+    size_t size;
+};
+CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct packed *packed);
+
+// Puts the kernels with probes into the program's graph, and the program's back. A node that the driver
+// refuses stays as it is.
+void hook_dress(struct members *members);
+void hook_undress(struct members *members);
+// Puts the program's into a graph that was made of an executable one.
+void hook_undress_copy(const struct members *members, void *graph);
+
+#endif

@@ -1,0 +1,257 @@
+// A launch of an executable graph with probes in it. After it, in its stream, what its kernels wrote is
+// copied to a slab, which is drained as those of launches are, and cleared: the program waits for neither,
+// the next replay for both. The driver runs an executable graph once at a time, so that is a matter of the
+// stream, and of an event if the next replay is in another one. Nothing comes between the nodes.
+
+#include <stdlib.h>
+
+#include "arguments.h"
+#include "driver_calls.h"
+#include "hook/watch/contexts.h"
+#include "hook/watch/modules.h"
+#include "hook/watch/streamops.h"
+#include "hook/watch/watched.h"
+#include "hook/write/record.h"
+#include "hook/write/recording.h"
+#include "hook/write/thread.h"
+#include "lookup.h"
+#include "prepared.h"
+#include "replay.h"
+#include "settings.h"
+#include "unprobed.h"
+#include "variables.h"
+
+struct replay {
+    struct members *members;
+    uint64_t exec, start, stream;
+    uint32_t thread;
+    CUdevice device;
+    uint64_t starts[MOST_SETS]; // of each set, in the slab
+};
+
+// Calls of ours are made in the graph's context, in relaxed capture mode.
+
+struct stay {
+    bool pushed;
+    int mode;
+};
+
+static struct stay enter(const struct prepared *graph) {
+    struct stay stay = {.mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED)};
+    stay.pushed = hook_current_context() != graph->context && !hook_do.push_context(graph->context);
+    return stay;
+}
+
+static void leave(struct stay stay) {
+    uint64_t unused;
+    if (stay.pushed)
+        hook_do.pop_context(&unused);
+    hook_relaxed_mode(stay.mode);
+}
+
+// Before the launch
+
+static bool is_other_stream(const struct prepared *graph, uint64_t stream, uint32_t thread) {
+    return graph->has_run &&
+           (graph->stream != stream || (stream == CU_STREAM_PER_THREAD_HANDLE && graph->thread != thread));
+}
+
+// The stream waits until the sets are clear.
+static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_t thread) {
+    bool good = true;
+    for (int i = 0; i < MOST_SETS; i++) {
+        struct slab *slab = graph->sets[i].slab;
+        if (slab && !slab->known_clear && !hook_do.query(slab->done))
+            slab->known_clear = true;
+        if (slab && !slab->known_clear)
+            good &= !hook_do.wait_event(stream, slab->done, 0);
+        if (slab && is_other_stream(graph, stream, thread))
+            good &= !hook_do.wait_event(stream, slab->event, 0);
+    }
+    return good;
+}
+
+static bool copy_constants(const struct members *members, uint64_t stream) {
+    bool good = true;
+    const struct bound *last = NULL;
+    for (size_t i = 0; i < members->count; i++) {
+        const struct member *member = &members->all[i];
+        if (member->save && member->choice.bound != last)
+            good &= hook_copy_variables(last = member->choice.bound, stream);
+    }
+    return good;
+}
+
+static uint64_t bytes_of(const struct prepared *graph) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < MOST_SETS; i++)
+        bytes += hook_rounded(graph->sets[i].bytes);
+    return bytes;
+}
+
+void hook_before_replay(struct frame *frame) {
+    frame->note = 0;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    if (!graph)
+        return;
+    uint64_t stream = hook_stream_of(frame), bytes = bytes_of(graph);
+    uint32_t thread = frame->thread ? frame->thread->tid : 0;
+    int capturing = 0;
+    hook_end_burst();
+    struct stay stay = enter(graph);
+    graph->slab = NULL;
+    graph->no_room = graph->lost;
+    if (!graph->no_room && graph->order != hook_order()->number)
+        graph->no_room = "its graph was made before these probes were named";
+    graph->captured = hook_do.is_capturing(stream, &capturing) || capturing;
+    if (!graph->captured) {
+        if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
+            graph->no_room = "its stream takes no event or copy";
+        graph->quiet = !hook_recording || !hook_order()->identity;
+        if (bytes && !graph->no_room && !graph->quiet)
+            graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
+                                     &graph->offset, &graph->no_room);
+    }
+    leave(stay);
+    frame->note = (uint64_t)graph;
+}
+
+// After it
+
+// What was captured is a copy of what the executable graph does: the program's kernels are put back into it.
+static void undress_captured(const struct prepared *graph, uint64_t stream) {
+    int capturing = 0;
+    uint64_t id;
+    void *whole, **nodes = NULL, *child;
+    size_t count = 0;
+    if (!hook_do.capture_info(stream, &capturing, &id, &whole, &nodes, &count) && capturing && count == 1 &&
+        !hook_do.child_graph(nodes[0], &child))
+        hook_undress_copy(graph->members, child);
+}
+
+// Copies the sets to the slab, if there is one, and clears them.
+static bool copy_sets(const struct prepared *graph, struct replay *replay, uint64_t stream) {
+    bool good = true;
+    uint64_t at = graph->offset;
+    for (int i = 0; i < MOST_SETS; i++) {
+        const struct set *set = &graph->sets[i];
+        if (!set->slab)
+            continue;
+        if (replay) {
+            replay->starts[i] = at;
+            good &=
+                !hook_do.copy(hook_slab_address(graph->slab) + at, set->slab->address, set->bytes, stream);
+            at += hook_rounded(set->bytes);
+        }
+        good &= !hook_do.clear(set->slab->address, 0, set->bytes, stream);
+        good &= !hook_do.record(set->slab->event, stream);
+    }
+    return good;
+}
+
+static struct save *new_replay(const struct prepared *graph, const struct frame *frame, uint64_t stream) {
+    struct save *save = calloc(1, sizeof(*save));
+    struct replay *replay = calloc(1, sizeof(*replay));
+    if (!save || !replay) {
+        free(save), free(replay);
+        return NULL;
+    }
+    *replay = (struct replay){.members = graph->members,
+                              .exec = graph->exec,
+                              .start = frame->start,
+                              .stream = stream,
+                              .thread = frame->thread ? frame->thread->tid : 0};
+    hook_do.get_device(&replay->device);
+    atomic_fetch_add(&graph->members->users, 1);
+    save->replay = replay;
+    return save;
+}
+
+static void count_lost(const struct members *members, const char *reason) {
+    for (size_t i = 0; i < members->count; i++)
+        if (members->all[i].save && !members->all[i].disabled)
+            hook_count_unprobed(members->all[i].function, reason);
+}
+
+static void collect(struct prepared *graph, const struct frame *frame, uint64_t stream) {
+    struct save *save = graph->slab ? new_replay(graph, frame, stream) : NULL;
+    const char *lost = graph->no_room;
+    if (graph->slab && !save)
+        lost = "memory ran out";
+    if (!copy_sets(graph, save ? save->replay : NULL, stream)) {
+        if (save)
+            hook_end_replay(save->replay), free(save);
+        save = NULL;
+        lost = "the device failed";
+    }
+    if (graph->slab)
+        hook_issue(graph->slab, save);
+    if (!save && lost && !graph->quiet)
+        count_lost(graph->members, lost);
+    const struct tally *tallies = graph->quiet ? NULL : hook_tally(graph->members);
+    for (size_t i = 0; tallies && i < graph->members->tally_count; i++)
+        hook_count_unprobed_times(tallies[i].function, tallies[i].reason, tallies[i].launches);
+    graph->has_run = true;
+    graph->stream = stream;
+    graph->thread = frame->thread ? frame->thread->tid : 0;
+}
+
+void hook_after_replay(struct frame *frame) {
+    struct prepared *graph = (struct prepared *)frame->note;
+    if (!graph)
+        return;
+    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    uint64_t stream = hook_stream_of(frame);
+    struct stay stay = enter(graph);
+    if (done && graph->captured)
+        undress_captured(graph, stream);
+    else if (done)
+        collect(graph, frame, stream);
+    else if (graph->slab)
+        hook_issue(graph->slab, NULL);
+    leave(stay);
+    hook_put_prepared(graph);
+}
+
+// For the thread that writes
+
+static bool write_replayed(const struct replay *replay, const struct member *member, struct save *node) {
+    const struct woven *woven = node->probed->woven;
+    uint64_t grid[3], block[3];
+    for (int i = 0; i < 3; i++)
+        grid[i] = member->grid[i], block[i] = member->block[i];
+    node->id = replay->thread ? hook_new_id(&hook_watched->probed) : 0;
+    if (node->id &&
+        HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
+                   .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
+                   .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
+                   .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
+                   .node = {true, member->node}, .repeats = {!member->sure, 1}))
+        return true;
+    node->id = 0;
+    return false;
+}
+
+bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
+    const struct replay *replay = of->replay;
+    while (*at < replay->members->count) {
+        const struct member *member = &replay->members->all[(*at)++];
+        if (!member->save || member->disabled)
+            continue;
+        const char *reason = hook_left_out(member->choice.first);
+        if (reason) {
+            hook_count_unprobed(member->function, reason);
+            continue;
+        }
+        *node = *member->save;
+        node->offset = replay->starts[member->set] + member->save->offset;
+        if (hook_settings.memusage || write_replayed(replay, member, node))
+            return true;
+    }
+    return false;
+}
+
+void hook_end_replay(struct replay *replay) {
+    hook_drop_members(replay->members);
+    free(replay);
+}

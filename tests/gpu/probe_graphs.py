@@ -1,0 +1,171 @@
+"""gpt-hook -p on a real GPU: kernels in CUDA graphs compute the same with probes, each launch of a graph is recorded
+for each of them, and what that costs.
+
+    python tests/gpu/probe_graphs.py [forms|plain|many|graphed ...]
+
+`forms`: graphs in many forms, with all bytes counted right. `plain`: a million replayed kernels, bare and under
+gpt-hook without probes. `many`: 25 million replayed kernels with probes, device memory flat (its trace takes some
+10 GB, and minutes to read). `graphed`: a compiled transformer's step of decoding in a graph, bare and with block_sched.
+
+Run by tests/gpu/run.sh; needs nvcc and g++, for `graphed` PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from probe import HOOK, NVCC, OUT, Row, read, run, step_of
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from gpt import stream  # noqa: E402
+
+ROUNDS = 3  # of what is timed, the median counts
+NODES, REPLAYS, MANY = 1000, 1000, 25000
+Line = list[str | Path]
+
+
+def build(folder: Path) -> Path:
+    program = folder / "graphs"
+    line: Line = [NVCC, "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "probe_graphs.cu", "-o", program]
+    subprocess.run(line, check=True, cwd=ROOT / "tests/gpu")
+    return program
+
+
+def environment(folder: Path) -> dict[str, str]:
+    places = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    return os.environ | {name: str(folder / place) for name, place in places.items()}
+
+
+def hooked(trace: Path, *options: str) -> Line:
+    return [HOOK, "run", "-q", "-f", "-o", trace, *options, "--"]
+
+
+def number_of(pattern: str, said: str) -> float:
+    found = re.search(pattern, said)
+    return float(found[1]) if found else float("nan")
+
+
+def measure_forms(folder: Path) -> Row:
+    program, trace, env = build(folder), folder / "forms.mp", environment(folder)
+    bare, _, _ = run([program], env)
+    probed, said, _ = run([*hooked(trace, "-p", "gmem_bytes"), program], env)
+    found, sums = read(trace, "gmem_bytes")
+    fields = {field: sum(value for key, value in sums.items() if key.endswith(field)) for field in ("read", "written")}
+    wrong = []
+    if bare != probed or not bare.count("\n") > 5:
+        wrong.append(f"the output differs: {bare!r} {probed!r} {said[-300:]!r}")
+    if sum(found["probed"].values()) != 107 or found["unprobed"]:
+        wrong.append(f"{dict(found['probed'])} with probes, not 107; without: {dict(found['unprobed'])}")
+    if set(fields.values()) != {107 * 4 * (1 << 14)}:
+        wrong.append(f"bytes: {fields}")
+    return {"probed": sum(found["probed"].values()), "unprobed": dict(found["unprobed"]), "wrong": wrong}
+
+
+def measure_plain(folder: Path) -> Row:
+    program, env = build(folder), environment(folder)
+    ways: dict[str, Line] = {"bare": [], "hooked": hooked(folder / "plain.mp")}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(ROUNDS):
+        for way, before in ways.items():
+            _, said, _ = run([*before, program, "replay", str(NODES), str(REPLAYS)], env)
+            seconds[way].append(number_of(r"seconds ([\d.]+)", said))
+    bare, with_hook = (statistics.median(seconds[way]) for way in ways)
+    wrong = [] if with_hook <= 1.02 * bare else [f"{with_hook} s under gpt-hook, {bare} s bare"]
+    return {"seconds": seconds, "wrong": wrong}
+
+
+def count(trace: Path) -> tuple[Counter[str], int]:
+    """Launches with probes, without, buffers that are lost, and bytes read; much faster than `read`."""
+    found, total = Counter[str](), 0
+    with open(trace, "rb") as file:
+        for record in stream.read_records(file, str(trace)):
+            match record["kind"]:
+                case "probed":
+                    found["probed"] += 1
+                case "unprobed":
+                    found[record["reason"]] += record["launches"]
+                case "buffer" if "lost" in record:
+                    found["lost"] += 1
+                case "buffer":  # one unit, a warp: a count of lanes, then a slot whose first field is `read`
+                    found["buffers"] += 1
+                    total += int(np.frombuffer(record["data"], "<u8", 1, 8)[0])
+    return found, total
+
+
+def measure_many(folder: Path) -> Row:
+    program, trace, env = build(folder), folder / "many.mp", environment(folder)
+    replays = int(os.environ.get("GPT_GPU_REPLAYS", MANY))
+    options = ("-p", "gmem_bytes", "--complete", "--max-memory", "1G", "--calls", "none")
+    words = ["replay", str(NODES), str(replays)]
+    bare, plain, _ = run([program, *words], env)
+    probed, said, seconds = run([*hooked(trace, *options), program, *words], env)
+    found, total = count(trace)
+    free = [int(text) for text in re.findall(r"free MB (\d+)", said)]
+    nodes = NODES * replays
+    wrong = []
+    if bare != probed:
+        wrong.append(f"the output differs: {bare!r} {probed!r} {said[-300:]!r}")
+    if found != {"probed": nodes, "buffers": nodes} or total != nodes * 32 * 4:
+        wrong.append(f"{dict(found)}, {total} bytes read, of {nodes} nodes")
+    if len(free) != 3 or max(free) - min(free) > 64:
+        wrong.append(f"free MB on the way: {free}")
+    row = {"nodes": nodes, "seconds": number_of(r"seconds ([\d.]+)", said), "all_seconds": seconds, "free_mb": free}
+    bare_seconds = number_of(r"seconds ([\d.]+)", plain)
+    return row | {"bare_seconds": bare_seconds, "trace_bytes": trace.stat().st_size, "wrong": wrong}
+
+
+def measure_graphed(folder: Path) -> Row:
+    trace, env = folder / "graphed.mp", environment(folder)
+    program: Line = [sys.executable, "probe_workload.py", "graphed"]
+    with_probes = hooked(trace, "-p", "block_sched")
+    run(program, env)  # makes what PyTorch keeps
+    run([*with_probes, *program], env)  # and what gpt-hook does
+    ways: dict[str, Line] = {"bare": [], "hooked": hooked(folder / "plain.mp"), "probed": with_probes}
+    outputs, steps = set(), {way: list[float]() for way in ways}
+    for _ in range(ROUNDS):
+        for way, before in ways.items():
+            output, said, _ = run([*before, *program], env)
+            outputs.add(output)
+            steps[way].append(step_of(said) or float("nan"))
+    found, _ = read(trace, "block_sched")
+    ratio = statistics.median(steps["probed"]) / statistics.median(steps["bare"])
+    wrong = [] if len(outputs) == 1 else [f"the output differs: {outputs}"]
+    if not ratio <= 1.05:
+        wrong.append(f"a step takes {ratio:.3f} times as long with probes")
+    launches, without = sum(found["probed"].values()), dict(found["unprobed"])
+    return {"step_ms": steps, "ratio": ratio, "probed": launches, "unprobed": without, "wrong": wrong}
+
+
+PARTS: dict[str, Callable[[Path], Row]] = {
+    "forms": measure_forms, "plain": measure_plain, "graphed": measure_graphed, "many": measure_many,
+}  # fmt: skip
+
+
+def main() -> int:
+    """Prints a line for each part; 1 if one is not as it should be."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for part in sys.argv[1:] or PARTS:
+        with tempfile.TemporaryDirectory() as name:
+            rows.append(row := {"part": part, **PARTS[part](Path(name))})
+        print(json.dumps(row), flush=True)
+        (OUT / "probe_graphs.json").write_text(json.dumps(rows, indent=1) + "\n")
+    for row in rows:
+        print(f"{row['part']:10}{'; '.join(row['wrong']) or 'ok'}")
+    return int(any(row["wrong"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

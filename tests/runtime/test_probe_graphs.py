@@ -1,0 +1,582 @@
+"""gpt-hook -p: kernels of CUDA graphs run with probes, each replay is recorded, and graphs stay as the program built
+them. On the simulated device."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.probing import CLIENT, COUNT, PTX, buffers, build, check_bytes, good, unprobed
+
+# A scenario is a function of the client; `launched` expects what so many kernels did.
+GRAPHS = (
+    CLIENT
+    + r"""
+static void *streams[2];
+
+static void launched(int kernels) {
+    for (int i = 0; i < kernels; i++)
+        expect(3);
+}
+static void put(void *stream) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+}
+static void *captured(int kernels) {
+    void *graph;
+    OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
+    for (int i = 0; i < kernels; i++)
+        put(streams[0]);
+    OK(D(cuStreamEndCapture)(streams[0], &graph));
+    return graph;
+}
+static void *instantiated(void *graph) {
+    void *exec;
+    OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+    return exec;
+}
+static void replay(void *exec, int times) {
+    for (int i = 0; i < times; i++)
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+    OK(D(cuStreamSynchronize)(streams[0]));
+}
+static CUDA_KERNEL_NODE_PARAMS params_of(void **values) {
+    values[0] = &items, values[1] = &added, values[2] = &count;
+    return (CUDA_KERNEL_NODE_PARAMS){function, 6, 1, 1, 70, 1, 1, 0, values, NULL, NULL, NULL};
+}
+static void *add(void *graph, void *after) {
+    void *node, *values[3];
+    CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+    OK(D(cuGraphAddKernelNode_v2)(&node, graph, after ? &after : NULL, (size_t)(after != NULL), &params));
+    return node;
+}
+static void check_node(void *node, unsigned by) { // it is as the program made it
+    CUDA_KERNEL_NODE_PARAMS params;
+    OK(D(cuGraphKernelNodeGetParams_v2)(node, &params));
+    assert(params.func == function && params.gridDimX == 6 && params.blockDimX == 70);
+    assert(*(CUdeviceptr *)params.kernelParams[0] == items && *(unsigned *)params.kernelParams[1] == by);
+    assert(*(unsigned *)params.kernelParams[2] == count);
+}
+"""
+)
+MAIN = r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)()); // a copy from pageable memory may be on its way
+    for (int i = 0; i < 2; i++)
+        OK(D(cuStreamCreate)(&streams[i], 1));
+    for (unsigned i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)
+        if (!strcmp(scenarios[i].name, argv[2]))
+            scenarios[i].run();
+    check();
+    return 0;
+}
+"""
+
+# By name: the body of the function, how many launches have probes, and those without by the reason.
+SCENARIOS = {
+    "capture": (
+        """
+        put(NULL), launched(1);
+        void *graph = captured(3), *exec = instantiated(graph);
+        replay(exec, 4), launched(12);
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphDestroy)(graph));
+        put(NULL), launched(1);
+        """,
+        14,
+        {},
+    ),
+    "hand": (
+        """
+        void *graph, *nodes[4], *values[3], *exec, *old;
+        int cooperative[16] = {1};
+        size_t room = 4;
+        OK(D(cuGraphCreate)(&graph, 0));
+        nodes[0] = add(graph, NULL);
+        CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = params_of(values)};
+        OK(D(cuGraphAddNode_v2)(&nodes[1], graph, &nodes[0], NULL, (size_t)1, &any));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuGraphAddKernelNode)(&nodes[2], graph, &nodes[1], (size_t)1, &params));
+        OK(D(cuGraphKernelNodeSetAttribute)(nodes[2], CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative));
+        OK(D(cuGraphInstantiate_v2)(&exec, graph, &old, NULL, (size_t)0));
+        CUDA_GRAPH_INSTANTIATE_PARAMS how = {0};
+        OK(D(cuGraphInstantiateWithParams)(&old, graph, &how));
+        for (int i = 0; i < 3; i++)
+            check_node(nodes[i], 5);
+        cooperative[0] = 0;
+        OK(D(cuGraphKernelNodeGetAttribute)(nodes[2], CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative));
+        assert(cooperative[0] == 1);
+        OK(D(cuGraphGetNodes)(graph, &nodes[0], &room));
+        assert(room == 3);
+        replay(exec, 2), replay(old, 1), launched(9);
+        """,
+        9,
+        {},
+    ),
+    "inside": (  # graphs in graphs, and clones
+        """
+        void *inner = captured(2), *middle, *outer, *clone, *node;
+        OK(D(cuGraphCreate)(&middle, 0));
+        OK(D(cuGraphAddChildGraphNode)(&node, middle, NULL, (size_t)0, inner));
+        add(middle, node);
+        OK(D(cuGraphCreate)(&outer, 0));
+        OK(D(cuGraphAddChildGraphNode)(&node, outer, NULL, (size_t)0, middle));
+        add(outer, node);
+        OK(D(cuGraphClone)(&clone, outer));
+        void *first = instantiated(outer), *second = instantiated(clone);
+        OK(D(cuGraphDestroy)(outer));
+        replay(first, 2), replay(second, 1), launched(12);
+        """,
+        12,
+        {},
+    ),
+    "later": (  # nodes of a graph that was made into one that can be launched, and an update
+        """
+        void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3], *other = captured(2);
+        size_t room = 2;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        unsigned more = 8;
+        params.kernelParams[1] = &more;
+        OK(D(cuGraphKernelNodeSetParams_v2)(nodes[0], &params));
+        check_node(nodes[0], 8), check_node(nodes[1], 5);
+        replay(exec, 1), launched(2);
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuGraphExecUpdate_v2)(exec, graph, &info));
+        check_node(nodes[0], 8), check_node(nodes[1], 5);
+        OK(D(cuGraphDestroy)(graph));
+        replay(exec, 1);
+        added = 8, launched(1), added = 5, launched(1);
+        OK(D(cuGraphExecUpdate_v2)(exec, other, &info)); // the first graph is gone
+        replay(exec, 2), launched(4);
+        IS(910, D(cuGraphExecUpdate_v2)(exec, captured(3), &info));
+        replay(exec, 1), launched(2);
+        """,
+        10,
+        {},
+    ),
+    "single": (  # nodes of one that can be launched, larger and smaller than before
+        """
+        void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3];
+        size_t room = 2;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        for (unsigned i = 0; i < 30; i++) {
+            unsigned more = i;
+            params.gridDimX = 6 + i % 7 * i;
+            params.kernelParams[1] = &more;
+            if (i % 3)
+                OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[i % 2], &params));
+            else if (i % 2)
+                OK(D(cuGraphExecKernelNodeSetParams)(exec, nodes[i % 2], &params));
+            else {
+                CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = params};
+                OK(D(cuGraphExecNodeSetParams)(exec, nodes[i % 2], &any));
+            }
+            assert(params.func == function);
+            check_node(nodes[i % 2], 5);
+            OK(D(cuGraphLaunch)(exec, streams[i / 2 % 2]));
+            unsigned before = i ? i - 1 : 5;
+            added = i % 2 ? before : i, launched(1);
+            added = i % 2 ? i : before, launched(1);
+        }
+        added = 5;
+        params.func = &room;
+        IS(400, D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[0], &params));
+        OK(D(cuCtxSynchronize)());
+        """,
+        60,
+        {},
+    ),
+    "child": (
+        """
+        void *graph, *inner = captured(2), *node, *nodes[2], *values[3], *exec, *alike;
+        size_t room = 2;
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddChildGraphNode)(&node, graph, NULL, (size_t)0, inner));
+        add(graph, node);
+        exec = instantiated(graph);
+        OK(D(cuGraphClone)(&alike, inner));
+        OK(D(cuGraphGetNodes)(alike, nodes, &room));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        params.gridDimX = 20;
+        OK(D(cuGraphKernelNodeSetParams_v2)(nodes[1], &params));
+        for (int i = 0; i < 20; i++) {
+            OK(D(cuGraphExecChildGraphNodeSetParams)(exec, node, i % 2 ? inner : alike));
+            OK(D(cuGraphLaunch)(exec, streams[i % 2]));
+            launched(3);
+        }
+        check_node(nodes[0], 5);
+        OK(D(cuCtxSynchronize)());
+        """,
+        60,
+        {},
+    ),
+    "disabled": (
+        """
+        void *graph = captured(3), *exec = instantiated(graph), *nodes[3];
+        size_t room = 3;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuGraphNodeSetEnabled)(exec, nodes[1], 0));
+        replay(exec, 2), launched(4);
+        OK(D(cuGraphNodeSetEnabled)(exec, nodes[1], 1));
+        replay(exec, 1), launched(3);
+        """,
+        7,
+        {},
+    ),
+    "streams": (  # one replay after the other, in two streams that nothing joins
+        """
+        void *exec = instantiated(captured(2));
+        for (int i = 0; i < 40; i++)
+            OK(D(cuGraphLaunch)(exec, i % 3 ? streams[i % 2] : (void *)2));
+        launched(80);
+        OK(D(cuGraphExecDestroy)(exec)); // which may still run
+        OK(D(cuCtxSynchronize)());
+        """,
+        80,
+        {},
+    ),
+    "recaptured": (  # a launch of a graph is captured itself
+        """
+        void *exec = instantiated(captured(2)), *graph, *nodes[2], *inner, *again;
+        size_t room = 2;
+        OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+        put(streams[0]);
+        OK(D(cuStreamEndCapture)(streams[0], &graph));
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuGraphChildGraphNodeGetGraph)(nodes[0], &inner));
+        check_node(nodes[1], 5);
+        OK(D(cuGraphGetNodes)(inner, nodes, &room));
+        check_node(nodes[0], 5), check_node(nodes[1], 5);
+        again = instantiated(graph);
+        OK(D(cuGraphExecDestroy)(exec));
+        replay(again, 3), launched(9);
+        """,
+        9,
+        {},
+    ),
+    "device": (
+        """
+        void *exec;
+        OK(D(cuGraphInstantiateWithFlags)(&exec, captured(2), 4ull));
+        replay(exec, 3), launched(6);
+        """,
+        0,
+        {"its graph can be launched from the device": 6},
+    ),
+    "constants": (  # that the program writes between replays
+        """
+        size_t size;
+        void *exec = instantiated(captured(2));
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        for (unsigned by = 4; by < 8; by++) {
+            OK(D(cuMemcpyHtoDAsync_v2)(factor, &by, (size_t)4, streams[0]));
+            replay(exec, 1);
+            expect(by), expect(by);
+        }
+        """,
+        8,
+        {},
+    ),
+    "written": (  # that a graph writes
+        """
+        size_t size;
+        void *graph, *node, *exec;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL), *context;
+        CUDA_MEMSET_NODE_PARAMS_v2 set = {.dst = factor, .value = 7, .elementSize = 4, .width = 1, .height = 1};
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(D(cuGraphAddMemsetNode)(&node, graph, &first, (size_t)1, &set, context));
+        add(graph, node);
+        exec = instantiated(graph);
+        replay(exec, 2);
+        expect(3), expect(7), expect(7), expect(7);
+        """,
+        0,
+        {"its graph writes a constant of which it has a copy": 4},
+    ),
+    "packed": (
+        """
+        struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
+        size_t size = sizeof(packed);
+        void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL}, *graph, *node;
+        OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
+        OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, streams[0], NULL, extra));
+        OK(D(cuStreamEndCapture)(streams[0], &graph));
+        CUDA_KERNEL_NODE_PARAMS params = {function, 6, 1, 1, 70, 1, 1, 0, NULL, extra, NULL, NULL};
+        void *exec = instantiated(graph);
+        replay(exec, 2), launched(2);
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddKernelNode_v2)(&node, graph, NULL, (size_t)0, &params));
+        exec = instantiated(graph);
+        replay(exec, 2), launched(2);
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, node, &params));
+        replay(exec, 1), launched(1);
+        """,
+        5,
+        {},
+    ),
+    "conditional": (  # the first body runs once in each replay, the second one never
+        """
+        void *graph, *node, *exec;
+        OK(D(cuGraphCreate)(&graph, 0));
+        add(graph, NULL);
+        for (int value = 1; value >= 0; value--) {
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, value, 1));
+            OK(D(cuGraphAddNode_v2)(&node, graph, NULL, NULL, (size_t)0, &params));
+            add(params.conditional.phGraph_out[0], NULL);
+        }
+        exec = instantiated(graph);
+        replay(exec, 3), launched(6);
+        """,
+        9,
+        {},
+    ),
+    "unknown": (  # a kernel that no look-up named
+        """
+        void *found[2], *graph, *node, *values[3], *known = function;
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuModuleGetFunction)(&found[0], module, "other"));
+        params.func = found[0];
+        OK(D(cuGraphAddKernelNode_v2)(&node, graph, NULL, (size_t)0, &params));
+        add(graph, node);
+        void *exec = instantiated(graph);
+        replay(exec, 3), launched(3);
+        """,
+        3,
+        None,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    functions = "".join(f"static void run_{name}(void) {{ {body} }}\n" for name, (body, *_) in SCENARIOS.items())
+    rows = ", ".join(f'{{"{name}", run_{name}}}' for name in SCENARIOS)
+    table = f"static const struct {{ const char *name; void (*run)(void); }} scenarios[] = {{{rows}}};\n"
+    return build(tmp_path_factory.mktemp("graphs"), GRAPHS + functions + table + MAIN)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_graphs(tmp_path, graphs, name):
+    _, launches, reasons = SCENARIOS[name]
+    trace = good(tmp_path, graphs, "-p", "gmem_bytes", arguments=(PTX, name))
+    replayed = trace.of("probed")
+    assert len(replayed) == launches == len(trace.of("buffer"))
+    found = buffers(trace, "gmem_bytes")
+    assert sorted(found) == sorted(record["id"] for record in replayed)
+    idle = Counter(record["node"] for record in replayed if not found[record["id"]]["count"].any())
+    assert list(idle.values()) == ([3] if name == "conditional" else [])
+    for record in replayed:
+        units = found[record["id"]]
+        blocks = record["grid"][0]
+        if record.get("node") in idle:
+            assert record["repeats"] == 1
+            continue
+        assert (units["count"] == np.tile([32, 32, 6], blocks)).all()
+        assert units["slots"]["read"].sum() == units["slots"]["written"].sum() == 8 * COUNT
+    if reasons is not None:
+        assert unprobed(trace) == reasons
+
+
+def test_each_node_of_each_replay_is_named(tmp_path, graphs):
+    trace = good(tmp_path, graphs, "-p", "gmem_bytes", "-p", "block_sched", arguments=(PTX, "capture"))
+    (graph,) = trace.of("graph")
+    replayed = [record for record in trace.of("probed") if "node" in record]
+    assert {record["exec"] for record in replayed} == {graph["exec"]}
+    assert list(Counter(record["node"] for record in replayed).values()) == [4, 4, 4]
+    starts = sorted(call["start"] for call in trace.calls if call["op"] == "launch" and call["type"] == "graph")
+    assert sorted({record["start"] for record in replayed}) == starts and len(starts) == 4
+    for record in replayed:
+        assert np.frombuffer(record["params"], "<u4")[2:].tolist() == [5, COUNT]
+    assert all((units["slots"]["elapsed"] > 0).all() for units in buffers(trace, "block_sched").values())
+
+
+@pytest.mark.parametrize(
+    ("options", "launches", "reason"),
+    [
+        (("--launch-skip", "3"), 11, "it was left out, as --launch-skip, --launch-count or --sample say"),
+        (("--max-memory", "100K"), 2, "the buffers of its graph are larger than half of --max-memory"),
+    ],
+)
+def test_what_is_left_out_is_counted(tmp_path, graphs, options, launches, reason):
+    trace = good(tmp_path, graphs, "-p", "gmem_bytes", *options, arguments=(PTX, "capture"))
+    check_bytes(trace, launches)
+    assert unprobed(trace) == {reason: 14 - launches}
+
+
+REPLAYS = (
+    GRAPHS
+    + r"""
+int main(int argc, char **argv) {
+    int nodes = atoi(argv[2]), times = atoi(argv[3]);
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuStreamCreate)(&streams[0], 1));
+    void *exec = instantiated(captured(nodes));
+    for (int i = 0; i < times; i++)
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+    launched(nodes * times);
+    OK(D(cuStreamSynchronize)(streams[0]));
+    check();
+    return 0;
+}
+"""
+)
+
+
+def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
+    program = build(tmp_path, REPLAYS)
+    options = ("-p", "gmem_bytes", "--max-memory", "136K")  # a set, and room for four replays
+    some = good(tmp_path, program, *options, arguments=(PTX, "2", "100"))
+    assert len(some.of("probed")) + sum(unprobed(some).values()) == 200
+    assert len(some.of("probed")) >= 2
+    check_bytes(good(tmp_path, program, *options, "--complete", arguments=(PTX, "2", "100")), 200)
+
+
+@pytest.mark.full
+def test_a_hundred_thousand_nodes(tmp_path):
+    trace = good(tmp_path, build(tmp_path, REPLAYS), "-p", "gmem_bytes", "--complete", arguments=(PTX, "100", "1000"))
+    assert not trace.of("unprobed")
+    check_bytes(trace, 100000)
+
+
+@pytest.mark.full
+def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
+    """It is loaded in the middle of a capture, which goes on; graphs that are made later have it."""
+    source = (
+        "#include <sys/stat.h>\n"
+        + GRAPHS
+        + r"""
+    int main(int argc, char **argv) {
+        void *graph, *exec;
+        setup(argv[1]);
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        exec = instantiated(captured(2));
+        OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
+        put(streams[0]);
+        struct stat made;
+        for (int i = 0; i < 600 && (stat(argv[2], &made) || !made.st_size); i++)
+            usleep(50000);
+        usleep(1000000); // the rest of its answer
+        OK(D(cuModuleGetFunction)(&function, module, "scale"));
+        put(streams[0]);
+        OK(D(cuStreamEndCapture)(streams[0], &graph));
+        replay(exec, 2), launched(4);
+        replay(instantiated(graph), 3), launched(6);
+        check();
+        return 0;
+    }
+    """
+    )
+    made = tmp_path / "made"
+    pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH | tee '{made}'"
+    stage = tmp_path / "late"
+    stage.write_text(f"#!/bin/sh\nsleep 0.5\n{pipeline}\n")
+    stage.chmod(0o755)
+    trace = good(tmp_path, build(tmp_path, source), "--wait", "0", "--jit", str(stage), arguments=(PTX, made))
+    check_bytes(trace, 6)
+    assert unprobed(trace) == {"it was found without its name, or is still being made": 4}
+
+
+STRESS = (
+    GRAPHS
+    + r"""
+static volatile int stop, failures;
+static void *context;
+static _Atomic int replays;
+static void *work(void *number) { // two streams, an executable graph each, and one that comes and goes
+    long self = (long)number;
+    unsigned one = 1, none = 0, count = 400;
+    CUdeviceptr mine;
+    unsigned found[420];
+    void *stream, *graph, *exec, *params[] = {&mine, &none, &count};
+    OK(cuCtxSetCurrent(context));
+    OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(found)));
+    OK(D(cuMemsetD32_v2)(mine, 1, (size_t)420));
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuStreamCreate)(&stream, 1));
+    while (!stop) {
+        OK(D(cuStreamBeginCapture_v2)(stream, 2));
+        for (int i = 0; i < 3; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        OK(D(cuStreamEndCapture)(stream, &graph));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        OK(D(cuGraphDestroy)(graph));
+        int times = self ? 20 : 1;
+        for (int i = 0; i < times; i++)
+            OK(D(cuGraphLaunch)(exec, stream));
+        replays += times;
+        if (self)
+            OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuGraphExecDestroy)(exec)); // of the first thread, while it runs
+    }
+    OK(D(cuStreamSynchronize)(stream));
+    OK(D(cuMemcpyDtoH_v2)(found, mine, sizeof(found)));
+    for (int i = 1; i < 400; i++)
+        failures += found[i] != found[0];
+    failures += found[419] != 1;
+    return NULL;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[3];
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuCtxGetCurrent)(&context));
+    puts("ready"), fflush(stdout);
+    for (long i = 0; i < 3; i++)
+        pthread_create(&threads[i], NULL, work, (void *)i);
+    for (int i = 0; i < 50; i++) {
+        OK(D(cuModuleGetFunction)(&(void *){NULL}, module, "other"));
+        usleep(100000);
+    }
+    stop = 1;
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    printf("%d", replays);
+    return failures != 0;
+}
+"""
+)
+
+
+def helpers(folder):
+    """Processes of a gpt-hook whose trace is in the folder, but for the program itself."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if re.match(rf"[^\0]*gpt-hook.*{re.escape(str(folder))}", path.read_text(errors="replace"), re.DOTALL):
+                yield int(path.parent.name)
+
+
+@pytest.mark.full
+def test_streams_threads_and_a_killed_broker(tmp_path):
+    program = build(tmp_path, STRESS)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out = tmp_path / "t.mp"
+    line = hooked.command("run", "-o", out, "--device", "sim", "-p", "gmem_bytes", program, PTX)
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(1)
+        for broker in helpers(tmp_path):
+            os.kill(broker, signal.SIGKILL)
+        replays = int(process.communicate(timeout=100)[0])
+    assert process.returncode == 0
+    trace = hooked.Trace(out)
+    assert len(trace.of("probed")) + sum(unprobed(trace).values()) == 3 * replays
+    for units in buffers(trace, "gmem_bytes").values():
+        assert (units["slots"]["read"].sum(), units["slots"]["written"].sum()) == (8 * COUNT, 8 * COUNT)
