@@ -336,5 +336,5 @@ def test_a_program_of_the_cuda_runtime(tmp_path, options):
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
     trace = hooked.Trace(out)
     assert len(trace.of("probed")) + sum(unprobed(trace).values()) == sum(trace.launches.values())
-    assert unprobed(trace).get("it was not there with probes in this context yet", 0) <= 1
+    assert unprobed(trace).get("it was not there with probes in this context yet", 0) <= 3  # after a reset
     assert set(lost(trace)) <= {None, "the device failed"}
