@@ -34,9 +34,7 @@ from tests.tally.touched import TOUCHED, times  # noqa: E402
 SEVERAL = ("block_sched", "gmem_bytes", "dmat")
 Named = tuple[Launch, str, bytes]  # with its kernel and PTX
 Maps = dict[str, tuple[Any, Any]]  # by map: counts and slots
-
-# Why a kernel runs as it is, by its source: LEFT_ALONE of all probes.
-LEFT_ALONE = {"recurse": "calls through pointers", "cdp": "a kernel that a kernel launches"}
+Key = tuple[Path, int]  # the trace, and the number of the launch
 
 
 def probe_sets() -> list[tuple[str, ...]]:
@@ -57,36 +55,38 @@ def options(probes: Sequence[str], folder: Path) -> list[str | Path]:
 
 @dataclass
 class Recorded:
-    """The probed launches of a run in the order of their start, each with its maps and its parameters."""
+    """The probed launches of a run, each with its maps and its parameters, by process and number."""
 
-    maps: dict[int, Maps] = field(default_factory=dict)
-    launches: dict[int, tuple[ProbedLaunch, str]] = field(default_factory=dict)
-    params: dict[int, list[bytes]] = field(default_factory=dict)
+    maps: dict[Key, Maps] = field(default_factory=dict)
+    launches: dict[Key, tuple[ProbedLaunch, str]] = field(default_factory=dict)
+    params: dict[Key, list[bytes]] = field(default_factory=dict)
+    process: Path = Path()
 
     def visit(self, buffer: Buffer, saved: Saved) -> None:
         """Takes in a buffer."""
-        self.launches[buffer.launch.id] = (buffer.launch, buffer.kernel)
-        self.maps.setdefault(buffer.launch.id, {})[buffer.map.name] = table(saved)
+        key = self.process, buffer.launch.id
+        self.launches[key] = (buffer.launch, buffer.kernel)
+        self.maps.setdefault(key, {})[buffer.map.name] = table(saved)
 
-    def read_params(self, path: Path) -> None:
-        """The parameters of all launches of a trace."""
+    def begin(self, path: Path) -> None:
+        """The parameters of all launches of a trace, the buffers of which come next."""
+        self.process = path
         for records in accounts.segments(path):
             layouts = {r["id"]: r["params"] for r in records if r["kind"] == "kernel" and "params" in r}
             for record in records:
                 if record["kind"] == "probed":
                     data, layout = record.get("params", b""), layouts[record["kernel"]]
-                    self.params[record["id"]] = [data[p["offset"] : p["offset"] + p["size"]] for p in layout]
+                    self.params[path, record["id"]] = [data[p["offset"] : p["offset"] + p["size"]] for p in layout]
 
-    def match(self, launches: Iterable[Named]) -> list[int | None]:
-        """The number of each launch that was probed, as all of one kernel and shape were or were not."""
-        left = sorted(self.launches.values(), key=lambda one: one[0].start)
-        found: list[int | None] = []
+    def match(self, launches: Iterable[Named]) -> list[Key | None]:
+        """The key of each launch that was probed, as all of one kernel and shape were or were not."""
+        left = sorted(self.launches.items(), key=lambda one: one[1][0].start)
+        found: list[Key | None] = []
         for launch, name, _ in launches:
             shape = launch.shape
-            at = next(
-                (i for i, (one, kernel) in enumerate(left) if (kernel, one.grid, one.block) == (name, *shape)), None
-            )
-            found.append(None if at is None else left.pop(at)[0].id)
+            same = ((name, *shape) == (kernel, one.grid, one.block) for _, (one, kernel) in left)
+            at = next((i for i, found_ in enumerate(same) if found_), None)
+            found.append(None if at is None else left.pop(at)[0])
         return found
 
 
@@ -144,13 +144,16 @@ def run_set(
         wrong += [f"{name}: {said}"] if said else []
     account = accounts.Account()
     for path in sorted(into.glob("*.mp")):
+        recorded.begin(path)
         account.add(accounts.account(path, recorded.visit, killed=any(launch.fault for launch, *_ in named)))
-        recorded.read_params(path)
-    for (launch, name, ptx), number in zip(named, recorded.match(named), strict=True):
-        if number is None:
+    matched = recorded.match(named)
+    if sum(key is not None for key in matched) != len(recorded.launches):
+        wrong.append("a probed launch is none of those that were made")
+    for (launch, name, ptx), key in zip(named, matched, strict=True):
+        if key is None or launch.fault:
             continue
         try:
-            checked += check_launch(launch, name, ptx, probes, recorded.maps[number], recorded.params[number])
+            checked += check_launch(launch, name, ptx, probes, recorded.maps[key], recorded.params[key])
         except AssertionError as error:
             wrong.append(f"{name}: {error}")
     wrong += account.wrong
