@@ -125,7 +125,8 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         bool beside = !hook_is_followed && (part.thin ? part.size : size) > INLINE;
         uint64_t packed = 0, offset = 0;
         const void *smaller = beside && packs ? hook_compress(part.data, part.size, &packed) : NULL;
-        packs = smaller || at;
+        if (!at) // what does not shrink at its beginning is left as it is
+            packs = smaller != NULL;
         if (beside &&
             !hook_put_beside(smaller ? smaller : part.data, smaller ? packed : part.size, &offset)) {
             lost = full;
