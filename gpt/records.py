@@ -240,6 +240,7 @@ KINDS: dict[str, Keys] = {
         "function": ("u64?", "in a trace: id of the function that it stands for"),
         "params": ("[param]?", "its own parameters"),
         "added": ("[param]?", "the parameters after them that probes need"),
+        "cluster": ("[u64]?", "blocks of a cluster in x, y and z, where the grid of a launch counts clusters"),
         "maps": ("[u64]?", "ids of the maps that its probes save to"),
         "sites": ("[site]?", "where its probes are"),
         "variables": ("[variable]?", "variables of its module that it shares"),

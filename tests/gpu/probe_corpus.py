@@ -83,7 +83,7 @@ class Recorded:
         left = sorted(self.launches.items(), key=lambda one: one[1][0].start)
         found: list[Key | None] = []
         for launch, name, _ in launches:
-            shape = launch.shape
+            shape = launch.real_grid, launch.shape[1]
             same = ((name, *shape) == (kernel, one.grid, one.block) for _, (one, kernel) in left)
             at = next((i for i, found_ in enumerate(same) if found_), None)
             found.append(None if at is None else left.pop(at)[0])

@@ -245,6 +245,19 @@ def test_a_pipeline_that_lies(tmp_path, lie):
     assert unprobed(trace) == {"the pipeline tells other parameters than the kernel has": 1}
 
 
+def test_a_grid_that_counts_clusters(tmp_path):
+    """There are as many blocks as buffers are for; a device of clusters is not at hand, so the pipeline says so."""
+    stage = tmp_path / "lie.py"
+    stage.write_text(LIE.replace("{lie}", "record['cluster'] = [2, 3]"))
+    pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
+    source = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
+    plain = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    trace = good(tmp_path, tmp_path / "client", "--jit", pipeline)
+    ((one,), (other,)) = plain.of("probed"), trace.of("probed")
+    assert other["grid"] == [2 * one["grid"][0], 3 * one["grid"][1], one["grid"][2]]
+    assert trace.of("buffer")[0]["size"] == 6 * plain.of("buffer")[0]["size"]
+
+
 @pytest.mark.parametrize(
     "pipeline",
     [

@@ -307,3 +307,21 @@ def test_what_is_not_shown(probe_file, tmp_path):
     for option in ("--json", "--table", "--count", "-c", "--kernel=k"):
         other = run("gpt-ptx-probe", "-p", probe_file, "--show", option)
         assert (other.status, other.out) == (2, b"") and "--show can be combined with" in other.err
+
+
+@pytest.mark.parametrize(
+    ("attributes", "cluster"),
+    [(".reqnctapercluster 2, 3\n.blocksareclusters", [2, 3, 1]), (".reqnctapercluster 2, 3", None)],
+)
+def test_a_grid_that_counts_clusters(attributes, cluster):
+    text = f"""
+.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 p)
+.reqntid 32, 1, 1
+{attributes}
+{{ ret; }}
+""".encode()
+    (kernel,) = weave("-p", "block_sched", data=segment(text)).kind("kernel")
+    assert kernel.get("cluster") == cluster

@@ -85,6 +85,7 @@ class Launch:
     variables: Mapping[str, bytes | int] = field(default_factory=dict)
     after: tuple[bytes, ...] = ()  # of the variables that have a size
     linked: bytes = b""  # PTX that the kernel is linked with
+    cluster: int = 1  # blocks for each of the grid, which counts clusters
     simulated: bool = True
     fault: bool = False  # it ends with one
     counts: Mapping[str, Any] = field(default_factory=dict)
@@ -95,8 +96,14 @@ class Launch:
         return (grid[0], grid[1], grid[2]), (block[0], block[1], block[2])
 
     @property
+    def real_grid(self) -> Shape:
+        """Blocks."""
+        x, y, z = self.shape[0]
+        return x * self.cluster, y, z
+
+    @property
     def blocks(self) -> int:
-        return math.prod(self.shape[0])
+        return math.prod(self.real_grid)
 
     @property
     def threads(self) -> int:
@@ -195,7 +202,7 @@ LAUNCHES: list[Launch] = [
     Launch("cluster", "clPi", 2, 32, lambda r: [np.zeros(32, i32)], nothing, open_={0: slice(None)},
            check=lambda a, b: set(b[0].tolist()) <= {2, 3}, simulated=False),
     one_value("cluster", "cl2", 1),
-    one_value("cluster", "cl3", 1, 128, grid=2, simulated=False),
+    one_value("cluster", "cl3", 1, 128, grid=2, cluster=2, simulated=False),
     Launch("consts", "kc", 1, 1, lambda r: [np.zeros(8, f32), i32(5)], kc,
            variables={"tab": TAB.tobytes(), "nanv": struct.pack("<d", 0.25), "ctr": 4, "sctr": 4},
            after=(struct.pack("<i", 1), struct.pack("<i", 2))),

@@ -14,12 +14,12 @@ from gpt.asm.host.shared import Shared
 from gpt.asm.host.variables import Variable, declared
 from gpt.errors import MalformedError
 from gpt.ptx import params, tree
+from gpt.ptx.attributes import read_attributes
 from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 from gpt.ptx.tokens import NAME
-from gpt.ptx.types import integer
 
 MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
@@ -261,11 +261,7 @@ class Code:
         shared, align = self.shared.needs(item.name)
         if shared > MAX_SHARED:
             raise Unsupported(f"{shared} bytes of static shared memory, of {MAX_SHARED} at most: kernel '{item.name}'")
-        block = {
-            one.word: [_number(one, value) for value in one.values]
-            for one in head.attributes
-            if isinstance(one, tree.Attribute)
-        }
+        block = read_attributes(head)
         if math.prod(block.get(".reqnctapercluster", [])) > 1:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
@@ -288,13 +284,6 @@ class Code:
         reached = self.reached(kernel)
         stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
         return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
-
-
-def _number(attribute: tree.Attribute, text: str) -> int:
-    value = integer(text)
-    if value is None:
-        raise Unsupported(f"'{attribute}' with '{text}'")
-    return value
 
 
 def _pointers(count: int) -> list[str]:

@@ -151,6 +151,7 @@ class Weaving:
             name=woven.kernel,
             params=[_present(param._asdict()) for param in woven.params],
             added=[_present(param._asdict()) | {"map": first + place} for place, param in enumerate(woven.added)],
+            cluster=woven.cluster,
             maps=list(range(first, self._maps)),
             sites=[site._asdict() for site in woven.sites if site.matched],
             variables=[_present(variable._asdict()) for variable in woven.variables] or None,

@@ -45,6 +45,7 @@ from gpt.probe.weave.state import State
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.probe.weave.variables import Variable, Variables
 from gpt.ptx import tree
+from gpt.ptx.attributes import cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
@@ -62,6 +63,7 @@ MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and par
 class Woven:
     """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
 
+    `cluster` is blocks in x, y and z, if the grid of a launch counts clusters.
     `variables` are those that it shares with its module; `table` is the one that takes addresses, if any do.
     """
 
@@ -69,6 +71,7 @@ class Woven:
     data: bytes
     params: list[Param]
     added: list[Param]
+    cluster: list[int] | None
     maps: list[PlacedMap]
     sites: list[Matched]
     misfits: list[str]
@@ -157,7 +160,8 @@ class _Weaver:
         self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
         data, variables = self.insertions.text(module.text), self.variables.all
         table = self.variables.table if any(v.offset is not None for v in variables) else None
-        return Woven(self.kernel, data, params, added, maps, survey.matched, survey.misfits, variables, table)
+        cluster = cluster_of(module, self.entry.item)
+        return Woven(self.kernel, data, params, added, cluster, maps, survey.matched, survey.misfits, variables, table)
 
     def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
         """The kernel's own, and `count` more."""

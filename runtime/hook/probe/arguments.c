@@ -60,14 +60,16 @@ struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
 
 bool hook_size_buffers(struct save *save, const struct launch *launch) {
     const struct woven *woven = save->probed->woven;
+    if (!hook_real_grid(woven, launch->grid, save->grid))
+        return false;
     for (size_t i = 0; i < woven->map_count; i++) {
-        if (!hook_map_bytes(&woven->maps[i], launch->grid, launch->block, &save->sizes[i]))
+        if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
             return false;
         save->bytes += hook_rounded(save->sizes[i]);
         if (save->bytes >> 62)
             return false;
     }
-    return !hook_settings.memusage || hook_needed_bytes(woven, launch->grid, launch->block, &save->needed);
+    return !hook_settings.memusage || hook_needed_bytes(woven, save->grid, launch->block, &save->needed);
 }
 
 void hook_point_at_buffers(struct save *save, uint64_t address) {

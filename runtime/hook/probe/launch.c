@@ -199,7 +199,7 @@ static void write_launch(const struct frame *frame, struct save *save) {
     uint64_t grid[3], block[3];
     CUdevice device = 0;
     for (int i = 0; i < 3; i++)
-        grid[i] = launch->grid[i], block[i] = launch->block[i];
+        grid[i] = save->grid[i], block[i] = launch->block[i];
     hook_do.get_device(&device);
     uint32_t id = frame->thread ? hook_new_id(&hook_watched->probed) : 0;
     if (id && HOOK_WRITE(probed, .id = id, .kernel = woven->number, .function = save->probed->function,

@@ -64,7 +64,6 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
                               .shared = launch.shared,
                               .reason = "",
                               .own = *kernel};
-    memcpy(member->grid, launch.grid, sizeof(launch.grid));
     memcpy(member->block, launch.block, sizeof(launch.block));
     if (!launch.function)
         return;

@@ -14,7 +14,7 @@ struct member {
     unsigned depth;
     bool is_graph, sure, disabled;
     uint32_t function; // id in the trace; 0: it is not known
-    uint32_t grid[3], block[3], shared;
+    uint32_t block[3], shared;
     struct choice choice;
     const char *reason;          // why it runs without probes; empty: it is not counted
     struct save *save;           // its parameters and buffers; NULL without probes

@@ -32,6 +32,7 @@ struct save { // a launch, and where its buffers are
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // of each map's buffer
+    uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 

@@ -219,7 +219,7 @@ static bool write_replayed(const struct replay *replay, const struct member *mem
     const struct woven *woven = node->probed->woven;
     uint64_t grid[3], block[3];
     for (int i = 0; i < 3; i++)
-        grid[i] = member->grid[i], block[i] = member->block[i];
+        grid[i] = member->save->grid[i], block[i] = member->block[i];
     node->id = replay->thread ? hook_new_id(&hook_watched->probed) : 0;
     if (node->id &&
         HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,

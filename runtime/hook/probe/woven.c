@@ -12,7 +12,7 @@
 #include "unpack.h"
 #include "woven.h"
 
-enum { MOST_ITEMS = 4096, MOST_PARAM_BYTES = 32764 };
+enum { MOST_ITEMS = 4096, MOST_PARAM_BYTES = 32764, MOST_BLOCKS = 1024 };
 
 struct field { // a key of a map, and where its value goes
     const char *name;
@@ -102,20 +102,32 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
     return true;
 }
 
+// A grid may count clusters.
+static bool read_cluster(struct woven *woven, struct value items, struct cursor at) {
+    for (uint64_t i = 0; i < 3; i++) {
+        uint64_t blocks = items.type == ARRAY && i < items.number ? number_of(take_value(&at)) : 1;
+        if (at.bad || !blocks || blocks > MOST_BLOCKS)
+            return refuse(woven, "the pipeline tells a cluster that cannot be");
+        woven->cluster[i] = (uint32_t)blocks;
+    }
+    return true;
+}
+
 // Records
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, reason, text, original, wanted;
-    struct cursor in_params, in_added, in_variables, start, end;
+        table, reason, text, original, wanted, cluster;
+    struct cursor in_params, in_added, in_variables, in_cluster, start, end;
 };
 
 static struct record read_record(struct cursor *cursor) {
     struct record record = {.start = *cursor};
-    struct value *values[] = {
-        &record.kind,     &record.id,     &record.name, &record.arch,      &record.level,    &record.type,
-        &record.capacity, &record.stride, &record.data, &record.params,    &record.added,    &record.maps,
-        &record.table,    &record.reason, &record.text, &record.variables, &record.original, &record.wanted};
+    struct value *values[] = {&record.kind,     &record.id,     &record.name,     &record.arch,
+                              &record.level,    &record.type,   &record.capacity, &record.stride,
+                              &record.data,     &record.params, &record.added,    &record.maps,
+                              &record.table,    &record.reason, &record.text,     &record.variables,
+                              &record.original, &record.wanted, &record.cluster};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -124,7 +136,8 @@ static struct record read_record(struct cursor *cursor) {
          {"params", &record.params, &record.in_params}, {"added", &record.added, &record.in_added},
          {"maps", &record.maps, NULL}, {"variables", &record.variables, &record.in_variables},
          {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL},
-         {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL});
+         {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
+         {"cluster", &record.cluster, &record.in_cluster});
     record.end = *cursor;
     return record;
 }
@@ -235,7 +248,8 @@ static bool read_all(struct woven *woven, const char *kernel) {
         return false;
     if (!read_params(woven, probed.params, probed.in_params, &woven->params, &woven->param_count, false) ||
         !read_params(woven, probed.added, probed.in_added, &woven->added, &woven->added_count, true) ||
-        !read_variables(woven, probed.variables, probed.in_variables))
+        !read_variables(woven, probed.variables, probed.in_variables) ||
+        !read_cluster(woven, probed.cluster, probed.in_cluster))
         return false;
     for (size_t i = 0; i < woven->param_count; i++) {
         size_t end = woven->params[i].offset + woven->params[i].size;
@@ -370,6 +384,13 @@ void hook_write_woven(struct woven *woven, uint32_t function) {
 }
 
 // Sizes
+
+bool hook_real_grid(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
+    bool good = true;
+    for (int i = 0; i < 3; i++)
+        good &= !__builtin_mul_overflow(grid[i], woven->cluster[i], &blocks[i]);
+    return good;
+}
 
 bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
                     uint64_t *bytes) {

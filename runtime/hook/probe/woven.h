@@ -42,10 +42,11 @@ struct woven {
     struct woven_map *maps;
     struct woven_variable *variables;
     size_t param_count, added_count, map_count, variable_count;
-    size_t param_bytes; // of its own parameters
-    const char *table;  // NULL: it has none
-    char *fault;        // why no probes are in it; NULL if they are
-    uint32_t number;    // of the kernel in the trace
+    size_t param_bytes;  // of its own parameters
+    uint32_t cluster[3]; // blocks that each of a launch's grid stands for
+    const char *table;   // NULL: it has none
+    char *fault;         // why no probes are in it; NULL if they are
+    uint32_t number;     // of the kernel in the trace
 };
 
 // Reads an answer, which becomes part of the result. NULL without memory.
@@ -53,7 +54,10 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function); // its records, into the trace
 void hook_free_woven(struct woven *woven);
 
-// Bytes of a map's buffer for a launch; false if that is more than 64 bits can count.
+// The blocks of a launch, whose grid may count clusters; false if they are more than there can be.
+bool hook_real_grid(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]);
+
+// Bytes of a map's buffer for so many blocks; false if that is more than 64 bits can count.
 bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
                     uint64_t *bytes);
 

@@ -1,0 +1,33 @@
+"""What a kernel says of its launches, after its parameters: `.maxntid 256`, `.blocksareclusters`."""
+
+from __future__ import annotations
+
+from gpt.errors import MalformedError
+from gpt.ptx import tree
+from gpt.ptx.parse import parse_head
+from gpt.ptx.scan import Item, Module
+from gpt.ptx.types import integer
+
+
+def read_attributes(head: tree.FunctionNode) -> dict[str, list[int]]:
+    """The attributes of a function with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
+    return {
+        one.word: [_number(one, value) for value in one.values]
+        for one in head.attributes
+        if isinstance(one, tree.Attribute)
+    }
+
+
+def cluster_of(module: Module, kernel: Item) -> list[int] | None:
+    """The blocks of a cluster in x, y and z, if a launch's grid counts clusters of this kernel; else None."""
+    if ".blocksareclusters" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
+        return None
+    found = read_attributes(parse_head(module, kernel))
+    return ([*found.get(".reqnctapercluster", []), 1, 1, 1])[:3] if ".blocksareclusters" in found else None
+
+
+def _number(attribute: tree.Attribute, text: str) -> int:
+    value = integer(text)
+    if value is None:
+        raise MalformedError(f"PTX: '{attribute}' with '{text}'")
+    return value
