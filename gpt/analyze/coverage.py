@@ -25,7 +25,6 @@ WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at 
     "it is a library of NVIDIA's whose code is closed": (
         "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"
     ),
-    "it is captured into a graph": "run it without CUDA graphs",
     "it was found without its name, or is still being made": (
         "--wait waits longer, and another run finds what was made since"
     ),

@@ -29,5 +29,5 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
 def _number(attribute: tree.Attribute, text: str) -> int:
     value = integer(text)
     if value is None:
-        raise MalformedError(f"PTX: '{attribute}' with '{text}'")
+        raise MalformedError(f"'{attribute}' with '{text}'")
     return value

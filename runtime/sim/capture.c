@@ -112,17 +112,15 @@ CUresult sim_implicit(const struct stream *stream) {
 
 // What is put into a stream
 
-CUresult sim_capture(struct stream *stream, struct operation *operation, struct graph *child) {
+CUresult sim_capture(struct stream *stream, struct operation *operation) {
     struct capture *capture = stream->capture;
     const struct nodes *last = &stream->last;
     if (capture->invalid) {
-        if (operation)
-            sim_end_operation(operation);
+        sim_end_operation(operation);
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     struct node *node;
-    CUresult status = child ? sim_add_child(&node, capture->graph, last->nodes, last->count, child)
-                            : sim_add_node(&node, capture->graph, last->nodes, last->count, operation);
+    CUresult status = sim_add_node(&node, capture->graph, last->nodes, last->count, operation);
     if (!status && !set_nodes(&stream->last, &node, 1))
         status = CUDA_ERROR_OUT_OF_MEMORY;
     capture->invalid = status;

@@ -288,8 +288,10 @@ API cuGraphLaunch(void *exec, void *handle) {
     struct stream *stream = sim_stream(context, handle);
     if (!is_kind(exec, EXEC) || !stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture) // becomes a child node
-        return sim_capture(stream, NULL, ((struct exec *)exec)->graph);
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     struct operations list = {0};
     flatten(((struct exec *)exec)->graph, &list);
     if (list.endless) {

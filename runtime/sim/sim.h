@@ -417,7 +417,7 @@ struct capture {
     struct stream *origin, *streams;
 };
 // Takes the operation over; or NULL and a graph, which a child node gets a copy of.
-CUresult sim_capture(struct stream *stream, struct operation *operation, struct graph *child);
+CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);

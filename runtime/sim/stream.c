@@ -59,7 +59,7 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
     CUresult status = is_there(is) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!status && stream->capture) {
         if (operation->type != CU_GRAPH_NODE_TYPE_GRAPH)
-            return sim_capture(stream, operation, NULL);
+            return sim_capture(stream, operation);
         status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; // a graph was launched, then the capture began
     }
     if (!status)

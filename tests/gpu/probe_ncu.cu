@@ -97,7 +97,7 @@ int main() {
     for (auto kernel : kernels) {
         OK(cudaMemset(a, 7, 16 * all));
         OK(cudaMemset(b, 1, 16 * all));
-        kernel<<<blocks, threads>>>(a, b, kernel == strided ? 3 * all - 1000 : all - 1000);
+        kernel<<<blocks, threads>>>(a, b, kernel == strided ? 3 * all - 1024 : all - 1000);
         OK(cudaGetLastError());
         OK(cudaMemcpy(found, b, 16 * all, cudaMemcpyDeviceToHost));
         for (unsigned i = 0; i < 4 * all; i++)

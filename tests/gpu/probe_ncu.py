@@ -63,7 +63,6 @@ COUNTERS = {
     "shared_loads_groups": ("smsp__sass_inst_executed_op_shared_ld", "smsp__inst_executed_op_shared_ld"),
     "shared_stores_groups": ("smsp__sass_inst_executed_op_shared_st", "smsp__inst_executed_op_shared_st"),
     "products_lanes": ("smsp__sass_thread_inst_executed_op_ffma_pred_on",),
-    "memory_lanes": ("smsp__sass_thread_inst_executed_op_memory_pred_on",),
     "read": ("smsp__sass_data_bytes_mem_global_op_ld",),
     "written": ("smsp__sass_data_bytes_mem_global_op_st",),
     "threads": ("smsp__threads_launched",),
@@ -88,8 +87,8 @@ def full(*names: str, **more: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def strided() -> Wanted:
-    """Groups of a grid-stride loop that 3 * ALL - 1000 items end."""
-    items = 3 * ALL - 1000
+    """Groups of a grid-stride loop that 3 * ALL - 1024 items end."""
+    items = 3 * ALL - 1024
     groups = -(-items // 32)
     return Wanted({"loads": items, "stores": ALL}, {"loads": groups, "stores": WARPS}, 4 * items, 4 * ALL)
 
@@ -206,8 +205,7 @@ def compare(account: accounts.Account, counted: dict[tuple[str, str], float], pr
     rows = []
     for kernel in KERNELS:
         forms = closed_forms(kernel)
-        lanes = sum(value for name, value in forms.items() if name.endswith("_lanes") and "products" not in name)
-        known = {"memory_lanes": lanes - forms.get("barriers_lanes", 0), "threads": ALL, "warps": WARPS}
+        known = {"threads": ALL, "warps": WARPS}
         for what in [*(f"{name}_{kind}" for name in POSITIONS for kind in ("lanes", "groups")), "read", "written"]:
             value = account.total(kernel, what) / (LCM if what.endswith("_groups") else 1)
             row = {"kernel": kernel, "what": what, "form": forms.get(what, 0), "probe": value}

@@ -55,10 +55,7 @@
     CALL(get_node_attribute, "cuGraphKernelNodeGetAttribute", uint64_t, int, void *)                         \
     CALL(set_node_attribute, "cuGraphKernelNodeSetAttribute", uint64_t, int, const void *)                   \
     CALL(get_copy, "cuGraphMemcpyNodeGetParams", void *, CUDA_MEMCPY3D *)                                    \
-    CALL(get_set, "cuGraphMemsetNodeGetParams", void *, CUDA_MEMSET_NODE_PARAMS_v2 *)                        \
-    CALL(capture_info, "cuStreamGetCaptureInfo_v2", uint64_t, int *, uint64_t *, void **, void ***,          \
-         size_t *)                                                                                           \
-    CALL(child_graph, "cuGraphChildGraphNodeGetGraph", void *, void **)
+    CALL(get_set, "cuGraphMemsetNodeGetParams", void *, CUDA_MEMSET_NODE_PARAMS_v2 *)
 
 struct probe_calls {
 #define CALL(member, name, ...) CUresult (*member)(__VA_ARGS__);

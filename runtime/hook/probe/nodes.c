@@ -13,7 +13,9 @@
 
 #include "arguments.h"
 #include "driver_calls.h"
+#include "hook/watch/driver.h"
 #include "hook/watch/modules.h"
+#include "load.h"
 #include "nodes.h"
 #include "settings.h"
 
@@ -49,9 +51,23 @@ static void give_save(struct member *member, const struct launch *launch) {
         member->room = member->save->bytes;
 }
 
+// The runtime library names kernels in nodes by functions that it finds through private tables.
+static uint64_t function_of(const CUDA_KERNEL_NODE_PARAMS *node) {
+    uint64_t function = (uint64_t)node->func, kernel = (uint64_t)node->kern;
+    CUresult (*name_of)(const char **, uint64_t) = hook_driver_function("cuFuncGetName");
+    const char *name = NULL;
+    if (!function || hook_find_probed(function))
+        return function ? function : kernel;
+    if (!kernel && name_of && !name_of(&name, function) && name)
+        kernel = hook_find_kernel(function, name);
+    if (kernel && hook_ask_function(function))
+        hook_enter_function(function, kernel);
+    return function;
+}
+
 void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context) {
     const CUDA_KERNEL_NODE_PARAMS *kernel = &node->kernel;
-    struct launch launch = {.function = (uint64_t)(kernel->func ? kernel->func : kernel->kern),
+    struct launch launch = {.function = function_of(kernel),
                             .grid = {kernel->gridDimX, kernel->gridDimY, kernel->gridDimZ},
                             .block = {kernel->blockDimX, kernel->blockDimY, kernel->blockDimZ},
                             .shared = kernel->sharedMemBytes,
@@ -312,33 +328,4 @@ void hook_undress(struct members *members) {
             CUDA_KERNEL_NODE_PARAMS own = hook_own_params(member, &packed);
             set_node(member->node, &own);
         }
-}
-
-// A member is found by the address of its first buffer, which no other has.
-struct undressing {
-    const struct members *members;
-};
-
-static bool undress_node(const struct graph_node *node, void *with) {
-    const struct members *members = ((struct undressing *)with)->members;
-    uint64_t function = (uint64_t)(node->kernel.func ? node->kernel.func : node->kernel.kern);
-    if (node->type != CU_GRAPH_NODE_TYPE_KERNEL || !function || !node->kernel.kernelParams)
-        return true;
-    for (const struct member *member = members->all; member < members->all + members->count; member++) {
-        if (!member->save || member->choice.handle != function)
-            continue;
-        const struct woven *woven = member->choice.probed->woven;
-        if (woven->added_count && memcmp(node->kernel.kernelParams[woven->param_count],
-                                         member->save->arguments[woven->param_count], sizeof(uint64_t)) != 0)
-            continue;
-        struct packed packed;
-        CUDA_KERNEL_NODE_PARAMS own = hook_own_params(member, &packed);
-        set_node((uint64_t)node->handle, &own);
-        return true;
-    }
-    return true;
-}
-
-void hook_undress_copy(const struct members *members, void *graph) {
-    hook_walk_graph(graph, undress_node, &(struct undressing){members});
 }

@@ -69,7 +69,5 @@ CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct pack
 // refuses stays as it is.
 void hook_dress(struct members *members);
 void hook_undress(struct members *members);
-// Puts the program's into a graph that was made of an executable one.
-void hook_undress_copy(const struct members *members, void *graph);
 
 #endif

@@ -3,7 +3,9 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "driver_calls.h"
 #include "probed.h"
 #include "settings.h"
 
@@ -120,6 +122,19 @@ uint64_t hook_kernel_function(uint64_t kernel, uint64_t context) {
     }
     pthread_mutex_unlock(&lock);
     return handle;
+}
+
+uint64_t hook_find_kernel(uint64_t function, const char *name) {
+    struct table *table = atomic_load_explicit(&the_table, memory_order_acquire);
+    for (size_t i = 0; table && i < table->size; i++) {
+        const struct probed *found = atomic_load_explicit(&table->places[i], memory_order_acquire);
+        uint64_t made = 0;
+        if (found && found->asked.is_kernel && found->name && !strcmp(found->name, name) &&
+            hook_is_alive(found->reference) && !hook_do.kernel_function(&made, found->handle) &&
+            made == function)
+            return found->handle;
+    }
+    return 0;
 }
 
 void hook_miss(struct probed *probed, uint64_t context) {

@@ -80,6 +80,9 @@ void hook_add_fewer(struct probed *first, struct probed *added);
 
 uint64_t hook_kernel_function(uint64_t kernel, uint64_t context); // that the program has of a kernel; 0: none
 
+// The kernel that a function of this name is of in the current context; 0: none that is known.
+uint64_t hook_find_kernel(uint64_t function, const char *name);
+
 // One that was wanted in this context and is not there; it is not given again. NULL: there is none.
 struct probed *hook_take_missed(uint64_t context);
 void hook_miss(struct probed *probed, uint64_t context);

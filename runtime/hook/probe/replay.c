@@ -118,17 +118,6 @@ void hook_before_replay(struct frame *frame) {
 
 // After it
 
-// What was captured is a copy of what the executable graph does: the program's kernels are put back into it.
-static void undress_captured(const struct prepared *graph, uint64_t stream) {
-    int capturing = 0;
-    uint64_t id;
-    void *whole, **nodes = NULL, *child;
-    size_t count = 0;
-    if (!hook_do.capture_info(stream, &capturing, &id, &whole, &nodes, &count) && capturing && count == 1 &&
-        !hook_do.child_graph(nodes[0], &child))
-        hook_undress_copy(graph->members, child);
-}
-
 // Copies the sets to the slab, if there is one, and clears them.
 static bool copy_sets(const struct prepared *graph, struct replay *replay, uint64_t stream) {
     bool good = true;
@@ -203,9 +192,7 @@ void hook_after_replay(struct frame *frame) {
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph);
-    if (done && graph->captured)
-        undress_captured(graph, stream);
-    else if (done)
+    if (done && !graph->captured)
         collect(graph, frame, stream);
     else if (graph->slab)
         hook_issue(graph->slab, NULL);

@@ -27,7 +27,6 @@ static const struct {
     {"it was linked, and not of one PTX module", "link it when it is built (README, Kernels without PTX)"},
     {"it is a library of NVIDIA's whose code is closed",
      "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"},
-    {"it is captured into a graph", "run it without CUDA graphs"},
     {"it was found without its name, or is still being made",
      "--wait waits longer, and another run finds what was made since"},
     {"no buffer was free within --max-memory", "--max-memory gives more, --complete waits"},
