@@ -37,9 +37,11 @@ static struct known *copy(const struct looked_up *function, const char *name) {
 }
 
 void hook_know(const struct looked_up *function, const char *name, bool asked) {
-    static int wanted; // 1: yes, -1: no
-    wanted = wanted ? wanted : getenv(GPT_CONTROL) ? 1 : -1;
-    struct known *added = wanted > 0 ? copy(function, name) : NULL;
+    static _Atomic int wanted; // 1: yes, -1: no
+    int is_wanted = wanted;
+    if (!is_wanted)
+        wanted = is_wanted = getenv(GPT_CONTROL) ? 1 : -1;
+    struct known *added = is_wanted > 0 ? copy(function, name) : NULL;
     if (!added)
         return;
     added->function.order = asked ? function->order : 0;

@@ -15,10 +15,14 @@
 
 // Asking changes nothing that the program could see.
 uint64_t hook_current_context(void) {
-    static CUresult (*get_current)(uint64_t *);
+    typedef CUresult current(uint64_t *);
+    static _Atomic(current *) found;
+    current *get_current = atomic_load_explicit(&found, memory_order_relaxed);
     uint64_t context = 0;
-    if (!get_current)
-        get_current = (CUresult (*)(uint64_t *))hook_driver_function("cuCtxGetCurrent");
+    if (!get_current) {
+        get_current = (current *)(uintptr_t)hook_driver_function("cuCtxGetCurrent");
+        atomic_store_explicit(&found, get_current, memory_order_relaxed);
+    }
     return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
 }
 

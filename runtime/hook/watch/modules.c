@@ -219,8 +219,8 @@ void hook_on_kernel_function(struct frame *frame) {
 // Functions are found by enumeration, and through private tables, without a name. The driver returns it,
 // for those that it has just launched, and what they belong to.
 uint32_t hook_ask_function(uint64_t handle) {
-    static CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
-    static CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
+    CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
+    CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
     struct object_view view;
     bool known = hook_object_look(handle, &view);
     if (view.id || view.asked)
@@ -228,12 +228,10 @@ uint32_t hook_ask_function(uint64_t handle) {
     HOOK_CALM;
     int error = errno;
 #define FIND(pointer, name) ((pointer) = (__typeof__(pointer))(uintptr_t)hook_driver_function(name))
-    if (!function_name) {
-        FIND(kernel_name, "cuKernelGetName");
-        FIND(kernel_library, "cuKernelGetLibrary");
-        FIND(function_module, "cuFuncGetModule");
-        FIND(function_name, "cuFuncGetName");
-    }
+    FIND(kernel_name, "cuKernelGetName");
+    FIND(kernel_library, "cuKernelGetLibrary");
+    FIND(function_module, "cuFuncGetModule");
+    FIND(function_name, "cuFuncGetName");
     struct object_facts facts = {.kind = OBJECT_FUNCTION, .handle = handle, .asked = true};
     if (function_name && function_name(&facts.name, handle) == CUDA_SUCCESS && facts.name) {
         if (function_module)
