@@ -10,7 +10,7 @@ A trace that is torn or malformed is an error at the end; what was read of it co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
-from gpt import packed, records
+from gpt import cli, packed, records
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.stage import STDOUT, Stage
 from gpt.stream import Segments
@@ -139,6 +139,24 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
 
         stage.table = AnswerReport(form)
     return stage
+
+
+def make_command(make: Callable[[], Analysis], about: str) -> Callable[..., int]:
+    """The command of an analysis that answers, and has no options of its own."""
+
+    def command(
+        traces: Traces = None,
+        form: Format = None,
+        as_stream: cli.Stream = False,
+        json: cli.Json = False,
+        from_json: cli.FromJson = False,
+        verbose: cli.Verbose = False,
+        version: cli.Version = False,
+    ) -> int:
+        return run(open_stage(form, as_stream, json, from_json), make(), traces or ())
+
+    command.__doc__ = about
+    return command
 
 
 def run(stage: Stage, analysis: Analysis, traces: Sequence[Path]) -> int:

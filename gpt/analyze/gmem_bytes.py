@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer
 from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
@@ -38,19 +37,6 @@ LAUNCHES = (
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
 EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total"
-
-
-def gmem_bytes(
-    traces: base.Traces = None,
-    form: base.Format = None,
-    as_stream: cli.Stream = False,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """Sum up the bytes that kernels read and write."""
-    return base.run(base.open_stage(form, as_stream, json, from_json), GmemBytes(), traces or ())
 
 
 class GmemBytes(MapAnalysis):
@@ -89,3 +75,6 @@ class GmemBytes(MapAnalysis):
 def _bytes(sums: Counter[str] | dict[str, int]) -> tuple[int, ...]:
     """The columns BYTES."""
     return tuple(sums[column.name] for column in BYTES)
+
+
+gmem_bytes = base.make_command(GmemBytes, "Sum up the bytes that kernels read and write.")

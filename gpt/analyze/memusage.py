@@ -6,7 +6,6 @@ import shlex
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer
 
@@ -36,19 +35,6 @@ ALLOCATE = frozenset(
 FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
 BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
-
-
-def memusage(
-    traces: base.Traces = None,
-    form: base.Format = None,
-    as_stream: cli.Stream = False,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """Add up what the buffers of probes would need."""
-    return base.run(base.open_stage(form, as_stream, json, from_json), MemUsage(), traces or ())
 
 
 class _Change(NamedTuple):
@@ -175,3 +161,6 @@ def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> Non
         most = max(known["most"], needs["most"])
         known.update(needs)
         known["most"] = most
+
+
+memusage = base.make_command(MemUsage, "Add up what the buffers of probes would need.")

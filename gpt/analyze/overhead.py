@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, make_answer
 
@@ -27,19 +26,6 @@ KERNELS = (
     Column("compared", "u64", shown="never"),
 )
 TOP = 30  # rows that tables show
-
-
-def overhead(
-    traces: base.Traces = None,
-    form: base.Format = None,
-    as_stream: cli.Stream = False,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """Compare kernels with probes and without."""
-    return base.run(base.open_stage(form, as_stream, json, from_json), Overhead(), traces or ())
 
 
 class _Costs:
@@ -185,3 +171,6 @@ def _means(costs: dict[str, _Costs]) -> Iterator[str]:
         yield f"slowdown:{sum(slowdowns) / len(slowdowns):.3f}{more}, mean of {count}"
     else:
         yield "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
+
+
+overhead = base.make_command(Overhead, "Compare kernels with probes and without.")

@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gpt import cli
 from gpt.analyze import base
 from gpt.analyze.base import Column, Record, Rows, make_answer
 
@@ -57,19 +56,6 @@ KERNELS = (
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
 )
 TOP = 30  # kernels that tables show
-
-
-def summary(
-    traces: base.Traces = None,
-    form: base.Format = None,
-    as_stream: cli.Stream = False,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """Sum up calls, bytes and kernels of programs."""
-    return base.run(base.open_stage(form, as_stream, json, from_json), Summary(), traces or ())
 
 
 class Summary:
@@ -193,3 +179,6 @@ def _iter_kernels(totals: Totals) -> Rows:
         gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
         yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)
+
+
+summary = base.make_command(Summary, "Sum up calls, bytes and kernels of programs.")

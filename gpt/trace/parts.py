@@ -98,8 +98,8 @@ class Parts:
     def read(self, unit: int | None, files: SideFiles) -> tuple[Bytes, int]:
         """The bytes, and where in them the buffer begins; a unit has so many, None for a log.
 
-        Raises MissingError if they are lost, a file is absent, or there is no memory for them; TruncatedError if a
-        file ends before them; MalformedError if the records make no sense.
+        Raises MissingError if they are lost, if a file is absent, or if memory does not suffice; TruncatedError if a
+        file is too short; MalformedError if the records make no sense.
         """
         if self.lost is not None:
             raise MissingError(self.lost)
@@ -182,7 +182,7 @@ def _read_stored(part: Part, unit: int | None, files: SideFiles) -> bytes | memo
         return part.data
     if part.codec is not None:
         if part.packed is None or part.packed > wanted:
-            raise MalformedError("buffer: a frame that is no smaller than what is in it")
+            raise MalformedError("buffer: a frame that is not smaller than its contents")
         wanted = part.packed
     return memoryview(files.open(part.path, part.offset + wanted))[part.offset : part.offset + wanted]
 

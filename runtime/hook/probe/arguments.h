@@ -9,6 +9,10 @@
 // Counts a launch. Why it runs without probes, as the user wants only some; NULL: it need not.
 const char *hook_left_out(struct probed *probed);
 
+// Bytes of a map's buffer for so many blocks; false if that is more than 64 bits can count.
+bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
+                    uint64_t *bytes);
+
 // The save of a launch, with its arguments; NULL without memory or where the parameters are not known.
 struct save *hook_new_save(struct probed *probed, const struct launch *launch);
 bool hook_size_buffers(struct save *save, const struct launch *launch); // false: they are too large

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "arguments.h"
 #include "hook/write/record.h"
 #include "memusage.h"
 #include "parts.h"

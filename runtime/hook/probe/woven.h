@@ -54,11 +54,4 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function); // its records, into the trace
 void hook_free_woven(struct woven *woven);
 
-// The blocks of a launch, whose grid may count clusters; false if they are more than there can be.
-bool hook_real_grid(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]);
-
-// Bytes of a map's buffer for so many blocks; false if that is more than 64 bits can count.
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes);
-
 #endif
