@@ -1,8 +1,9 @@
-// The hook, on answers of a pipeline that anybody may have written: woven.c. What it writes of them into a
-// trace can be read.
+// The hook, on answers of a pipeline that anybody may have written: woven.c, and the sizes of their buffers.
+// What it writes of them into a trace can be read.
 
 #include "absent.h"
 #include "common/records.c"
+#include "hook/probe/arguments.c"
 #include "hook/probe/woven.c"
 
 static unsigned char room[1 << 20];
