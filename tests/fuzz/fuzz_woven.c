@@ -43,7 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         struct record record = read_record(&cursor);
         if (cursor.bad)
             break;
-        copy_record(&to, record.start, woven, 1, is(record.kind, "kernel"));
+        copy_record(&to, record.start, woven, 1, is(record.kind, "kernel"),
+                    record.registers.type == UNSIGNED ? 7 : 0);
         check_stream(to.at);
     }
     hook_free_woven(woven);

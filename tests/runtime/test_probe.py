@@ -112,6 +112,14 @@ def test_what_was_made_once_is_kept(tmp_path, launches):
     assert log.read_text() == "run\n"
 
 
+def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
+    told = 'if .kind == "kernel" then .registers = 40 else . end'  # as ptxas would, of the kernel with probes
+    passed = f"gpt-ptx-probe -p gmem_bytes --json | jq -c --unbuffered '{told}' | gpt-asm --from-json --arch $GPT_ARCH"
+    trace = good(tmp_path, launches, "--jit", f"gpt-extract --ptx | {passed}", arguments=(PTX, "1"))
+    kernels = [kernel for kernel in trace.of("kernel") if "registers" in kernel]
+    assert [(kernel["registers"], kernel["registers_before"]) for kernel in kernels] == [(40, 32)]
+
+
 @pytest.mark.parametrize(
     ("pipeline", "reason"),
     [

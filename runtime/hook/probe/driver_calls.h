@@ -21,6 +21,7 @@
     CALL(get_library_variable, "cuLibraryGetGlobal", CUdeviceptr *, size_t *, uint64_t, const char *)        \
     CALL(kernel_function, "cuKernelGetFunction", uint64_t *, uint64_t)                                       \
     CALL(get_attribute, "cuFuncGetAttribute", int *, int, uint64_t)                                          \
+    CALL(get_kernel_attribute, "cuKernelGetAttribute", int *, int, uint64_t, CUdevice)                       \
     CALL(set_attribute, "cuFuncSetAttribute", uint64_t, int, int)                                            \
     CALL(set_kernel_attribute, "cuKernelSetAttribute", int, int, uint64_t, CUdevice)                         \
     CALL(set_cache, "cuFuncSetCacheConfig", uint64_t, int)                                                   \

@@ -180,6 +180,18 @@ static void unload(struct probed *probed) {
     }
 }
 
+// That the program's kernel takes as it is; 0: the driver does not tell.
+static unsigned count_registers(const struct probed *probed) {
+    int count = 0;
+    CUdevice device;
+    CUresult status = CUDA_SUCCESS;
+    if (!probed->is_library)
+        status = hook_do.get_attribute(&count, CU_FUNC_ATTRIBUTE_NUM_REGS, probed->handle);
+    else if (!(status = hook_do.get_device(&device)))
+        status = hook_do.get_kernel_attribute(&count, CU_FUNC_ATTRIBUTE_NUM_REGS, probed->handle, device);
+    return status || count < 0 ? 0 : (unsigned)count;
+}
+
 static void enter(struct probed *probed) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : NULL;
     if (!probed->asked.registers && hook_add_probed(probed))
@@ -214,7 +226,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
         hook_relaxed_mode(mode);
     }
     if (!probed->refused || woven->fault)
-        hook_write_woven(woven, probed->function);
+        hook_write_woven(woven, probed->function, probed->refused ? 0 : count_registers(probed));
     if (!probed->refused)
         gpt_empty(&woven->answer);
     enter(probed);

@@ -117,17 +117,19 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, reason, text, original, wanted, cluster;
+        table, reason, text, original, wanted, cluster, registers, registers_before;
     struct cursor in_params, in_added, in_variables, in_cluster, start, end;
 };
 
 static struct record read_record(struct cursor *cursor) {
     struct record record = {.start = *cursor};
-    struct value *values[] = {&record.kind,     &record.id,     &record.name,     &record.arch,
-                              &record.level,    &record.type,   &record.capacity, &record.stride,
-                              &record.data,     &record.params, &record.added,    &record.maps,
-                              &record.table,    &record.reason, &record.text,     &record.variables,
-                              &record.original, &record.wanted, &record.cluster};
+    struct value *values[] = {&record.kind,      &record.id,        &record.name,
+                              &record.arch,      &record.level,     &record.type,
+                              &record.capacity,  &record.stride,    &record.data,
+                              &record.params,    &record.added,     &record.maps,
+                              &record.table,     &record.reason,    &record.text,
+                              &record.variables, &record.original,  &record.wanted,
+                              &record.cluster,   &record.registers, &record.registers_before};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -137,7 +139,8 @@ static struct record read_record(struct cursor *cursor) {
          {"maps", &record.maps, NULL}, {"variables", &record.variables, &record.in_variables},
          {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL},
          {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
-         {"cluster", &record.cluster, &record.in_cluster});
+         {"cluster", &record.cluster, &record.in_cluster}, {"registers", &record.registers, NULL},
+         {"registers_before", &record.registers_before, NULL});
     record.end = *cursor;
     return record;
 }
@@ -317,12 +320,13 @@ static void copy_param(struct gpt_packer *to, struct cursor *from, const struct 
     }
 }
 
-// A record of the answer as it is in the trace, with the numbers of that. A function of 0 is none.
+// A record of the answer as it is in the trace, with the numbers of that. A function of 0 is none; with a
+// number of registers other than 0 that of the program's kernel is written after the one with probes.
 static void copy_record(struct gpt_packer *to, struct cursor from, const struct woven *woven, uint32_t number,
-                        uint32_t function) {
+                        uint32_t function, unsigned before) {
     unsigned char *start = to->at;
     struct value map = read_value(&from);
-    gpt_put_map(to, map.number + (function != 0));
+    gpt_put_map(to, map.number + (function != 0) + (before != 0));
     for (uint64_t i = 0; i < map.number && !from.bad && !to->full; i++) {
         const unsigned char *at = from.at;
         struct value key = take_value(&from);
@@ -349,24 +353,30 @@ static void copy_record(struct gpt_packer *to, struct cursor from, const struct 
             gpt_put_u64(to, function);
             function = 0;
         }
+        if (before && is(key, "registers")) {
+            gpt_put_str(to, "registers_before", strlen("registers_before"));
+            gpt_put_u64(to, before);
+            before = 0;
+        }
     }
     if (to->full || from.bad || function) // a record without a name, or that is none
         to->at = start, to->full = true;
 }
 
-static void write_record(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function) {
+static void write_record(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function,
+                         unsigned before) {
     struct gpt_packer to;
     HOOK_CALM;
     bool done = false, nested = hook_writing;
     hook_writing = true;
     for (int try = nested ? TRIES : 0; try < TRIES && !done && hook_open(&to, try); try++) {
-        copy_record(&to, from, woven, number, function);
+        copy_record(&to, from, woven, number, function, before);
         done = !to.full && hook_close(&to);
     }
     hook_writing = nested;
 }
 
-void hook_write_woven(struct woven *woven, uint32_t function) {
+void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers) {
     struct cursor cursor = begin(&woven->answer);
     woven->number = hook_new_id(&hook_watched->kernels);
     for (size_t i = 0; i < woven->map_count; i++)
@@ -377,8 +387,10 @@ void hook_write_woven(struct woven *woven, uint32_t function) {
             return;
         uint64_t id = number_of(record.id);
         if (is(record.kind, "map") && number_of_map(woven, id))
-            write_record(record.start, woven, (uint32_t)number_of_map(woven, id), 0);
+            write_record(record.start, woven, (uint32_t)number_of_map(woven, id), 0, 0);
         else if (is(record.kind, "kernel") && id == woven->chosen)
-            write_record(record.start, woven, woven->number, function);
+            write_record(record.start, woven, woven->number, function,
+                         record.registers.type == UNSIGNED && record.registers_before.type == ELSE ? registers
+                                                                                                   : 0);
     }
 }

@@ -51,7 +51,9 @@ struct woven {
 
 // Reads an answer, which becomes part of the result. NULL without memory.
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
-void hook_write_woven(struct woven *woven, uint32_t function); // its records, into the trace
+
+// Its records, into the trace. The registers are those of the program's kernel; 0: they are not known.
+void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
 #endif
