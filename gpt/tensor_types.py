@@ -1,0 +1,150 @@
+"""What is a tensor on the device, and where it is: by what it can do, not by its type.
+
+A reader takes a tensor and returns what it says of itself, or None if that is not on the device, is empty, or has no
+memory. It calls as little of the tensor's library as it can, with PyTorch's function modes turned off: none of it
+starts work or waits for any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+class Facts(NamedTuple):
+    """Where a tensor is. `low` is the address of its lowest byte, `size` how many there are to the end of the highest,
+    `first` where its first element is, which is not the lowest with a negative stride. `dtype` is one element's."""
+
+    low: int
+    size: int
+    first: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Reader = Callable[[Any], Facts | None]
+
+ADDRESSES = 1 << 64
+MOST_DIMENSIONS = 64
+ON_DEVICE = (2, 13)  # of DLDeviceType: kDLCUDA, kDLCUDAManaged
+KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}  # of the array interface
+CODES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")  # DLDataTypeCode
+
+
+def find_reader(type_: type) -> Reader | None:
+    """How to read values of a type; None if they are not tensors."""
+    if type_ is type or _is_wrapper(type_):
+        return None
+    names = {name for base in type_.__mro__ if base is not object for name in base.__dict__}
+    for name, reader in (("data_ptr", _read_pointer), ("__cuda_array_interface__", _read_interface)):
+        if name in names:
+            return reader
+    return _read_dlpack if names >= {"__dlpack__", "__dlpack_device__"} else None
+
+
+def is_module(type_: type) -> bool:
+    """Whether it is a module of PyTorch."""
+    return any(base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in type_.__mro__)
+
+
+def iter_parameters(name: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers of a module, without those of the modules in it."""
+    inside = object.__getattribute__(module, "__dict__")
+    for part in ("_parameters", "_buffers"):
+        yield from ((f"{name}.{key}", value) for key, value in list((inside.get(part) or {}).items()))
+
+
+def _is_wrapper(type_: type) -> bool:
+    """A tensor of PyTorch that has no memory of its own: fake, functional, distributed."""
+    for base in type_.__mro__:
+        if base.__module__ == "torch" and base.__name__ == "Tensor":
+            return False
+        if "__torch_dispatch__" in base.__dict__:
+            return True
+    return False
+
+
+def _facts(first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None) -> Facts | None:
+    """`strides` are in bytes; None: C order."""
+    sizes = tuple(int(size) for size in shape)
+    if not first or item <= 0 or min(sizes, default=1) <= 0 or len(sizes) > MOST_DIMENSIONS:
+        return None
+    if strides is None:
+        low, high = 0, item
+        for size in sizes:
+            high *= size
+    else:
+        reach = [(size - 1) * int(stride) for size, stride in zip(sizes, strides, strict=True)]
+        low, high = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + item
+    if first + low < 0 or first + high > ADDRESSES or max(sizes, default=0) >= ADDRESSES:
+        return None
+    return Facts(first + low, high - low, first, dtype, sizes)
+
+
+def _read_pointer(value: Any) -> Facts | None:
+    with _without_modes():
+        try:
+            if getattr(value, "is_cuda", True) is False:
+                return None
+            item = _call(value, "element_size") or _call(value, "itemsize") or value.dtype.itemsize
+            strides = _call(value, "stride")
+            steps = [int(stride) * int(item) for stride in strides] if strides is not None else None
+            dtype = str(value.dtype).removeprefix("torch.")
+            return _facts(int(value.data_ptr()), int(item), dtype, value.shape, steps)
+        except Exception:  # it has no memory: sparse, batched, freed
+            return None
+
+
+def _call(value: Any, name: str) -> Any:
+    found = getattr(value, name, None)
+    return found() if callable(found) else found
+
+
+def _without_modes() -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's modes see each use of a tensor, this one too. It is imported if one of its tensors is here."""
+    quiet = getattr(getattr(sys.modules.get("torch"), "_C", None), "DisableTorchFunction", None)
+    return quiet() if quiet else contextlib.nullcontext()
+
+
+def _read_interface(value: Any) -> Facts | None:
+    try:
+        told = value.__cuda_array_interface__
+        kind, item = told["typestr"][1], int(told["typestr"][2:])
+        dtype = f"{KINDS[kind]}{8 * item}" if kind in KINDS and kind != "b" else KINDS.get(kind, told["typestr"])
+        return _facts(int(told["data"][0] or 0), item, dtype, told["shape"], told.get("strides"))
+    except Exception:  # it is on the host, say
+        return None
+
+
+def _read_dlpack(value: Any) -> Facts | None:
+    try:
+        if value.__dlpack_device__()[0] not in ON_DEVICE:
+            return None
+        return _read_capsule(value.__dlpack__(stream=-1))  # -1: nothing is waited for
+    except Exception:  # it cannot be exported
+        return None
+
+
+def _read_capsule(capsule: Any) -> Facts | None:
+    """A DLTensor; its capsule is given back unused."""
+    import ctypes
+
+    class Tensor(ctypes.Structure):
+        _fields_ = (
+            ("data", ctypes.c_uint64), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+            ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("offset", ctypes.c_uint64),
+        )  # fmt: skip
+
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.argtypes, get.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    tensor = Tensor.from_address(get(capsule, b"dltensor"))
+    bits = tensor.bits * tensor.lanes
+    name = CODES[tensor.code] if tensor.code < len(CODES) else f"type{tensor.code}."
+    dtype = name if name == "bool" else f"{name}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes > 1 else "")
+    item = (bits + 7) // 8
+    strides = [item * stride for stride in tensor.strides[: tensor.ndim]] if tensor.strides else None
+    return _facts((tensor.data or 0) + tensor.offset, item, dtype, tensor.shape[: tensor.ndim], strides)

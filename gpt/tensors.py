@@ -1,0 +1,315 @@
+"""Names of tensors, in the trace that gpt-hook writes.
+
+    import gpt.tensors
+
+    with gpt.tensors.trace():            # what the variables of the functions that run in here hold
+        out = attention(q, k, v)
+
+    @gpt.tensors.trace()                 # the same while a function runs
+    def step(batch): ...
+
+    gpt.tensors.record(dict(model.named_parameters()), batch=batch)  # by names of one's own
+
+Each tensor on the device gets a `tensor` record when it is first seen under a name: name, function, file and line,
+type, shape, address and bytes; and a `tensor_end` when the program gives it up. Both are on the clock of the launches.
+gpt/trace/tensors.py finds the tensor that was at an address at a time.
+
+While `trace` is on, the variables of a function are looked at whenever it begins, and whenever it calls another one: so
+a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after the
+kernels that made it. Lists, tuples and dictionaries in variables are looked into, and the parameters of a module that
+is `self`. It is about the thread that calls it alone: others, as those that run a backward pass, have none of it, or
+one of their own.
+
+A tensor is what has data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. Nothing
+of theirs is imported here, and nothing but the standard library at all. Their memory is not kept: up to Python 3.12 a
+variable that is deleted lives until the next call of its function, as in every profiler.
+
+Without gpt-hook, and in processes that it does not watch, all this does nothing. A profiler that runs already is left
+alone (`sys.getprofile`): then variables are looked at only where the block begins and ends. Code that torch.compile
+made runs as it is: what is on is a profile function of Python, which Dynamo knows from cProfile; but a function that
+enters `trace` itself is compiled in two parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from gpt.tensor_types import Facts, Reader, find_reader, is_module, iter_parameters
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+MOST_ITEMS = 64  # of a list, tuple or dictionary that are looked at
+MOST_DEPTH = 2  # of such in such
+MOST_TYPES = 10_000  # that are remembered
+CONTAINERS = (list, tuple, dict)
+OPTIMIZED = 1  # CO_OPTIMIZED: the code of a function, whose variables are its own
+# Code that handles tensors of others under names that mean nothing, and much of it: compilers.
+NOT_LOOKED_AT = (
+    "/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/_subclasses/", "/torch/fx/",
+    "/sympy/", "/triton/compiler/", "/triton/language/", "<frozen ", "/gpt/tensor",
+)  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """A tensor under a name. `id` is its number in the process; `facts` say where it is."""
+
+    id: int
+    name: str
+    facts: Facts
+    function: str | None
+    file: str | None
+    line: int | None
+
+
+Sink = Callable[[Seen], object]
+
+
+class _Known:
+    """A tensor that was seen; `ref` is None where there are no weak references to it."""
+
+    __slots__ = ("facts", "id", "names", "ref")
+
+    def __init__(self, facts: Facts) -> None:
+        self.id = next(_ids)
+        self.facts = facts
+        self.names: set[tuple[int, str]] = set()
+        self.ref: weakref.ref[Any] | None = None
+
+
+_ids = itertools.count(1)
+_known: dict[int, _Known] = {}  # by id() of the object
+_readers: dict[type, Reader | None] = {}  # None: not a tensor
+_looked_at: dict[CodeType, bool] = {}
+_told: set[str] = set()
+os.register_at_fork(after_in_child=_known.clear)  # the trace of the child knows none of them
+
+
+class _Hook:
+    """The functions of libgpthook.so; runtime/hook/watch/tensors.h has them. They keep the GIL: they are short."""
+
+    def __init__(self) -> None:
+        """Raises AttributeError or OSError if it is not loaded."""
+        import ctypes
+
+        library = ctypes.PyDLL(None)
+        self._record = library.gpt_hook_tensor
+        u64, text = ctypes.c_uint64, ctypes.c_char_p
+        self._record.argtypes = [u64, text, u64, u64, u64, text, ctypes.c_void_p, u64, text, text, u64]
+        self.end = library.gpt_hook_tensor_end
+        self.end.argtypes, self.end.restype = [u64], None
+        self._shape = ctypes.c_uint64
+
+    def record(self, seen: Seen) -> bool:
+        """Writes it. False if nothing is recorded now."""
+        low, size, first, dtype, shape = seen.facts
+        sizes = (self._shape * len(shape))(*shape)
+        texts = _encode(seen.name), _encode(dtype), _encode(seen.function), _encode(seen.file)
+        name, type_, function, file = texts
+        number = seen.id, name, low, size, first, type_, sizes, len(shape), function, file, seen.line or 0
+        return bool(self._record(*number))
+
+
+def _encode(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
+
+
+@functools.cache
+def _find_hook() -> _Hook | None:
+    if not os.environ.get("GPT_HOOK_OUTPUT"):
+        return None
+    try:
+        return _Hook()
+    except (AttributeError, ImportError, OSError):
+        return None
+
+
+def _say_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        print(f"gpt.tensors: warning: {text}", file=sys.stderr)
+
+
+class trace:
+    """Records the tensors in variables while a block or a function runs; see above. `also` is called with each.
+
+    What goes wrong in that, or in `also`, is said once on standard error: the block runs as it would.
+    """
+
+    def __init__(self, also: Sink | None = None) -> None:
+        self._also = also
+        self._on = False
+        self._handler: Callable[[FrameType, str, Any], None] | None = None
+
+    def __enter__(self) -> trace:
+        hook = _find_hook()
+        if not (hook or self._also):
+            return self
+        self._on = True
+        _see_variables(sys._getframe(1), self._also)
+        current = sys.getprofile()
+        if current is None:
+            self._handler = self._on_event
+            sys.setprofile(self._handler)
+        elif not isinstance(getattr(current, "__self__", None), trace):
+            _say_once("there is another profiler: variables are looked at only where the block begins and ends")
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if not self._on:
+            return
+        if self._handler is not None and sys.getprofile() is self._handler:
+            sys.setprofile(None)
+        self._handler, self._on = None, False
+        _see_variables(sys._getframe(1), self._also)
+        _forget_variables(sys._getframe(1))
+
+    def __call__(self, function: _Function) -> _Function:
+        """Wraps a function."""
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with trace(self._also):
+                return function(*args, **kwargs)
+
+        return traced  # type: ignore[return-value]
+
+    def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            if frame.f_back is not None:
+                _see_variables(frame.f_back, self._also)
+            _see_variables(frame, self._also)
+        elif event == "c_call" and getattr(arg, "__module__", None) != "builtins":
+            _see_variables(frame, self._also)
+
+
+def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = None, **named: Any) -> None:
+    """Records tensors by the names that they are given here. Where it is called is their call site."""
+    hook = _find_hook()
+    if not (hook or also):
+        return
+    frame = sys._getframe(1)
+    try:
+        for name, value in itertools.chain((tensors or {}).items(), named.items()):
+            _look(str(name), value, frame, also, MOST_DEPTH)
+    except Exception as error:
+        _say_once(f"{type(error).__name__}: {error}")
+
+
+def _see_variables(frame: FrameType, also: Sink | None) -> None:
+    try:
+        code = frame.f_code
+        wanted = _looked_at.get(code)
+        if wanted is None:
+            if len(_looked_at) >= MOST_TYPES:
+                _looked_at.clear()
+            wanted = _looked_at[code] = not any(part in code.co_filename for part in NOT_LOOKED_AT)
+        if wanted:
+            for name, value in _variables(frame, code):
+                reader = _readers.get(type(value), _MISSING)
+                if reader is not None:
+                    _look(name, value, frame, also, MOST_DEPTH)
+    except Exception as error:  # of ours, or of a sink: the program is not to have it
+        _say_once(f"{type(error).__name__}: {error}")
+
+
+def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
+    found = frame.f_locals
+    if not code.co_flags & OPTIMIZED:  # a module, which may have many more than it uses here
+        return [(name, found[name]) for name in code.co_names if name in found]
+    return list(found.items())
+
+
+def _forget_variables(frame: FrameType) -> None:
+    """Up to Python 3.12 a frame keeps what `f_locals` showed; unless the program has it too, it goes."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & OPTIMIZED:
+        found = frame.f_locals
+        if sys.getrefcount(found) == 3:  # the frame's, ours, and the argument
+            found.clear()
+
+
+def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int) -> None:
+    type_ = type(value)
+    reader = _readers.get(type_, _MISSING)
+    if reader is _MISSING:
+        if len(_readers) >= MOST_TYPES:
+            _readers.clear()
+        inside = issubclass(type_, CONTAINERS) or is_module(type_)
+        reader = _readers[type_] = _look_into if inside else find_reader(type_)
+    if reader is _look_into:
+        if depth:
+            for inner, one in _items(name, value):
+                _look(inner, one, frame, also, depth - 1)
+    elif reader is not None and name != "self":  # in a method of its own
+        _see(name, value, reader, frame, also)
+
+
+def _look_into(value: Any) -> Facts | None:
+    """Stands for containers among the readers."""
+    raise NotImplementedError
+
+
+def _MISSING(value: Any) -> Facts | None:
+    """Stands for types that were not met yet."""
+    raise NotImplementedError
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The first of what is in a container. Of a list whose first item cannot be a tensor, none."""
+    if isinstance(value, dict):
+        for key, one in list(itertools.islice(dict.items(value), MOST_ITEMS)):
+            if isinstance(key, str | int):
+                yield f"{name}[{key!r}]", one
+    elif is_module(type(value)):
+        yield from iter_parameters(type(value).__name__ if name == "self" else name, value)
+    elif not (type(value) is list and value and _readers.get(type(value[0]), _MISSING) is None):
+        base = list if isinstance(value, list) else tuple
+        for index, one in enumerate(base.__getitem__(value, slice(MOST_ITEMS))):
+            yield f"{name}[{index}]", one
+
+
+def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | None) -> None:
+    code = frame.f_code
+    known, key = _known.get(id(value)), (id(code), name)
+    if known is not None and known.ref is not None and key in known.names:
+        return
+    facts = reader(value)
+    if facts is None:
+        return
+    if known is None or known.facts != facts:
+        known = _Known(facts)
+        _keep(value, known)
+    if key in known.names:
+        return
+    seen = Seen(known.id, name, facts, code.co_qualname, code.co_filename, frame.f_lineno)
+    hook = _find_hook()
+    if hook and hook.record(seen):
+        known.names.add(key)
+    if also:
+        known.names.add(key)
+        also(seen)
+
+
+def _keep(value: Any, known: _Known) -> None:
+    key, hook = id(value), _find_hook()
+    before = _known.get(key)
+    if before is not None and before.ref is not None and hook:
+        hook.end(before.id)  # the same object has other memory now
+
+    def gone(_: Any, known: _Known = known, table: dict[int, _Known] = _known) -> None:
+        if table.get(key) is known:
+            del table[key]
+            if hook:
+                hook.end(known.id)
+
+    try:
+        known.ref = weakref.ref(value, gone)
+    except TypeError:  # it has none
+        pass
+    _known[key] = known

@@ -1,0 +1,52 @@
+// Tensors that the program names: `tensor` and `tensor_end` records.
+//
+// They are on the clock of the calls, taken in the thread that makes them, so it is known which tensor was at
+// an address when a kernel was launched.
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "driver.h"
+#include "hook/write/clock.h"
+#include "hook/write/live.h"
+#include "hook/write/record.h"
+#include "hook/write/recording.h"
+#include "hook/write/thread.h"
+#include "tensors.h"
+
+enum { TEXT_BYTES = 1023, DIMS = 64 };
+
+static struct gpt_str text_of(const char *text) {
+    return (struct gpt_str){text, text ? strnlen(text, TEXT_BYTES) : 0};
+}
+
+// Whose chunk to write. A process that has no driver begins no trace for it.
+static struct thread *writing_thread(void) {
+    bool begun = hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed);
+    return begun || (hook_live && hook_has_driver()) ? hook_this_thread() : NULL;
+}
+
+int gpt_hook_tensor(uint64_t id, const char *name, uint64_t address, uint64_t bytes, uint64_t first,
+                    const char *dtype, const uint64_t *shape, uint64_t dims, const char *function,
+                    const char *file, uint64_t line) {
+    uint64_t now = hook_now();
+    int error = errno;
+    bool recording = atomic_load_explicit(&hook_recording, memory_order_relaxed);
+    struct thread *thread = recording ? writing_thread() : NULL;
+    bool done =
+        thread && HOOK_WRITE(tensor, .id = id, .at = now, .thread = thread->tid, .name = text_of(name),
+                             .address = address, .bytes = bytes, .first = {first != address, first},
+                             .dtype = text_of(dtype), .shape = {shape, dims < DIMS ? dims : DIMS},
+                             .function = text_of(function), .file = text_of(file), .line = {line != 0, line});
+    errno = error;
+    return done;
+}
+
+void gpt_hook_tensor_end(uint64_t id) {
+    uint64_t now = hook_now();
+    int error = errno;
+    if (writing_thread()) // also while nothing is recorded: it may have been before
+        HOOK_WRITE(tensor_end, .id = id, .at = now);
+    errno = error;
+}

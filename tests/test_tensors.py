@@ -1,0 +1,301 @@
+"""What gpt.tensors takes for a tensor and where it sees one; its records are in tests/runtime/test_tensors.py."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt import tensors
+from gpt.tensor_types import Facts, find_reader
+
+ROOT = Path(__file__).parents[1]
+
+
+class Pointed:
+    """As a tensor of PyTorch."""
+
+    def __init__(self, address=4096, shape=(4, 8), stride=None, item=4, is_cuda=True):
+        self.address, self.shape, self.item, self.is_cuda = address, shape, item, is_cuda
+        self.steps = stride or tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+        self.dtype = "torch.float32"
+
+    def data_ptr(self):
+        return self.address
+
+    def element_size(self):
+        return self.item
+
+    def stride(self):
+        return self.steps
+
+
+class Interfaced:
+    def __init__(self, told):
+        self.told = told
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.told
+
+
+class Exported:
+    """A numpy array that says that it is on the device."""
+
+    def __init__(self, array, device=(2, 0)):
+        self.array, self.device, self.asked = array, device, []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, stream=None):
+        self.asked.append(stream)
+        return self.array.__dlpack__()
+
+
+def read(value):
+    reader = find_reader(type(value))
+    return reader and reader(value)
+
+
+def test_tensors_are_known_by_what_they_can_do():
+    assert read(Pointed()) == Facts(4096, 128, 4096, "float32", (4, 8))
+    assert read(Pointed(stride=(16, 2))) == Facts(4096, 4 * (3 * 16 + 7 * 2 + 1), 4096, "float32", (4, 8))
+    assert read(Pointed(shape=(), stride=())) == Facts(4096, 4, 4096, "float32", ())
+    told = {"data": (8192, False), "shape": (3, 5), "typestr": "<f2", "version": 3}
+    assert read(Interfaced(told)) == Facts(8192, 30, 8192, "float16", (3, 5))
+    backwards = told | {"strides": (-10, 2), "typestr": "|b1"}
+    assert read(Interfaced(backwards)) == Facts(8172, 29, 8192, "bool", (3, 5))
+    array = np.zeros((6, 4), np.int16)[1::2, ::-1]
+    assert read(export := Exported(array)) == Facts(array.ctypes.data - 6, 40, array.ctypes.data, "int16", (3, 4))
+    assert export.asked == [-1]
+    assert sys.getrefcount(array) == 3  # the capsule is gone
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pointed(address=0),
+        Pointed(is_cuda=False),
+        Pointed(shape=(4, 0)),
+        Pointed(shape=(2,) * 65),
+        Pointed(shape=(1 << 62,)),
+        Pointed(shape=("a",), stride=(1,)),
+        Pointed(stride=(1,)),
+        Pointed(address=16, shape=(8,), stride=(-8,)),
+        Pointed(item=0, address=None),
+        Interfaced({}),
+        Interfaced({"data": (None, False), "shape": (1,), "typestr": "<f4"}),
+        Interfaced(None),
+        Exported(np.zeros(3), device=(1, 0)),
+        Exported(None),
+        np.zeros(3),
+        3,
+        int,
+        "text",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_memory_on_the_device_is_none(value):
+    assert read(value) is None
+
+
+def test_tensors_without_memory_of_their_own():
+    """As FakeTensor: the library asks such a class for everything, and it may answer with a warning, or by failing."""
+    base = type("Tensor", (Pointed,), {"__module__": "torch", "__torch_dispatch__": None})
+    fake = type("FakeTensor", (base,), {"__torch_dispatch__": None})
+    assert find_reader(base) and not find_reader(fake)
+    assert find_reader(type("Parameter", (base,), {}))
+
+
+def names(found):
+    return [(seen.name, seen.function) for seen in found]
+
+
+def callee(first, *rest, **named):
+    made = Pointed(0x9000)
+    len(rest)
+    return made
+
+
+def test_variables_are_seen_before_each_call():
+    found = []
+    with tensors.trace(also=found.append):
+        x, y = Pointed(0x1000), [Pointed(0x2000), {"in": (Pointed(0x3000),)}]
+        out = callee(x, y[0], other=y)
+    here = "test_variables_are_seen_before_each_call"
+    there = "callee"
+    assert names(found) == [
+        ("x", here), ("y[0]", here), ("first", there), ("rest[0]", there), ("named['other'][0]", there), ("out", here),
+    ]  # fmt: skip
+    ids = {seen.name: seen.id for seen in found}
+    assert ids["x"] == ids["first"] and ids["y[0]"] == ids["rest[0]"] and len(set(ids.values())) == 3
+    assert found[0].file == __file__ and found[0].line and found[-1].facts.first == 0x9000
+    assert out and sys.getprofile() is None
+
+
+def test_the_same_name_is_recorded_once():
+    found = []
+    with tensors.trace(also=found.append):
+        x = Pointed()
+        for _ in range(10):
+            callee(x)
+        x = Pointed()
+        callee(x)
+    assert names(found)[:2] == [("x", found[0].function), ("first", "callee")]
+    assert len(found) == 4 and len({seen.id for seen in found}) == 2
+
+
+def test_tensors_are_not_kept():
+    class Noted(Pointed):
+        gone = 0
+
+        def __del__(self):
+            Noted.gone += 1
+
+    with tensors.trace(also=lambda seen: None):
+        for _ in range(3):
+            x = Noted()
+            callee(x, [Noted()])
+    del x
+    gc.collect()
+    assert Noted.gone == 6 and not any(known.ref and known.ref() is None for known in tensors._known.values())
+
+
+def test_what_locals_returned_stays():
+    x = Pointed()
+    before = locals()
+    with tensors.trace(also=lambda seen: None):
+        callee(x)
+    assert before["x"] is x and locals()["x"] is x
+
+
+def test_an_address_that_changes_is_another_tensor():
+    """Of objects without weak references: `ends` cannot be known."""
+
+    class Slotted(Interfaced):
+        __slots__ = ()
+
+    class Plain:
+        __slots__ = ("address",)
+        dtype, shape, itemsize = "int8", (4,), 1
+
+        def data_ptr(self):
+            return self.address
+
+    found, value = [], Plain()
+    for address in (0x100, 0x200, 0x200):
+        value.address = address
+        tensors.record(value=value, also=found.append)
+    assert [seen.facts.first for seen in found] == [0x100, 0x200] and found[0].id != found[1].id
+
+
+def test_modules_show_their_own_parameters():
+    module = type("Module", (), {"__module__": "torch.nn.modules.module", "forward": lambda self: len(vars(self))})
+    layer = type("Linear", (module,), {"work": lambda self: sys.intern("a")})()
+    layer.__dict__ |= {"_parameters": {"weight": Pointed(0x10), "bias": None}, "_buffers": {"mean": Pointed(0x20)}}
+    found = []
+    with tensors.trace(also=found.append):
+        layer.work()
+    assert {name for name, _ in names(found)} == {"layer.weight", "layer.mean", "Linear.weight", "Linear.mean"}
+
+
+def test_names_of_ones_own():
+    found = []
+    tensors.record(
+        {"blocks.0.weight": Pointed(0x10), "none": None, "list": [Pointed(0x20)]}, x=Pointed(0x30), also=found.append
+    )
+    assert [seen.name for seen in found] == ["blocks.0.weight", "list[0]", "x"]
+
+
+def test_a_function_may_be_wrapped_and_blocks_nested():
+    found = []
+
+    @tensors.trace(also=found.append)
+    def work(x):
+        """Says so."""
+        with tensors.trace(also=found.append):
+            callee(x)
+        assert sys.getprofile() is not None
+        return x
+
+    x = Pointed()
+    assert work(x) is x and work.__doc__ == "Says so." and sys.getprofile() is None
+    assert ("first", "callee") in names(found)
+
+
+def test_faults_are_said_once_and_the_program_goes_on(capsys):
+    def fails(seen):
+        raise ValueError("no")
+
+    tensors._told.clear()
+    with tensors.trace(also=fails):
+        for _ in range(3):
+            callee(Pointed())
+    assert capsys.readouterr().err == "gpt.tensors: warning: ValueError: no\n"
+    with pytest.raises(KeyError), tensors.trace(also=fails):
+        raise KeyError(1)
+    assert sys.getprofile() is None
+
+
+def test_another_profiler_is_left_alone(capsys):
+    events, found = [], []
+    tensors._told.clear()
+    sys.setprofile(before := lambda frame, event, arg: events.append(event))
+    try:
+        with tensors.trace(also=found.append):
+            x = Pointed()
+            callee(x)
+        assert sys.getprofile() is before
+    finally:
+        sys.setprofile(None)
+    assert "call" in events and [name for name, _ in names(found)] == ["x"]
+    assert "another profiler" in capsys.readouterr().err
+
+
+def test_threads_have_their_own():
+    found, mine = [], []
+
+    def work():
+        with tensors.trace(also=found.append):
+            for _ in range(50):
+                callee(Pointed(threading.get_ident()))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    with tensors.trace(also=mine.append):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 8 * 50 and not mine
+    assert len({seen.id for seen in found}) == len(found)
+
+
+def test_without_the_hook_nothing_is_done_and_nothing_imported():
+    code = """
+import sys
+import gpt.tensors
+assert not {"ctypes", "numpy", "torch", "msgpack"} & sys.modules.keys()
+with gpt.tensors.trace() as t:
+    assert sys.getprofile() is None
+gpt.tensors.record(x=object())
+assert "ctypes" not in sys.modules and not gpt.tensors._known
+import os
+os.environ["GPT_HOOK_OUTPUT"] = "x"  # and no library
+gpt.tensors._find_hook.cache_clear()
+with gpt.tensors.trace():
+    assert sys.getprofile() is None
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_texts_of_any_kind():
+    assert tensors._encode("a\0b\udc80\n") == b"a\\0b\\udc80\n" and tensors._encode(None) is None
+    assert ctypes.sizeof(ctypes.c_uint64) == 8
