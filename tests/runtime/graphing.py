@@ -1,0 +1,106 @@
+"""Programs with CUDA graphs, whose kernels get probes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tests.runtime.probing import CLIENT, COUNT, PTX, buffers, build, good, unprobed
+
+# A scenario is a function of the client; `launched` expects what so many kernels did.
+GRAPHS = (
+    CLIENT
+    + r"""
+static void *streams[2];
+
+static void launched(int kernels) {
+    for (int i = 0; i < kernels; i++)
+        expect(3);
+}
+static void put(void *stream) {
+    void *params[] = {&items, &added, &count};
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+}
+static void *captured(int kernels) {
+    void *graph;
+    OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
+    for (int i = 0; i < kernels; i++)
+        put(streams[0]);
+    OK(D(cuStreamEndCapture)(streams[0], &graph));
+    return graph;
+}
+static void *instantiated(void *graph) {
+    void *exec;
+    OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+    return exec;
+}
+static void replay(void *exec, int times) {
+    for (int i = 0; i < times; i++)
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+    OK(D(cuStreamSynchronize)(streams[0]));
+}
+static CUDA_KERNEL_NODE_PARAMS params_of(void **values) {
+    values[0] = &items, values[1] = &added, values[2] = &count;
+    return (CUDA_KERNEL_NODE_PARAMS){function, 6, 1, 1, 70, 1, 1, 0, values, NULL, NULL, NULL};
+}
+static void *add(void *graph, void *after) {
+    void *node, *values[3];
+    CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+    OK(D(cuGraphAddKernelNode_v2)(&node, graph, after ? &after : NULL, (size_t)(after != NULL), &params));
+    return node;
+}
+static void check_node(void *node, unsigned by) { // it is as the program made it
+    CUDA_KERNEL_NODE_PARAMS params;
+    OK(D(cuGraphKernelNodeGetParams_v2)(node, &params));
+    assert(params.func == function && params.gridDimX == 6 && params.blockDimX == 70);
+    assert(*(CUdeviceptr *)params.kernelParams[0] == items && *(unsigned *)params.kernelParams[1] == by);
+    assert(*(unsigned *)params.kernelParams[2] == count);
+}
+"""
+)
+MAIN = r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)()); // a copy from pageable memory may be on its way
+    for (int i = 0; i < 2; i++)
+        OK(D(cuStreamCreate)(&streams[i], 1));
+    for (unsigned i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)
+        if (!strcmp(scenarios[i].name, argv[2]))
+            scenarios[i].run();
+    check();
+    return 0;
+}
+"""
+
+
+def compile_scenarios(folder, scenarios):
+    """The program that runs the scenario that its second argument names."""
+    functions = "".join(f"static void run_{name}(void) {{ {body} }}\n" for name, (body, *_) in scenarios.items())
+    rows = ", ".join(f'{{"{name}", run_{name}}}' for name in scenarios)
+    table = f"static const struct {{ const char *name; void (*run)(void); }} scenarios[] = {{{rows}}};\n"
+    return build(folder, GRAPHS + functions + table + MAIN)
+
+
+def check_scenario(folder, program, name, launches, reasons, idle=()):
+    """Runs it with probes: so many launches have them, each with all its bytes, and those without have these reasons.
+
+    `idle` are how often nodes were launched that did not run.
+    """
+    trace = good(folder, program, "-p", "gmem_bytes", arguments=(PTX, name))
+    replayed = trace.of("probed")
+    assert len(replayed) == launches == len(trace.of("buffer"))
+    found = buffers(trace, "gmem_bytes")
+    assert sorted(found) == sorted(record["id"] for record in replayed)
+    lazy = Counter(record["node"] for record in replayed if not found[record["id"]]["count"].any())
+    assert sorted(lazy.values()) == sorted(idle)
+    for record in replayed:
+        units = found[record["id"]]
+        blocks = record["grid"][0]
+        if record.get("node") in lazy:
+            assert record["repeats"] == 1
+            continue
+        assert (units["count"] == np.tile([32, 32, 6], blocks)).all()
+        assert units["slots"]["read"].sum() == units["slots"]["written"].sum() == 8 * COUNT
+    if reasons is not None:
+        assert unprobed(trace) == reasons
