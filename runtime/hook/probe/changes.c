@@ -105,12 +105,38 @@ void hook_before_exec_kernel(struct frame *frame) {
 
 void hook_after_exec_kernel(struct frame *frame) { after_kernel(frame); }
 
+// The call may fail: then kernels are without probes that could have them.
+static void before_write(const struct frame *frame, struct written written) {
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    if (!graph)
+        return;
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    hook_take_back_copies(graph, &written);
+    hook_relaxed_mode(mode);
+    hook_put_prepared(graph);
+}
+
+// cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams(exec, node, params, context)
+void hook_before_exec_copy(struct frame *frame) {
+    if (frame->args[2])
+        before_write(frame, hook_written_by_copy(frame->args[1], (const void *)frame->args[2]));
+}
+
+void hook_before_exec_set(struct frame *frame) {
+    if (frame->args[2])
+        before_write(frame, hook_written_by_set(frame->args[1], (const void *)frame->args[2]));
+}
+
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_before_exec_node(struct frame *frame) {
     const CUgraphNodeParams *params = (const void *)frame->args[2];
     frame->note = 0;
     if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
         hook_before_child(frame, (uint64_t)params->graph.graph);
+    if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
+        before_write(frame, hook_written_by_copy(frame->args[1], &params->memcpy.copyParams));
+    if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
+        before_write(frame, hook_written_by_set(frame->args[1], &params->memset));
     if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
         return;
     before_kernel(frame, &params->kernel, true);

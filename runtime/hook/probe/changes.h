@@ -6,6 +6,7 @@
 #include "hook/watch/call.h"
 
 extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
-    hook_after_node_enabled, hook_before_packed, hook_after_packed;
+    hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,
+    hook_after_packed;
 
 #endif

@@ -53,6 +53,8 @@
     CALL(copy_to, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void *, size_t, uint64_t)                       \
     CALL(copy, "cuMemcpyDtoDAsync_v2", CUdeviceptr, CUdeviceptr, size_t, uint64_t)                           \
     CALL(set_node, "cuGraphKernelNodeSetParams_v2", uint64_t, const CUDA_KERNEL_NODE_PARAMS *)               \
+    CALL(set_exec_node, "cuGraphExecKernelNodeSetParams_v2", uint64_t, uint64_t,                             \
+         const CUDA_KERNEL_NODE_PARAMS *)                                                                    \
     CALL(get_node_attribute, "cuGraphKernelNodeGetAttribute", uint64_t, int, void *)                         \
     CALL(set_node_attribute, "cuGraphKernelNodeSetAttribute", uint64_t, int, const void *)                   \
     CALL(get_copy, "cuGraphMemcpyNodeGetParams", void *, CUDA_MEMCPY3D *)                                    \

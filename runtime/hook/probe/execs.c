@@ -9,13 +9,14 @@
 #include "hook/watch/contexts.h"
 #include "prepared.h"
 #include "settings.h"
+#include "turns.h"
 
 enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
 
-static pthread_mutex_t dressing = PTHREAD_MUTEX_INITIALIZER; // while graphs are not as the program built them
 static const char refused[] = "the driver refused its graph with probes";
 
 struct dressed {
+    struct turn turn;
     struct members *members;
     struct set set;
     struct prepared *graph; // locked, where the call is about a node of it
@@ -37,22 +38,35 @@ static bool has_probes(const struct members *members) {
     return false;
 }
 
-// Puts probes into the program's graph; `refuse` is a reason why not. NULL: there is nothing to do.
-static struct dressed *dress(uint64_t graph, unsigned place, const char *refuse) {
+struct wanted {
+    uint64_t graph;
+    const char *refuse;           // why it has no probes
+    const struct members *around; // of the graph that it goes into
+    bool updates;
+    unsigned place;
+};
+
+// Puts probes into the program's graph. NULL: there is nothing to do.
+static struct dressed *dress(const struct wanted *wanted) {
     uint64_t context = hook_current_context();
     const struct order *order = hook_order();
-    struct dressed *made = context && order->identity ? calloc(1, sizeof(*made)) : NULL;
+    const char *refuse = order->identity ? wanted->refuse : "";
+    struct dressed *made = context && (order->identity || wanted->around) ? calloc(1, sizeof(*made)) : NULL;
     if (!made)
         return NULL;
+    if (!hook_begin_turn(&made->turn, wanted->graph)) {
+        free(made);
+        return NULL;
+    }
     made->order = order->number;
-    pthread_mutex_lock(&dressing);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    made->place = place;
-    made->members = hook_read_graph((void *)graph, context);
+    made->place = wanted->place;
+    made->members = hook_read_graph((void *)wanted->graph, context, wanted->around,
+                                    wanted->updates || wanted->around != NULL);
     if (made->members && refuse)
         strip_all(made->members, refuse);
     if (made->members && has_probes(made->members)) {
-        made->set.bytes = hook_place_members(made->members, place);
+        made->set.bytes = hook_place_members(made->members, wanted->place);
         if (made->set.bytes && !(made->set.slab = hook_hold(made->set.bytes, &refuse)))
             strip_all(made->members, refuse);
         else
@@ -62,7 +76,7 @@ static struct dressed *dress(uint64_t graph, unsigned place, const char *refuse)
     hook_relaxed_mode(mode);
     if (made->members)
         return made;
-    pthread_mutex_unlock(&dressing);
+    hook_end_turn(&made->turn);
     free(made);
     return NULL;
 }
@@ -79,7 +93,7 @@ static bool undress(struct frame *frame, struct dressed *dressed) {
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     hook_undress(dressed->members);
     hook_relaxed_mode(mode);
-    pthread_mutex_unlock(&dressing);
+    hook_end_turn(&dressed->turn);
     if ((CUresult)frame->rax != CUDA_SUCCESS && has_probes(dressed->members)) {
         hook_call_again(frame);
         strip_all(dressed->members, refused);
@@ -128,8 +142,8 @@ void hook_before_instantiate(struct frame *frame) {
         flags = flags ? ((const CUDA_GRAPH_INSTANTIATE_PARAMS *)flags)->flags : 0;
     else if (flags >= MOST_FLAGS)
         flags = 0;
-    frame->note = (uint64_t)dress(frame->args[1], 0,
-                                  flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL);
+    const char *refuse = flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL;
+    frame->note = (uint64_t)dress(&(struct wanted){.graph = frame->args[1], .refuse = refuse});
 }
 
 void hook_after_instantiate(struct frame *frame) {
@@ -151,7 +165,9 @@ static void forget(uint64_t exec) {
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_before_exec_update(struct frame *frame) {
-    frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(frame->args[1], 0, NULL) : 0;
+    frame->note = hook_probing && hook_find_probe_calls()
+                      ? (uint64_t)dress(&(struct wanted){.graph = frame->args[1], .updates = true})
+                      : 0;
 }
 
 void hook_after_exec_update(struct frame *frame) {
@@ -175,8 +191,8 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     if (!found)
         return;
     unsigned place = hook_find_place(found);
-    struct dressed *dressed =
-        found->updated ? NULL : dress(graph, place, place < MOST_SETS ? NULL : hook_outgrown);
+    struct wanted wanted = {graph, place < MOST_SETS ? NULL : hook_outgrown, found->members, false, place};
+    struct dressed *dressed = found->updated ? NULL : dress(&wanted);
     if (found->updated || (!dressed && hook_current_context() != found->context))
         found->lost = hook_changed_late;
     if (!dressed)
@@ -184,6 +200,24 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     else
         dressed->graph = found, dressed->node = frame->args[1];
     frame->note = (uint64_t)dressed;
+}
+
+void hook_take_back_copies(struct prepared *graph, const struct written *written) {
+    if (written->start == written->end)
+        return;
+    bool own = hook_own_members(graph);
+    if (!own || !hook_add_written(graph->members, written))
+        graph->lost = "memory ran out";
+    for (size_t i = 0; i < graph->members->count; i++) {
+        struct member *member = &graph->members->all[i];
+        struct packed packed;
+        if (!hook_is_copied(member, written))
+            continue;
+        CUDA_KERNEL_NODE_PARAMS params = hook_own_params(member, &packed);
+        hook_do.set_exec_node(graph->exec, member->node, &params);
+        if (own)
+            hook_strip_member(member, hook_writes_constant);
+    }
 }
 
 // Members of the graph in a node, which are as many as the new ones.
@@ -203,10 +237,11 @@ static bool exchange(struct dressed *dressed) {
         struct member *old = &members->all[first + i], was = *old;
         *old = new->all[i];
         old->node = was.node, old->depth = was.depth, old->disabled = was.disabled, old->sure = was.sure;
-        hook_check_constants(members, old);
         new->all[i].save = NULL;
         hook_strip_member(&was, NULL);
     }
+    for (size_t i = 0; i < new->written_count; i++)
+        hook_take_back_copies(dressed->graph, &new->written[i]);
     return true;
 }
 

@@ -94,30 +94,71 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
 
 // Memory that nodes write to
 
-static struct written area(uint64_t start, uint64_t bytes) { return (struct written){start, start + bytes}; }
+struct written hook_written_by_set(uint64_t node, const CUDA_MEMSET_NODE_PARAMS_v2 *set) {
+    uint64_t bytes = set->height > 1 ? set->pitch * set->height : set->elementSize * set->width;
+    return (struct written){node, set->dst, set->dst + bytes};
+}
 
+struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy) {
+    uint64_t plane = copy->dstPitch * copy->dstHeight;
+    uint64_t start = copy->dstDevice + copy->dstXInBytes + copy->dstY * copy->dstPitch + copy->dstZ * plane;
+    uint64_t bytes = (copy->Height ? copy->Height - 1 : 0) * copy->dstPitch +
+                     (copy->Depth ? copy->Depth - 1 : 0) * plane + copy->WidthInBytes;
+    return (struct written){node, start, start + bytes};
+}
+
+// Kernels are not looked at: what they write to constants CUDA leaves open.
+static bool writes_nothing(int type) {
+    static const int types[] = {
+        CU_GRAPH_NODE_TYPE_KERNEL,
+        CU_GRAPH_NODE_TYPE_HOST,
+        CU_GRAPH_NODE_TYPE_GRAPH,
+        CU_GRAPH_NODE_TYPE_EMPTY,
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+        CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL,
+        CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT,
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+        CU_GRAPH_NODE_TYPE_MEM_FREE,
+        CU_GRAPH_NODE_TYPE_CONDITIONAL,
+    };
+    bool found = false;
+    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
+        found |= types[i] == type;
+    return found;
+}
+
+// A node that is not known may write anything.
 static struct written written_by(const struct graph_node *node) {
     CUDA_MEMCPY3D copy = {0};
     CUDA_MEMSET_NODE_PARAMS_v2 set = {0};
+    uint64_t handle = (uint64_t)node->handle;
     if (node->type == CU_GRAPH_NODE_TYPE_MEMSET && !hook_do.get_set(node->handle, &set))
-        return area(set.dst, set.height > 1 ? set.pitch * set.height : set.elementSize * set.width);
-    if (node->type != CU_GRAPH_NODE_TYPE_MEMCPY || hook_do.get_copy(node->handle, &copy))
-        return (struct written){0};
-    uint64_t plane = copy.dstPitch * copy.dstHeight;
-    uint64_t last = (copy.Height ? copy.Height - 1 : 0) * copy.dstPitch +
-                    (copy.Depth ? copy.Depth - 1 : 0) * plane + copy.WidthInBytes;
-    return area(copy.dstDevice + copy.dstXInBytes + copy.dstY * copy.dstPitch + copy.dstZ * plane, last);
+        return hook_written_by_set(handle, &set);
+    if (node->type == CU_GRAPH_NODE_TYPE_MEMCPY && !hook_do.get_copy(node->handle, &copy))
+        return hook_written_by_copy(handle, &copy);
+    return (struct written){handle, 0, UINT64_MAX};
 }
 
-void hook_check_constants(const struct members *members, struct member *member) {
+bool hook_is_copied(const struct member *member, const struct written *written) {
     const struct bound *bound = member->save ? member->choice.bound : NULL;
+    bool found = false;
     for (size_t i = 0; bound && i < bound->variable_count; i++)
-        for (size_t k = 0; k < members->written_count && member->save; k++) {
-            const struct shared_variable *variable = &bound->variables[i];
-            if (members->written[k].start < variable->from + variable->size &&
-                members->written[k].end > variable->from)
-                hook_strip_member(member, "its graph writes a constant of which it has a copy");
-        }
+        found |= written->start < bound->variables[i].from + bound->variables[i].size &&
+                 written->end > bound->variables[i].from;
+    return found;
+}
+
+const char hook_writes_constant[] = "its graph writes a constant of which it has a copy";
+
+// What a node writes can be changed later. The kernel nodes that the program can name then are changed too.
+void hook_check_constants(const struct members *members, struct member *member) {
+    bool named = !members->unnamed && !member->depth && member->sure;
+    for (size_t i = 0; i < members->written_count; i++)
+        if (hook_is_copied(member, &members->written[i]))
+            hook_strip_member(member, hook_writes_constant);
+    if (member->save && member->choice.bound->variable_count && members->written_count && !named)
+        hook_strip_member(member, "its graph may come to write a constant of which it has a copy");
 }
 
 // Members
@@ -132,6 +173,20 @@ static void *grow(void *all, size_t count, size_t *room, size_t size) {
     return larger;
 }
 
+bool hook_add_written(struct members *members, const struct written *written) {
+    struct written *all = members->written;
+    for (size_t i = 0; i < members->written_count; i++)
+        if (all[i].node == written->node) {
+            all[i] = *written;
+            return true;
+        }
+    if (!(all = grow(all, members->written_count, &members->written_room, sizeof(*all))))
+        return false;
+    members->written = all;
+    all[members->written_count++] = *written;
+    return true;
+}
+
 struct reading {
     struct members *members;
     uint64_t context;
@@ -142,14 +197,9 @@ struct reading {
 static bool read_node(const struct graph_node *node, void *with) {
     struct reading *reading = with;
     struct members *members = reading->members;
-    if (node->type == CU_GRAPH_NODE_TYPE_MEMCPY || node->type == CU_GRAPH_NODE_TYPE_MEMSET) {
-        struct written *more =
-            grow(members->written, members->written_count, &members->written_room, sizeof(*more));
-        if (more) {
-            members->written = more;
-            members->written[members->written_count++] = written_by(node);
-        }
-        reading->failed |= !more;
+    if (!writes_nothing(node->type)) {
+        struct written written = written_by(node);
+        reading->failed |= !hook_add_written(members, &written);
     } else if (node->type == CU_GRAPH_NODE_TYPE_KERNEL || node->type == CU_GRAPH_NODE_TYPE_GRAPH) {
         struct member *more = grow(members->all, members->count, &members->room, sizeof(*more));
         if (more) {
@@ -162,13 +212,16 @@ static bool read_node(const struct graph_node *node, void *with) {
     return !reading->failed;
 }
 
-struct members *hook_read_graph(void *graph, uint64_t context) {
+struct members *hook_read_graph(void *graph, uint64_t context, const struct members *around, bool unnamed) {
     struct reading reading = {.members = calloc(1, sizeof(struct members)), .context = context};
     if (!reading.members)
         return NULL;
     reading.members->users = 1;
+    reading.members->unnamed = unnamed;
+    for (size_t i = 0; around && i < around->written_count; i++)
+        reading.failed |= !hook_add_written(reading.members, &around->written[i]);
     hook_walk_graph(graph, read_node, &reading);
-    if (reading.failed || !reading.kernels) {
+    if (reading.failed || (!reading.kernels && !around)) {
         hook_drop_members(reading.members);
         return NULL;
     }

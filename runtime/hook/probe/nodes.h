@@ -24,7 +24,7 @@ struct member {
 };
 
 struct written { // by a node that copies or sets memory
-    uint64_t start, end;
+    uint64_t node, start, end;
 };
 
 // The nodes of an executable graph. They stay as they are while somebody else has them too.
@@ -34,6 +34,7 @@ struct members {
     struct member *all;
     struct written *written;
     size_t written_count, written_room;
+    bool unnamed;  // the program does not name these nodes to the executable graph
     struct tally { // launches without probes of a replay
         uint32_t function;
         const char *reason;
@@ -43,8 +44,9 @@ struct members {
     bool is_tallied;
 };
 
-// Reads a graph. Its nodes have saves without a place. NULL: it has no kernel, or memory ran out.
-struct members *hook_read_graph(void *graph, uint64_t context);
+// Reads a graph. Its nodes have saves without a place. NULL: it has no kernel, or memory ran out. `around`
+// are those of the graph that it goes into, or NULL.
+struct members *hook_read_graph(void *graph, uint64_t context, const struct members *around, bool unnamed);
 struct members *hook_copy_members(const struct members *members);
 void hook_drop_members(struct members *members);
 const struct tally *hook_tally(struct members *members);
@@ -52,7 +54,14 @@ const struct tally *hook_tally(struct members *members);
 // Makes a member of a node.
 void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context);
 void hook_strip_member(struct member *member, const char *reason); // it has no probes
+
+// Memory that nodes write to: a member that has a copy of it cannot have probes.
+struct written hook_written_by_set(uint64_t node, const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy);
+bool hook_add_written(struct members *members, const struct written *written); // false without memory
+bool hook_is_copied(const struct member *member, const struct written *written);
 void hook_check_constants(const struct members *members, struct member *member);
+extern const char hook_writes_constant[]; // a reason
 
 uint64_t hook_place_members(struct members *members, unsigned set); // bytes of all buffers
 void hook_point_members(struct members *members, uint64_t address); // where these are

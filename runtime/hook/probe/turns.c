@@ -1,0 +1,43 @@
+// Graphs that are not as the program built them, for the time of a call that reads them. CUDA leaves it to
+// the program that one thread at a time uses a graph; but several threads that only read one, as they make
+// executable graphs of it, get what they ask for. With probes each has its turn. Calls for other graphs wait
+// for nothing.
+
+#include "turns.h"
+#include "hook/write/calm.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static struct turn *turns;
+
+static struct turn *find(uint64_t graph) {
+    struct turn *turn = turns;
+    while (turn && turn->graph != graph)
+        turn = turn->next;
+    return turn;
+}
+
+bool hook_begin_turn(struct turn *turn, uint64_t graph) {
+    HOOK_CALM; // a signal handler may use other graphs
+    const struct turn *other;
+    pthread_mutex_lock(&lock);
+    while ((other = find(graph)) && !pthread_equal(other->thread, pthread_self()))
+        pthread_cond_wait(&ended, &lock);
+    if (!other) {
+        *turn = (struct turn){turns, graph, pthread_self()};
+        turns = turn;
+    }
+    pthread_mutex_unlock(&lock);
+    return !other;
+}
+
+void hook_end_turn(struct turn *turn) {
+    HOOK_CALM;
+    pthread_mutex_lock(&lock);
+    struct turn **at = &turns;
+    while (*at != turn)
+        at = &(*at)->next;
+    *at = turn->next;
+    pthread_cond_broadcast(&ended);
+    pthread_mutex_unlock(&lock);
+}

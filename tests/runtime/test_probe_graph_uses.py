@@ -1,0 +1,563 @@
+"""gpt-hook -p: what programs do with CUDA graphs, beside launching them, goes as without probes. On the simulated
+device."""
+
+import subprocess
+
+import pytest
+
+from tests import cuda
+from tests.runtime import hooked
+from tests.runtime.graphing import check_scenario, compile_scenarios
+from tests.tiers import first
+
+WRITES = "its graph writes a constant of which it has a copy"
+MAY_WRITE = "its graph may come to write a constant of which it has a copy"
+
+# As in test_probe_graphs.py.
+SCENARIOS = {
+    "memset": (  # a node that begins to write a constant, and one that fails to
+        """
+        size_t size;
+        void *graph, *node, *exec, *context;
+        CUdeviceptr other;
+        unsigned by = 3;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuMemAlloc_v2)(&other, (size_t)4));
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        CUDA_MEMSET_NODE_PARAMS_v2 set = {.dst = other, .value = 7, .elementSize = 4, .width = 1, .height = 1};
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(D(cuGraphAddMemsetNode)(&node, graph, &first, (size_t)1, &set, context));
+        add(graph, node);
+        exec = instantiated(graph);
+        replay(exec, 2), launched(4);
+        set.dst = factor;
+        OK(D(cuGraphExecMemsetNodeSetParams)(exec, node, &set, context));
+        replay(exec, 2);
+        expect(3), expect(7), expect(7), expect(7);
+        set.dst = other;
+        OK(D(cuGraphExecMemsetNodeSetParams)(exec, node, &set, context));
+        OK(D(cuMemcpyHtoD_v2)(factor, &by, (size_t)4));
+        replay(exec, 1), launched(2);
+        """,
+        4,
+        {WRITES: 6},
+    ),
+    "memcpy": (
+        """
+        size_t size;
+        void *graph, *node, *exec, *context;
+        CUdeviceptr other;
+        unsigned by = 7;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuMemAlloc_v2)(&other, (size_t)8));
+        OK(D(cuMemcpyHtoD_v2)(other, &by, (size_t)4));
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        CUDA_MEMCPY3D copy = {.srcMemoryType = 2, .srcDevice = other, .dstMemoryType = 2, .dstDevice = other + 4,
+                              .WidthInBytes = 4, .Height = 1, .Depth = 1};
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(D(cuGraphAddMemcpyNode)(&node, graph, &first, (size_t)1, &copy, context));
+        add(graph, node);
+        exec = instantiated(graph);
+        replay(exec, 2), launched(4);
+        copy.dstDevice = factor;
+        OK(D(cuGraphExecMemcpyNodeSetParams)(exec, node, &copy, context));
+        replay(exec, 2);
+        expect(3), expect(7), expect(7), expect(7);
+        """,
+        4,
+        {WRITES: 4},
+    ),
+    "anynode": (  # by the function for nodes of all kinds
+        """
+        size_t size;
+        void *graph, *node, *exec, *values[3];
+        CUdeviceptr other;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuMemAlloc_v2)(&other, (size_t)4));
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        CUgraphNodeParams set = {.type = CU_GRAPH_NODE_TYPE_MEMSET,
+            .memset = {.dst = other, .value = 7, .elementSize = 4, .width = 1, .height = 1}};
+        OK(D(cuGraphAddNode_v2)(&node, graph, &first, NULL, (size_t)1, &set));
+        void *last = add(graph, node);
+        exec = instantiated(graph);
+        replay(exec, 2), launched(4);
+        set.memset.dst = factor;
+        OK(D(cuGraphExecNodeSetParams)(exec, node, &set));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, last, &params));
+        replay(exec, 2);
+        expect(3), expect(7), expect(7), expect(7);
+        """,
+        4,
+        {WRITES: 4},
+    ),
+    "updated": (  # to a graph that writes it, then a node that does
+        """
+        size_t size;
+        void *graphs[2], *nodes[2], *exec, *context;
+        CUdeviceptr other;
+        unsigned by = 3;
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuMemAlloc_v2)(&other, (size_t)4));
+        OK(D(cuCtxGetCurrent)(&context));
+        CUDA_MEMSET_NODE_PARAMS_v2 set = {.dst = other, .value = 7, .elementSize = 4, .width = 1, .height = 1};
+        for (int i = 0; i < 2; i++) {
+            OK(D(cuGraphCreate)(&graphs[i], 0));
+            void *first = add(graphs[i], NULL);
+            OK(D(cuGraphAddMemsetNode)(&nodes[i], graphs[i], &first, (size_t)1, &set, context));
+            add(graphs[i], nodes[i]);
+        }
+        exec = instantiated(graphs[0]);
+        replay(exec, 1), launched(2);
+        OK(D(cuGraphExecUpdate_v2)(exec, graphs[1], &info));
+        replay(exec, 1), launched(2);
+        set.dst = factor;
+        OK(D(cuGraphExecMemsetNodeSetParams)(exec, nodes[0], &set, context));
+        replay(exec, 1);
+        expect(3), expect(7);
+        OK(D(cuMemcpyHtoD_v2)(factor, &by, (size_t)4));
+        OK(D(cuGraphMemsetNodeSetParams)(nodes[1], &set));
+        OK(D(cuGraphExecUpdate_v2)(exec, graphs[1], &info));
+        replay(exec, 1);
+        expect(3), expect(7);
+        """,
+        2,
+        {MAY_WRITE: 4, WRITES: 2},
+    ),
+    "writing_child": (  # a graph inside of it that begins to write a constant
+        """
+        size_t size;
+        void *graph, *inner[2], *child, *node, *exec, *context;
+        CUdeviceptr other;
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(D(cuMemAlloc_v2)(&other, (size_t)4));
+        OK(D(cuCtxGetCurrent)(&context));
+        for (int i = 0; i < 2; i++) {
+            CUDA_MEMSET_NODE_PARAMS_v2 set = {.dst = i ? factor : other, .value = 7, .elementSize = 4, .width = 1,
+                                              .height = 1};
+            OK(D(cuGraphCreate)(&inner[i], 0));
+            OK(D(cuGraphAddMemsetNode)(&node, inner[i], NULL, (size_t)0, &set, context));
+        }
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        OK(D(cuGraphAddChildGraphNode)(&child, graph, &first, (size_t)1, inner[0]));
+        add(graph, child);
+        exec = instantiated(graph);
+        replay(exec, 2), launched(4);
+        OK(D(cuGraphExecChildGraphNodeSetParams)(exec, child, inner[1]));
+        replay(exec, 2);
+        expect(3), expect(7), expect(7), expect(7);
+        """,
+        4,
+        {WRITES: 4},
+    ),
+    "forked": (  # a capture that other streams join, in each mode
+        """
+        void *graph, *events[2], *stream;
+        int modes[] = {0, 1, 2};
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 2; i++)
+            OK(D(cuEventCreate)(&events[i], 2));
+        for (int mode = 0; mode < 3; mode++) {
+            OK(D(cuStreamBeginCapture_v2)(streams[0], modes[mode]));
+            put(streams[0]);
+            OK(D(cuEventRecord)(events[0], streams[0]));
+            OK(D(cuStreamWaitEvent)(stream, events[0], 0));
+            put(stream);
+            OK(D(cuEventRecord)(events[1], stream));
+            OK(D(cuStreamWaitEvent)(streams[0], events[1], 0));
+            put(streams[0]);
+            OK(D(cuStreamEndCapture)(streams[0], &graph));
+            void *exec = instantiated(graph);
+            OK(D(cuGraphDestroy)(graph));
+            replay(exec, 2), launched(6);
+            OK(D(cuGraphExecDestroy)(exec));
+        }
+        """,
+        18,
+        {},
+    ),
+    "midway": (  # graphs made, launched and changed while another stream is captured
+        """
+        void *exec = instantiated(captured(2)), *graph, *second, *nodes[2], *values[3];
+        size_t room = 2;
+        for (int mode = 0; mode < 3; mode++) {
+            OK(D(cuStreamBeginCapture_v2)(streams[1], mode));
+            put(streams[1]);
+            OK(D(cuStreamBeginCapture_v2)(streams[0], 2));
+            put(streams[0]);
+            OK(D(cuStreamEndCapture)(streams[0], &second));
+            void *more = instantiated(second);
+            OK(D(cuGraphLaunch)(exec, streams[0]));
+            OK(D(cuGraphLaunch)(more, streams[0]));
+            launched(3);
+            room = 2;
+            OK(D(cuGraphGetNodes)(second, nodes, &room));
+            CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+            params.gridDimX = 40;
+            OK(D(cuGraphExecKernelNodeSetParams_v2)(more, nodes[0], &params));
+            OK(D(cuGraphLaunch)(more, streams[0]));
+            launched(1);
+            put(streams[1]);
+            OK(D(cuStreamEndCapture)(streams[1], &graph));
+            OK(D(cuStreamSynchronize)(streams[0]));
+            replay(instantiated(graph), 1), launched(2);
+        }
+        """,
+        18,
+        {},
+    ),
+    "given": (  # a capture into a graph that is there, and dependencies that the program sets
+        """
+        void *graph, *exec, *nodes[3], *from[3], *to[3];
+        size_t count, room = 3;
+        int status;
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        OK(D(cuStreamBeginCaptureToGraph)(streams[0], graph, &first, NULL, (size_t)1, 0));
+        put(streams[0]);
+        uint64_t id;
+        void *seen;
+        void *const *last;
+        OK(D(cuStreamGetCaptureInfo_v2)(streams[0], &status, &id, &seen, &last, &count));
+        assert(seen == graph && count == 1);
+        void *own = add(graph, last[0]);
+        OK(D(cuStreamUpdateCaptureDependencies)(streams[0], &own, (size_t)1, 1));
+        put(streams[0]);
+        OK(D(cuStreamEndCapture)(streams[0], &seen));
+        assert(seen == graph);
+        exec = instantiated(graph);
+        room = 3;
+        OK(D(cuGraphGetEdges)(graph, from, to, &room));
+        assert(room == 3 && from[0] == first);
+        replay(exec, 3), launched(12);
+        """,
+        12,
+        {},
+    ),
+    "clones": (  # of clones, and their nodes found in them
+        """
+        void *graph = captured(2), *one, *two, *three, *nodes[2], *node, *values[3];
+        size_t room = 2;
+        unsigned more = 9;
+        OK(D(cuGraphClone)(&one, graph));
+        OK(D(cuGraphClone)(&two, one));
+        OK(D(cuGraphClone)(&three, two));
+        OK(D(cuGraphGetNodes)(one, nodes, &room));
+        OK(D(cuGraphNodeFindInClone)(&node, nodes[1], two));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        params.kernelParams[1] = &more;
+        OK(D(cuGraphKernelNodeSetParams_v2)(node, &params));
+        void *execs[] = {instantiated(graph), instantiated(one), instantiated(two), instantiated(three)};
+        OK(D(cuGraphDestroy)(graph));
+        for (int i = 0; i < 4; i++) {
+            replay(execs[i], 1), launched(1);
+            added = i == 2 ? 9 : 5, launched(1), added = 5;
+        }
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(execs[2], node, &params));
+        replay(execs[2], 1), launched(1);
+        added = 9, launched(1), added = 5;
+        """,
+        10,
+        {},
+    ),
+    "otherform": (  # updates that the driver refuses, and those that it takes
+        """
+        void *exec = instantiated(captured(2)), *graph, *node, *first, *context, *values[3];
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuGraphCreate)(&graph, 0));
+        first = add(graph, NULL), add(graph, NULL);
+        IS(910, D(cuGraphExecUpdate_v2)(exec, graph, &info));
+        assert(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+        replay(exec, 1), launched(2);
+        OK(D(cuGraphDestroy)(graph));
+        OK(D(cuGraphCreate)(&graph, 0));
+        first = add(graph, NULL);
+        OK(D(cuGraphAddEmptyNode)(&node, graph, &first, (size_t)1));
+        IS(910, D(cuGraphExecUpdate_v2)(exec, graph, &info));
+        assert(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED && info.errorNode == node);
+        replay(exec, 1), launched(2);
+        OK(D(cuGraphExecUpdate_v2)(exec, captured(2), &info));
+        check_node(first, 5);
+        replay(exec, 1), launched(2);
+        """,
+        6,
+        {},
+    ),
+    "otherkernel": (  # nodes that another kernel is set for, which has other parameters
+        """
+        void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3], *found;
+        size_t room = 2;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuModuleGetFunction)(&found, module, "other"));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values), other = params;
+        other.func = found;
+        other.gridDimX = 1;
+        OK(D(cuGraphExecKernelNodeSetParams)(exec, nodes[0], &other));
+        replay(exec, 1), launched(1);
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[1], &other));
+        replay(exec, 1);
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[0], &params));
+        OK(D(cuGraphExecKernelNodeSetParams)(exec, nodes[1], &params));
+        replay(exec, 2), launched(4);
+        check_node(nodes[0], 5), check_node(nodes[1], 5);
+        """,
+        5,
+        None,
+    ),
+    "attributes": (
+        """
+        void *graph = captured(3), *nodes[3], *values[3];
+        int one[16] = {1}, found[16];
+        size_t room = 3;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuGraphKernelNodeSetAttribute)(nodes[0], CU_LAUNCH_ATTRIBUTE_COOPERATIVE, one));
+        OK(D(cuGraphKernelNodeCopyAttributes)(nodes[1], nodes[0]));
+        void *exec = instantiated(graph);
+        for (int i = 0; i < 3; i++) {
+            OK(D(cuGraphKernelNodeGetAttribute)(nodes[i], CU_LAUNCH_ATTRIBUTE_COOPERATIVE, found));
+            assert(found[0] == (i < 2));
+            check_node(nodes[i], 5);
+        }
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[0], &params));
+        replay(exec, 2), launched(6);
+        """,
+        6,
+        {},
+    ),
+    "memory": (  # that belongs to a graph, and nodes of all other kinds
+        """
+        void *graph, *node, *exec, *event, *values[3], *middle, *empty, *host, *record;
+        CUDA_MEM_ALLOC_NODE_PARAMS memory = {.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 4096};
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddMemAllocNode)(&node, graph, NULL, (size_t)0, &memory));
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        params.kernelParams[0] = &memory.dptr;
+        OK(D(cuGraphAddKernelNode_v2)(&middle, graph, &node, (size_t)1, &params));
+        OK(D(cuGraphAddMemFreeNode)(&node, graph, &middle, (size_t)1, memory.dptr));
+        CUDA_HOST_NODE_PARAMS call = {.fn = note, .userData = &notes};
+        OK(D(cuGraphAddHostNode)(&host, graph, &node, (size_t)1, &call));
+        OK(D(cuEventCreate)(&event, 2));
+        OK(D(cuGraphAddEventRecordNode)(&record, graph, &host, (size_t)1, event));
+        OK(D(cuGraphAddEmptyNode)(&empty, graph, &record, (size_t)1));
+        add(graph, empty);
+        exec = instantiated(graph);
+        for (int i = 0; i < 3; i++)
+            OK(D(cuGraphLaunch)(exec, streams[0]));
+        OK(D(cuEventSynchronize)(event));
+        OK(D(cuStreamSynchronize)(streams[0]));
+        assert(notes == 3);
+        times += 3; // in the memory of the graph
+        launched(3);
+        OK(D(cuGraphExecDestroy)(exec));
+        """,
+        6,
+        {},
+    ),
+    "empty": (
+        """
+        void *graph, *exec, *node;
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuGraphCreate)(&graph, 0));
+        exec = instantiated(graph);
+        replay(exec, 2);
+        OK(D(cuGraphExecUpdate_v2)(exec, graph, &info));
+        OK(D(cuGraphUpload)(exec, streams[0]));
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphAddChildGraphNode)(&node, graph, NULL, (size_t)0, captured(0)));
+        replay(instantiated(graph), 2);
+        exec = instantiated(captured(1));
+        OK(D(cuGraphUpload)(exec, streams[0]));
+        uint64_t flags = 9;
+        OK(D(cuGraphExecGetFlags)(exec, &flags));
+        assert(!flags);
+        replay(exec, 1), launched(1);
+        """,
+        1,
+        {},
+    ),
+    "nested": (  # conditional nodes in conditional nodes; graphs in their bodies
+        """
+        void *graph, *node, *exec, *body;
+        OK(D(cuGraphCreate)(&graph, 0));
+        body = graph;
+        for (int depth = 0; depth < 3; depth++) {
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
+                .conditional = {.size = depth == 1 ? 3 : 2, .type = depth == 1 ? 2 : 0}};
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, 1, 1));
+            OK(D(cuGraphAddNode_v2)(&node, body, NULL, NULL, (size_t)0, &params));
+            add(body, node);
+            void *idle = params.conditional.phGraph_out[depth == 1 ? 2 : 1];
+            body = params.conditional.phGraph_out[depth == 1 ? 1 : 0];
+            add(idle, NULL);
+        }
+        OK(D(cuGraphAddChildGraphNode)(&node, body, NULL, (size_t)0, captured(1)));
+        add(body, node);
+        exec = instantiated(graph);
+        replay(exec, 4), launched(4 * 5);
+        """,
+        4 * 8,
+        {},
+    ),
+    "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
+        """
+        void *object, *graph = captured(2), *clone;
+        OK(D(cuUserObjectCreate)(&object, &notes, note, 1, 1));
+        OK(D(cuGraphRetainUserObject)(graph, object, 1, 1));
+        OK(D(cuGraphClone)(&clone, graph));
+        void *exec = instantiated(graph), *other = instantiated(clone);
+        OK(D(cuGraphDestroy)(graph));
+        OK(D(cuGraphDestroy)(clone));
+        replay(exec, 2), replay(other, 1), launched(6);
+        assert(!notes);
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphExecDestroy)(other));
+        OK(D(cuCtxSynchronize)());
+        for (int i = 0; i < 1000 && !notes; i++)
+            usleep(1000);
+        assert(notes == 1);
+        """,
+        6,
+        {},
+    ),
+    "flight": (  # destroyed while they run, in two streams, from a function of the host, and made anew there
+        """
+        for (int i = 0; i < 30; i++) {
+            ending = instantiated(captured(2));
+            OK(D(cuGraphLaunch)(ending, streams[1]));
+            if (i % 2)
+                OK(D(cuLaunchHostFunc)(streams[1], end_exec, NULL));
+            else
+                end_exec(NULL);
+            if (i % 2)
+                OK(D(cuStreamSynchronize)(streams[1]));
+        }
+        launched(60);
+        OK(D(cuStreamSynchronize)(streams[1]));
+        """,
+        60,
+        {},
+    ),
+    "alive": (  # its code goes, and its graphs are destroyed later; its context goes, too
+        """
+        void *second, *own, *graph, *exec, *keep = function;
+        OK(D(cuModuleLoadData)(&second, again));
+        OK(cuModuleGetFunction(&own, second, "scale"));
+        function = own;
+        graph = captured(2), exec = instantiated(graph);
+        function = keep;
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+        OK(D(cuStreamSynchronize)(streams[0]));
+        for (int i = 0; i < 2; i++)
+            for (unsigned k = 0; k < count; k++)
+                want[k] = 3 * want[k] + added;
+        OK(D(cuModuleUnload)(second));
+        put(NULL), launched(1);
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphDestroy)(graph));
+        void *context, *before;
+        OK(D(cuCtxGetCurrent)(&before));
+        OK(D(cuCtxCreate_v2)(&context, 0, 0));
+        OK(D(cuModuleLoadData)(&second, again));
+        OK(cuModuleGetFunction(&function, second, "scale"));
+        void *old = streams[0];
+        CUdeviceptr there = items;
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        OK(D(cuMemAlloc_v2)(&items, (size_t)4096));
+        OK(D(cuMemsetD8_v2)(items, 0, (size_t)4096));
+        graph = captured(2), exec = instantiated(graph);
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+        OK(D(cuCtxDestroy_v2)(context));
+        D(cuGraphLaunch)(exec, old);
+        D(cuGraphExecDestroy)(exec);
+        OK(D(cuCtxSetCurrent)(before));
+        function = keep, streams[0] = old, items = there;
+        replay(instantiated(captured(1)), 2), launched(2);
+        """,
+        None,
+        None,
+    ),
+    "child_process": (  # forked, it uses no graph of its parent's
+        """
+        void *exec = instantiated(captured(2));
+        replay(exec, 1), launched(2);
+        pid_t child = fork();
+        if (!child) {
+            D(cuGraphLaunch)(exec, streams[0]);
+            D(cuGraphExecDestroy)(exec);
+            _exit(7);
+        }
+        int status;
+        assert(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+        replay(exec, 1), launched(2);
+        """,
+        4,
+        {},
+    ),
+    "at_once": (  # one graph, made by several threads at once, and others
+        """
+        pthread_t threads[4];
+        void *graph = captured(2);
+        made_of = graph;
+        OK(D(cuCtxGetCurrent)(&its_context));
+        for (long i = 0; i < 4; i++)
+            pthread_create(&threads[i], NULL, make, (void *)i);
+        for (int i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+        void *node;
+        size_t room = 1;
+        OK(D(cuGraphGetNodes)(graph, &node, &room));
+        check_node(node, 5);
+        for (int i = 0; i < 4 * 20; i++)
+            replay(made[i], 1);
+        launched(160);
+        """,
+        160,
+        {},
+    ),
+}
+
+HELPERS = r"""
+#include <sys/wait.h>
+static char again[1 << 16];
+static int notes;
+static void *ending, *made_of, *its_context, *made[80];
+static void note(void *to) { __atomic_fetch_add((int *)to, 1, __ATOMIC_SEQ_CST); }
+static void end_exec(void *unused) { OK(D(cuGraphExecDestroy)(ending)); }
+static void *make(void *number) {
+    OK(cuCtxSetCurrent(its_context));
+    for (long i = 0; i < 20; i++)
+        OK(D(cuGraphInstantiateWithFlags)(&made[(long)number * 20 + i], made_of, 0ull));
+    return NULL;
+}
+__attribute__((constructor)) static void read_again(void) {
+    FILE *file = fopen(PTX_FILE, "r");
+    assert(file && fread(again, 1, sizeof(again) - 1, file));
+    fclose(file);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    return compile_scenarios(tmp_path_factory.mktemp("graphs"), SCENARIOS, HELPERS)
+
+
+@pytest.mark.parametrize("name", first(*SCENARIOS))
+def test_graphs(tmp_path, graphs, name):
+    _, launches, reasons = SCENARIOS[name]
+    check_scenario(tmp_path, graphs, name, launches, reasons, [4, 4, 4] if name == "nested" else [])
+
+
+def test_turns_alone(tmp_path):
+    """Threads and signal handlers that make executable graphs wait for nobody but who makes one of the same graph."""
+    folder = hooked.ROOT / "runtime"
+    sources = [hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook/probe/turns.c", folder / "hook/write/calm.c"]
+    program = tmp_path / "alone"
+    cuda.c_compiler("-std=gnu11", "-D_GNU_SOURCE", f"-I{folder}", *sources, "-o", program, "-lpthread")
+    subprocess.run([program], check=True, timeout=60)
