@@ -47,17 +47,23 @@ Version = Annotated[
 ]
 
 
-def run(tool: str, command: Callable[..., int] | dict[str, Callable[..., int]], about: str = "") -> int:
+def run(
+    tool: str,
+    command: Callable[..., int] | dict[str, Callable[..., int]],
+    about: str = "",
+    before: Callable[..., None] | None = None,
+) -> int:
     """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
 
-    With several commands the first word says which; `about` is what --help says of all of them.
+    With several commands the first word says which; `about` is what --help says of all of them, and `before` has the
+    options that may stand before it.
     """
     settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
     )
     if isinstance(command, dict):
-        app.callback(help=about)(_no_command)
+        app.callback(help=about)(before or _no_command)
         for name, one in command.items():
             app.command(name)(one)
     else:

@@ -37,6 +37,15 @@ STRUCTS: dict[str, Keys] = {
         "title": ("str?", "what stands above it in a table; absent if that is the name"),
         "shown": ("str?", "in tables for people: never, any, under; absent for always"),
     },
+    "plot": {
+        "form": ("str", "bars, lines, spans or heat"),
+        "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
+        "y": ("[str]", "columns along the vertical axis; of spans and heat, the one of the rows"),
+        "end": ("str?", "of spans: the column where one ends"),
+        "lane": ("str?", "of spans: the column of its place within a row"),
+        "color": ("str?", "column that has a color"),
+        "title": ("str?", "what stands above it; absent for the first line of the verdict"),
+    },
     "param": {
         "offset": ("u64", "bytes from the start of the parameters"),
         "size": ("u64", "bytes"),
@@ -412,6 +421,8 @@ KINDS: dict[str, Keys] = {
         "rows": ("bin", "packed little-endian rows; none is padding"),
         "top": ("u64?", "rows that a table for people shows, of many; absent for all"),
         "verdict": ("[str]", "what follows from the rows, or limits what they say: a line each"),
+        "incomplete": ("[str]?", "what of the input is missing: a line each; absent if nothing is"),
+        "plots": ("[plot]?", "how it is drawn; absent if nothing says so"),
     },
     "chunk": {
         "used": ("u64", "bytes of data that hold records"),

@@ -44,7 +44,14 @@ class Stage:
     """
 
     def __init__(
-        self, tool: str, *, json: bool = False, from_json: bool = False, table: bool = False, stream: bool = False
+        self,
+        tool: str,
+        *,
+        json: bool = False,
+        from_json: bool = False,
+        table: bool = False,
+        stream: bool = False,
+        quiet: bool = False,
     ) -> None:
         if table and json:
             raise UsageError("--table cannot be combined with --json")
@@ -58,6 +65,7 @@ class Stage:
         self._counts = [0]  # records of each segment
         self._turn = -1  # of which one of them the next is
         self.told = False  # whether a stage before has reported an error
+        self._quiet = quiet  # whether messages are left out
         self._said: set[tuple[str, ...]] = set()
         self._facts: set[str] = set()  # of errors
 
@@ -81,7 +89,7 @@ class Stage:
         return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
 
     def _say(self, *line: str) -> None:
-        if line not in self._said:  # a module has many kernels, and each the same to complain of
+        if line not in self._said and not self._quiet:  # a module has many kernels, and each the same to complain of
             self._said.add(line)
             messages.say(self.tool, *line)
 

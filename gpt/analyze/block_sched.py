@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gpt import cli
-from gpt.analyze import base
-from gpt.analyze.base import Column, make_answer, make_array_answer
+from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.command import Analysis
 from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
@@ -53,42 +51,15 @@ BLOCKS = (
     Column("scheduling", "u64?", "cycles"),
     Column("began", "u64?", "ns"),
     Column("ended", "u64?", "ns"),
+    Column("end", "u64", "cycles", shown="never"),
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
 
-Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the blocks of a launch: a .png or .svg.")
-]
 Number = Annotated[
     int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
 ]
-
-
-def block_sched(
-    traces: base.Traces = None,
-    launch: Number = None,
-    plot: Plot = None,
-    form: base.Format = None,
-    as_stream: cli.Stream = False,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """Show which blocks each SM ran when."""
-    analysis = BlockSched(launch)
-    stage = base.open_stage(form, as_stream, json, from_json)
-    if plot is None:
-        return base.run(stage, analysis, traces or ())
-    from gpt.screen import gantt
-
-    gantt.check(plot)
-    status = base.run(stage, analysis, traces or ())
-    if analysis.shown:
-        _draw(plot, analysis.shown)
-    return status
 
 
 class _Totals:
@@ -132,17 +103,17 @@ class Shown(NamedTuple):
 
 
 class BlockSched(MapAnalysis):
-    """The sums of all launches, and the schedule of one: of number `wanted`, or that with the most cycles."""
+    """The sums of all launches, and the schedule of one: of number `launch`, or that with the most cycles."""
 
     name = "block_sched"
 
-    def __init__(self, wanted: int | None = None) -> None:
+    def __init__(self, launch: int | None = None) -> None:
         from gpt.analyze.schedule import FIELDS
 
         super().__init__()
         self.fields = FIELDS
         self.shown: Shown | None = None
-        self._wanted = wanted
+        self._wanted = launch
         self._number = 0
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
@@ -173,7 +144,7 @@ class BlockSched(MapAnalysis):
         best = self.shown.totals
         return totals.running + totals.scheduling > best.running + best.scheduling
 
-    def iter_answers(self, verdict: list[str]) -> base.Answers:
+    def iter_answers(self, verdict: list[str]) -> Answers:
         """Kernels, launches, and of one launch its SMs and blocks."""
         total = _Totals()
         for kernel in self._kernels.values():
@@ -190,7 +161,7 @@ class BlockSched(MapAnalysis):
             yield make_answer("sms", SMS, [], [f"no launch with the number {self._wanted} has blocks"])
 
 
-def _iter_shown(shown: Shown, chosen: bool) -> base.Answers:
+def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     """The SMs and the blocks of a launch."""
     import numpy as np
 
@@ -215,30 +186,25 @@ def _iter_shown(shown: Shown, chosen: bool) -> base.Answers:
         np.where(schedule.gap < 0, NONE, schedule.gap.astype(np.uint64)),
         schedule.began if known else np.full(len(schedule.block), NONE, np.uint64),
         schedule.ended if known else np.full(len(schedule.block), NONE, np.uint64),
+        schedule.end,
     ]
     more = len(schedule.block) - MOST_BLOCKS
     verdict = [f"{more:,} more blocks are not listed"] if more > 0 else []
     values = [array[:MOST_BLOCKS] for array in values]
-    yield make_array_answer("blocks", BLOCKS, values, verdict, top=TOP_BLOCKS)
+    when = ("began", "ended") if known else ("begin", "end")
+    drawn = plot("spans", when[0], "sm", end=when[1], lane="slot", color="block", title=_describe(shown))
+    yield make_array_answer("blocks", BLOCKS, values, verdict, top=TOP_BLOCKS, plots=[drawn])
 
 
-def _draw(path: Path, shown: Shown) -> None:
-    """The blocks as bars on rows of SMs."""
-    from gpt.screen import gantt
+def _describe(shown: Shown) -> str:
+    """What the picture shows."""
     from gpt.screen.demangle import readable
 
-    schedule, launch, totals = shown.schedule, shown.launch, shown.totals
+    launch, totals = shown.launch, shown.totals
     shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))
     cycles = f"{totals.running:,.0f} cycles running, {totals.scheduling:,.0f} scheduling an SM"
-    gantt.draw(
-        path,
-        gantt.Bars(
-            [str(sm) for sm in schedule.sms], schedule.which, schedule.slot, schedule.began, schedule.ended,
-            schedule.block,
-        ),
-        gantt.Titles(
-            readable([shown.kernel])[0],
-            f"grid {shape[0]}, block {shape[1]}: {launch.blocks:,} blocks on {totals.sms} SMs; {cycles}",
-            "ns" if schedule.ns_per_clock else "clocks", "SM", "block",
-        ),
-    )  # fmt: skip
+    where = f"{launch.blocks:,} blocks on {totals.sms} SMs; {cycles}"
+    return f"{readable([shown.kernel])[0]}\ngrid {shape[0]}, block {shape[1]}: {where}"
+
+
+ANALYSIS = Analysis("Show which blocks each SM ran when.", BlockSched, {"launch": Number})

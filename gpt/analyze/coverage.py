@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpt.analyze.base import Column, Record, make_answer
+from gpt.analyze.answer import Column, Record, make_answer
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -74,11 +74,11 @@ class Coverage:
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:
     """That of a process. `launches` are all that there were, by function: of the rest no record has a reason."""
     found, probes, names = Coverage(), process.probes, process.kernels()
-    found.probed = probes.probed.total()
+    found.probed = sum(count for id_, count in probes.probed.items() if process.is_chosen(names.get(id_, "")))
     known = probes.probed.copy()
     for (function, reason), count in probes.unprobed.items():
         known[function] += count
-        if count:
+        if count and process.is_chosen(names.get(function, "")):
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     for function, count in (launches or {}).items():
         if count > known[function]:

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpt import cli
 from gpt.analyze import base
-from gpt.analyze.base import Answers
+from gpt.analyze.answer import Answers
+from gpt.analyze.command import Analysis
 from gpt.errors import GptError
 from gpt.printable import printable_json
 from gpt.stage import Stage
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 WINDOW = 1 << 16
 RECORDING = {0: "off", (1 << 31) - 1: "on"}  # what stands for a function where it was turned off and on
 TIMED = ("start", "duration", "result")  # fields that every line has in a form of its own
-
-
-def events(
-    traces: base.Traces = None,
-    json: cli.Json = False,
-    from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
-    version: cli.Version = False,
-) -> int:
-    """List every call, oldest first."""
-    stage = Stage("gpt-analyze", from_json=from_json, stream=True)  # of lines of its own
-    return base.run(stage, Events(stage, json), traces or ())
 
 
 class Events:
@@ -217,3 +205,6 @@ def _said(api: Api) -> str:
 def _quoted(text: str) -> str:
     whole = text.encode(errors="surrogateescape").decode(errors="replace")
     return printable_json(json.dumps(whole, ensure_ascii=False))
+
+
+ANALYSIS = Analysis("List every call, oldest first.", Events, lines=True)

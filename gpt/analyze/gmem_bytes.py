@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze import base
-from gpt.analyze.base import Column, make_answer
+from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.analyze.command import Analysis
 from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GmemBytes(MapAnalysis):
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *_bytes(sums)))
 
-    def iter_answers(self, verdict: list[str]) -> base.Answers:
+    def iter_answers(self, verdict: list[str]) -> Answers:
         """Kernels, that with the most bytes first, and launches."""
         total = sum(sums["total"] for sums in self._kernels.values())
         ordered = sorted(self._kernels.items(), key=lambda k: (-k[1]["total"], k[0]))
@@ -77,4 +77,4 @@ def _bytes(sums: Counter[str] | dict[str, int]) -> tuple[int, ...]:
     return tuple(sums[column.name] for column in BYTES)
 
 
-gmem_bytes = base.make_command(GmemBytes, "Sum up the bytes that kernels read and write.")
+ANALYSIS = Analysis("Sum up the bytes that kernels read and write.", GmemBytes)

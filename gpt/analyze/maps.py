@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.base import Answers, Column
+from gpt.analyze.answer import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import GptError, MissingError, TruncatedError
 from gpt.trace.params import to_text
@@ -68,10 +68,7 @@ class MapAnalysis(ABC):
 
     def take(self, process: Process) -> None:
         """Takes the buffers in that a process has collected."""
-        launches = self._launches[process]
-        for _, found in process.launches.take():
-            for function, count in found[["function", "count"]].tolist():
-                launches[function] += count
+        self._launches[process] += process.take_launches()
         for buffer in process.probes.take():
             if buffer.map.name == self.name:
                 self._take(process, buffer)

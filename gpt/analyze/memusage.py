@@ -6,8 +6,8 @@ import shlex
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze import base
-from gpt.analyze.base import Column, make_answer
+from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.analyze.command import Analysis
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -135,7 +135,7 @@ class MemUsage:
             return None
         return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
 
-    def answer(self) -> base.Answers:
+    def answer(self) -> Answers:
         """Kernels, that with the launch that needs most first, and processes."""
         kernels: dict[str, Counter[str]] = {}
         _merge(kernels, self._done)
@@ -163,4 +163,4 @@ def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> Non
         known["most"] = most
 
 
-memusage = base.make_command(MemUsage, "Add up what the buffers of probes would need.")
+ANALYSIS = Analysis("Add up what the buffers of probes would need.", MemUsage)

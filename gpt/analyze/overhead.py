@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze import base
-from gpt.analyze.base import Column, make_answer
+from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.analyze.command import Analysis
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -134,7 +134,7 @@ class Overhead:
         """Whether launches had probes."""
         return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
 
-    def answer(self) -> base.Answers:
+    def answer(self) -> Answers:
         """The kernels, that which lost most time first."""
         from gpt.analyze.coverage import Coverage, make_coverage
 
@@ -173,4 +173,4 @@ def _means(costs: dict[str, _Costs]) -> Iterator[str]:
         yield "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
 
 
-overhead = base.make_command(Overhead, "Compare kernels with probes and without.")
+ANALYSIS = Analysis("Compare kernels with probes and without.", Overhead)

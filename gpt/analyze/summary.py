@@ -7,7 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze import base
-from gpt.analyze.base import Column, Record, Rows, make_answer
+from gpt.analyze.answer import Answers, Column, Record, Rows, make_answer, plot
+from gpt.analyze.command import Analysis
 
 if TYPE_CHECKING:
     from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
@@ -93,7 +94,7 @@ class Summary:
         """Whether there are calls."""
         return base.find_lack(kinds, self.kinds)
 
-    def answer(self) -> base.Answers:
+    def answer(self) -> Answers:
         """The sums."""
         from gpt.analyze.totals import Totals
 
@@ -109,7 +110,9 @@ class Summary:
             yield make_answer("copies", COPIES, copies)
         verdict = list(totals.coverage.verdict())
         if totals.kernels or verdict:
-            yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP)
+            times = any(kernel.gpu.count for kernel in totals.kernels.values())
+            drawn = plot("bars", "name", "gpu_total" if times else "launches")
+            yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:
@@ -120,8 +123,7 @@ def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:
 
 
 def _make_processes(rows: list[tuple[Any, ...]]) -> Record:
-    endless = sum(row[-1] is None for row in rows)
-    verdict = [f"{endless:,} of {len(rows):,} have no end: killed, or still running"] if endless else []
+    verdict = []
     if any(row[-2] is not None for row in rows):
         verdict.append("not recorded all the time: calls, launches and GPU times are those of the time 'recorded'")
     return make_answer("processes", PROCESSES, rows, verdict)
@@ -143,7 +145,7 @@ def _make_functions(totals: Totals) -> Record:
         verdict.append(f"{counted:,} calls were only counted; the times are those of the others")
     if open_:
         verdict.append(f"{open_:,} calls did not return; the times are those of the others")
-    return make_answer("functions", FUNCTIONS, rows, verdict)
+    return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "name", "total")])
 
 
 def _times(function: FunctionTotals) -> tuple[Any, ...]:
@@ -181,4 +183,4 @@ def _iter_kernels(totals: Totals) -> Rows:
         yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)
 
 
-summary = base.make_command(Summary, "Sum up calls, bytes and kernels of programs.")
+ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

@@ -155,9 +155,8 @@ class ProcessTotals:
                 for probed in (0, 1):
                     chosen = (found["function"] != 0) & ((found["probed"] != 0) == probed)
                     self._gpu_time[probed] += float(took[chosen].sum())
-        for _, found in process.launches.take():
-            for id_, count in found[["function", "count"]].tolist():
-                self._kernels[id_].launches += count
+        for id_, count in process.take_launches().items():
+            self._kernels[id_].launches += count
         for _, found in process.counts.take():
             for id_, count in found[["api", "count"]].tolist():
                 self._function(id_).counted += count

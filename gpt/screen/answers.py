@@ -12,7 +12,7 @@ import io
 import math
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, islice
 from typing import Any
 
@@ -173,11 +173,17 @@ class AnswerReport:
         return self._write(list(self._answers.values()))
 
 
+def find_missing(answers: Iterable[Record]) -> list[str]:
+    """What of the input of these answers is missing: lines, each once."""
+    return [*dict.fromkeys(f"incomplete: {line}" for answer in answers for line in answer.get("incomplete", ()))]
+
+
 def _markdown(answers: list[Record]) -> str:
     text = ""
+    missing = [[f"**{_escape(line)}**"] for line in find_missing(answers)]  # first: what follows may be cut
     for most in MARKDOWN_ROWS:
-        blocks = (["## " + _escape(answer["name"]), "", *AnswerTable(answer, most).markdown()] for answer in answers)
-        text = "\n\n".join("\n".join(block) for block in blocks) + "\n"
+        blocks = [["## " + _escape(answer["name"]), "", *AnswerTable(answer, most).markdown()] for answer in answers]
+        text = "\n\n".join("\n".join(block) for block in missing + blocks) + "\n"
         if len(text.encode(errors="replace")) <= MARKDOWN_SIZE:
             return text
     more = "\n\n*There is more than fits.*\n"
@@ -185,14 +191,20 @@ def _markdown(answers: list[Record]) -> str:
 
 
 def _csv(answers: list[Record]) -> str:
-    """Each with the names of its columns above, and an empty line between them."""
+    """Each with the names of its columns above, an empty line between them, and what is missing as one more."""
     blocks = []
     for answer in answers:
         fields, rows = packed.unpack_rows(answer)
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([printable(field.name) for field in fields])
-        for row in rows:
-            writer.writerow([printable(value) if isinstance(value, str) else value for value in row])
-        blocks.append(file.getvalue())
+        blocks.append(_csv_block([field.name for field in fields], rows))
+    if missing := find_missing(answers):
+        blocks.append(_csv_block(["incomplete"], ([line.removeprefix("incomplete: ")] for line in missing)))
     return "\n".join(blocks)
+
+
+def _csv_block(names: list[str], rows: Iterable[list[Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(printable, names))
+    for row in rows:
+        writer.writerow([printable(value) if isinstance(value, str) else value for value in row])
+    return file.getvalue()

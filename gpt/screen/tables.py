@@ -51,6 +51,7 @@ class LibraryTables:
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
         self._answers: dict[str, AnswerTable] = {}  # the last of each name
+        self._missing: dict[str, list[str]] = {}  # what is missing for them
         self._kernels: list[Record] = []
         self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
         self._functions: dict[int, str] = {}  # of probed kernels
@@ -133,9 +134,10 @@ class LibraryTables:
         self._launches.setdefault(record["kernel"], Counter()).update(launches=1, blocks=blocks)
 
     def _add_answer(self, record: Record) -> None:
-        from gpt.screen.answers import AnswerTable
+        from gpt.screen.answers import AnswerTable, find_missing
 
         self._answers[record["name"]] = AnswerTable(record)
+        self._missing[record["name"]] = find_missing([record])
 
     def text(self) -> str:
         """The news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -163,6 +165,12 @@ class LibraryTables:
             if number:
                 yield Text()
             yield from answer.lines(width)
+        missing = dict.fromkeys(line for lines in self._missing.values() for line in lines)
+        for number, line in enumerate(missing):
+            if not number:
+                yield Text()
+            for part in fold(line, width):
+                yield Text(part.plain, style="bold")
 
     def _for_each(self, grids: dict[str, Grid], width: int) -> Lines:
         """The table of each library below its name."""

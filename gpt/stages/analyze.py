@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gpt import cli
-from gpt.analyze.block_sched import block_sched
-from gpt.analyze.events import events
-from gpt.analyze.gmem_bytes import gmem_bytes
-from gpt.analyze.memusage import memusage
-from gpt.analyze.overhead import overhead
-from gpt.analyze.summary import summary
+from gpt.analyze.command import TOOL, make_command
+from gpt.analyze.script import load_script
 
-ANALYSES: dict[str, Callable[..., int]] = {
-    "summary": summary,
-    "events": events,
-    "block_sched": block_sched,
-    "gmem_bytes": gmem_bytes,
-    "overhead": overhead,
-    "memusage": memusage,
-}
+ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
+ANALYSES = (  # each is gpt/analyze/NAME.py
+    "summary",
+    "events",
+    "block_sched",
+    "gmem_bytes",
+    "overhead",
+    "memusage",
+)
 
 
 def main() -> int:
     """Entry point of the executable."""
-    return cli.run("gpt-analyze", ANALYSES, "Report what programs did with the GPU, from traces of gpt-hook.")
+    option, equals, value = sys.argv[1].partition("=") if len(sys.argv) > 1 else ("", "", "")
+    if option == "--script" and (equals or len(sys.argv) > 2):
+        path = value if equals else sys.argv.pop(2)
+        del sys.argv[1]
+        return cli.run(TOOL, make_command(load_script(Path(path))))
+    commands = {name: make_command(import_module(f"gpt.analyze.{name}").ANALYSIS) for name in ANALYSES}
+    return cli.run(TOOL, commands, ABOUT, _no_command)
+
+
+def _list(value: bool) -> None:
+    if value:
+        typer.echo("\n".join(f"{name:12} {import_module(f'gpt.analyze.{name}').ANALYSIS.about}" for name in ANALYSES))
+        raise typer.Exit
+
+
+def _no_command(
+    list_: Annotated[bool, typer.Option("--list", callback=_list, is_eager=True, help="List the analyses.")] = False,
+    script: Annotated[
+        Path | None, typer.Option("--script", metavar="FILE", help="In place of a command: a function of your own.")
+    ] = None,
+    version: cli.Version = False,
+) -> None:
+    pass

@@ -24,6 +24,7 @@ from gpt import packed
 from gpt.errors import MalformedError
 from gpt.trace.params import Argument, parse_arguments
 from gpt.trace.parts import Bytes, Parts, SideFiles, parse_part
+from gpt.trace.select import Selected
 
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
@@ -206,7 +207,9 @@ class Probes:
     until they are taken, and launches until all of theirs were. `kinds` are those that the reader asked for.
     """
 
-    def __init__(self, folder: Path | None, kinds: frozenset[str] = frozenset(("buffer",))) -> None:
+    def __init__(
+        self, folder: Path | None, kinds: frozenset[str] = frozenset(("buffer",)), selected: Selected | None = None
+    ) -> None:
         self.maps: dict[int, MapLayout] = {}
         self.probed = Counter[int]()
         self.unprobed = Counter[tuple[int, str]]()
@@ -214,6 +217,7 @@ class Probes:
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since they were taken
+        self._selected = selected
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
@@ -246,8 +250,9 @@ class Probes:
                     self._kernels[record["id"]] = kernel
             case "probed":
                 launch = _parse_launch(record)
-                self.probed[launch.function] += 1
-                if self._with_launches:
+                chosen = self._is_chosen(launch)
+                self.probed[launch.function] += chosen
+                if self._with_launches and chosen:
                     self._told["probed"].append(launch)
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
@@ -280,7 +285,12 @@ class Probes:
             del self._begun[key]
             if len(taken) == len(kernel.maps):
                 del self._launches[launch.id], self._taken[launch.id]
-            yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
+            if self._is_chosen(launch) and (self._selected is None or self._selected.matches(kernel.name)):
+                yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
+
+    def _is_chosen(self, launch: ProbedLaunch) -> bool:
+        where = launch.thread, launch.start, launch.device, launch.stream
+        return self._selected is None or self._selected.admits(*where)
 
     def take_told(self, kind: str) -> list[Any]:
         """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""

@@ -7,6 +7,7 @@ its function, and a function before its module: what an id means is known at the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from gpt.stream import Segments
 from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
-from gpt.trace.rows import COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
+from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
+from gpt.trace.select import Selected, Selection
 
 Record = dict[str, Any]
 
@@ -28,6 +30,8 @@ RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches",
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
 COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
 SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
+COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
+RANGES = frozenset(("range", "range_end"))
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
 
@@ -63,9 +67,12 @@ class Process:
     `started` is false for a segment that only names another process. `status` is that of its `end`; None if there is
     none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, and `devices`
     architectures with what they run, as in their records. `folder` is that of its trace, None if it has none.
+    Rows and launches are those of the `selection`.
     """
 
-    def __init__(self, header: Record, kinds: frozenset[str], folder: Path | None = None) -> None:
+    def __init__(
+        self, header: Record, kinds: frozenset[str], folder: Path | None = None, selection: Selection | None = None
+    ) -> None:
         """Raises MalformedError if the header makes no sense."""
         if fault := records.check(header):
             raise MalformedError(fault)
@@ -82,12 +89,19 @@ class Process:
         self.libraries: dict[str, Record] = {}
         self.lookups: list[tuple[int, str]] = []
         self.devices: set[tuple[str, str]] = set()
-        self.calls = Collector()
-        self.gpu_times = Collector("gpu_times", GPU_TIMES | GPU_CALLS, GPU_TIMES)
-        self.launches = Collector("launches", LAUNCHES, LAUNCHES)
-        self.counts = Collector("counts", COUNTS, COUNTS)
-        self.probes = Probes(folder, kinds)
-        self._kinds = kinds
+        self._names: dict[int, str] = {}  # of functions
+        selection = selection or Selection()
+        selection.zero = selection.zero or header["realtime"]
+        chosen = self._selected = Selected(selection, self.clock, self._names, set())
+        pick = selection.chooses
+        self.calls = Collector("calls", CALL | ARGUMENTS, CALL, chosen.of_calls if pick else None)
+        self.gpu_times = Collector("gpu_times", GPU_TIMES | GPU_CALLS, GPU_TIMES, chosen.of_gpu_times if pick else None)
+        self.launches = Collector("launches", LAUNCHES, LAUNCHES, chosen.of_launches if pick else None)
+        self.counts = Collector("counts", COUNTS, COUNTS, chosen.of_counts if pick else None)
+        self.probes = Probes(folder, kinds, chosen)
+        self.ranges: list[Record] = []  # `range` and `range_end`
+        self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
+        self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
 
     @property
@@ -98,14 +112,16 @@ class Process:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to take the rows."""
+        """Whether it is time to take the rows. Those of kernels wait until all names are known."""
+        if self._selected.selection.kernels:
+            return False
         collectors = self.calls, self.gpu_times, self.launches, self.counts, self.probes
         return any(collector.full for collector in collectors)
 
     def add(self, record: Record) -> None:
         """Takes a record in. Raises MalformedError if it is nonsense."""
         kind = record["kind"]
-        if kind not in self._kinds:
+        if kind not in self._kinds or self._excluded:
             return
         self.started = True
         match kind:
@@ -116,7 +132,8 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
-                self.launches.add(record)
+                if not self._selected.selection.narrow:  # else they are counted from the calls
+                    self.launches.add(record)
             case "counts" | "count":
                 self.counts.add(record)
             case _:
@@ -144,6 +161,7 @@ class Process:
                 self.apis[record["id"]] = Api(record["type"], record["op"], record["name"], record["symbol"])
             case "function":
                 self.functions.append(LoadedFunction(record["id"], record["name"], record.get("module")))
+                self._names[record["id"]] = record["name"]
             case "clock":
                 self.clock.add(record)
             case "recording":
@@ -160,8 +178,11 @@ class Process:
                 self.lookups.append((record["module"], record["what"]))
             case "map" | "kernel" | "probed" | "buffer" | "unprobed" | "times" | "memusage":
                 self.probes.add(record)
+            case "range" | "range_end":
+                self.ranges.append(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
+                self._selected.devices.add(record["index"])
 
     def is_ioctl(self, api: int) -> bool:
         """Whether this number stands for an ioctl."""
@@ -173,7 +194,19 @@ class Process:
 
     def kernels(self) -> dict[int, str]:
         """The mangled names of functions, by id."""
-        return {function.id: function.name for function in self.functions}
+        return self._names
+
+    def take_launches(self) -> Counter[int]:
+        """Launches since the last time, by function. Take calls before: these count if not all calls are chosen."""
+        found, self._selected.launches = Counter(self._selected.launches), {}
+        for _, rows in self.launches.take():
+            for function, count in rows[["function", "count"]].tolist():
+                found[function] += count
+        return found
+
+    def is_chosen(self, kernel: str) -> bool:
+        """Whether a kernel is one of those that were asked for."""
+        return self._selected.matches(kernel)
 
     def recorded(self, last: int) -> int | None:
         """ns for which it was recorded until `last`, of CLOCK_MONOTONIC; None if that was all the time."""
@@ -198,7 +231,12 @@ class Process:
         return zero - int(theirs["realtime"]) + int(theirs["monotonic"])
 
 
-def iter_processes(found: Iterator[Record], kinds: frozenset[str]) -> Iterator[Process]:
+def iter_processes(
+    found: Iterator[Record],
+    kinds: frozenset[str],
+    folder: Path | None = None,
+    selection: Selection | None = None,
+) -> Iterator[Process]:
     """The process of each segment, when it is over. What is wrong with the records is raised after the last one."""
     segments = Segments()
     processes: dict[int, Process] = {}
@@ -207,8 +245,9 @@ def iter_processes(found: Iterator[Record], kinds: frozenset[str]) -> Iterator[P
         for record in found:
             segment = segments.add(record)
             if record["kind"] == "header":
-                processes[segment] = Process(record, kinds)
+                processes[segment] = Process(record, kinds, folder, selection)
             elif record["kind"] == "end":
+                processes[segment].status = record.get("status", 0)
                 yield processes.pop(segment)
             else:
                 processes[segment].add(record)

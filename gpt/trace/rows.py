@@ -9,7 +9,7 @@ The JSON form has a record for each row instead (`call`, `launch`); those become
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgpack
@@ -21,6 +21,7 @@ from gpt.errors import MalformedError
 
 Rows = npt.NDArray[np.void]
 Threads = npt.NDArray[np.uint64]
+Choose = Callable[[Threads, Rows], npt.NDArray[np.bool_]]
 
 BATCH = 16 << 20  # bytes of rows that are collected
 OVERHEAD = 64  # bytes that a collected record takes beside its rows
@@ -34,7 +35,7 @@ ARGUMENTS = {  # and what some have
 LAUNCHES = {"count": "u64", "function": "u32"}  # what rows of `launches` have
 COUNTS = {"count": "u64", "api": "u32"}  # and of `counts`
 GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # and of `gpu_times`
-GPU_CALLS = {"thread": "u32", "call": "u64", "probed": "u32"}  # and what some of these have
+GPU_CALLS = {"thread": "u32", "call": "u64", "probed": "u32", "stream": "u64"}  # and what some of these have
 
 
 def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:
@@ -88,10 +89,17 @@ class Collector:
     """Takes in records of a kind, or those that its rows have in JSON, and returns arrays of rows.
 
     `needed` are fields that must be there, of those `known`; where the first of them is 0 a row is not used.
+    `choose` says which rows are wanted, of all by default.
     """
 
-    def __init__(self, kind: str = "calls", known: dict[str, str] = CALL | ARGUMENTS, needed: Iterable[str] = CALL):
-        self._kind, self._known, self._needed = kind, known, tuple(needed)
+    def __init__(
+        self,
+        kind: str = "calls",
+        known: dict[str, str] = CALL | ARGUMENTS,
+        needed: Iterable[str] = CALL,
+        choose: Choose | None = None,
+    ) -> None:
+        self._kind, self._known, self._needed, self._choose = kind, known, tuple(needed), choose
         self._threads = "thread" in records.KINDS[kind]
         self._layouts: dict[tuple[int, bytes], Layout] = {}
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
@@ -156,5 +164,7 @@ class Collector:
             rows = np.frombuffer(b"".join([data for _, data in found]), layout.dtype)
             found.clear()
             used = rows[self._needed[0]] != 0
+            if self._choose:
+                used &= self._choose(threads, rows)
             if used.any():
                 yield (threads, rows) if used.all() else (threads[used], rows[used])

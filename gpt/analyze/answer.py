@@ -1,0 +1,92 @@
+"""What an analysis says: rows of typed columns, and a verdict.
+
+gpt-stream(5), answer, has the meaning of each key. Whatever shows an answer (gpt/screen/answers.py and plots.py,
+gpt/jsonl.py) reads these keys and knows no analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from gpt import packed, records
+
+Record = dict[str, Any]
+Answers = Iterator[Record]
+Rows = Iterable[Sequence[Any]]
+
+
+class Column(NamedTuple):
+    """A column of an answer; what each key means is in gpt-stream(5)."""
+
+    name: str
+    type: str
+    unit: str = ""
+    title: str = ""
+    shown: str = ""
+
+    def declare(self) -> Record:
+        """A struct `column`, at no place yet."""
+        more = {key: getattr(self, key) for key in ("unit", "title", "shown") if getattr(self, key)}
+        return {"name": self.name, "type": self.type, "offset": 0, **more}
+
+
+def plot(form: str, x: str, *y: str, **more: str) -> Record:
+    """A struct `plot`: how the columns `x` and `y` are drawn; `more` are its other keys."""
+    keys = {"form": form, "x": x, "y": list(y), **more}
+    return {key: keys[key] for key in records.STRUCTS["plot"] if key in keys}
+
+
+def make_answer(
+    name: str,
+    columns: Sequence[Column],
+    rows: Rows,
+    verdict: Sequence[str] = (),
+    top: int | None = None,
+    plots: Sequence[Record] = (),
+) -> Record:
+    """An `answer` of rows with a value for each column, None for none.
+
+    Numbers are rounded where the column has whole ones, and as large as these can be where they are larger.
+    Raises MalformedError if all of it is too large for a record.
+    """
+    packer = packed.Packer(column.declare() for column in columns)
+    for row in rows:
+        packer.add([_fit(column.type, value) for column, value in zip(columns, row, strict=True)])
+    return _make(name, packer.keys(), verdict, top, plots)
+
+
+def make_array_answer(
+    name: str,
+    columns: Sequence[Column],
+    values: Sequence[Any],
+    verdict: Sequence[str] = (),
+    top: int | None = None,
+    plots: Sequence[Record] = (),
+) -> Record:
+    """An `answer` with an array for each column, none of which is text; a number stands for an array of it."""
+    import numpy as np
+
+    declared, fields, stride = [], [], 0
+    for column in columns:
+        declared.append({**column.declare(), "offset": stride})
+        fields.append("<" + packed.TYPES[column.type.rstrip("?")])
+        stride += np.dtype(fields[-1]).itemsize
+    rows = np.empty(len(values[0]), [(column.name, field) for column, field in zip(columns, fields, strict=True)])
+    for column, array in zip(columns, values, strict=True):
+        if rows[column.name].dtype.kind == "u" and np.asarray(array).dtype.kind == "f":
+            array = np.clip(np.rint(array), 0, 1 << 63)
+        rows[column.name] = array
+    keys = {"columns": declared, "stride": stride, "texts": [], "rows": rows.tobytes()}
+    return _make(name, keys, verdict, top, plots)
+
+
+def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plots: Sequence[Record]) -> Record:
+    return records.make("answer", name=name, **keys, top=top, verdict=list(verdict), plots=list(plots) or None)
+
+
+def _fit(type_: str, value: Any) -> Any:
+    """A number for a column; what malformed rows add up to may not fit."""
+    if value is None or type_[0] != "u":
+        return value
+    return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))

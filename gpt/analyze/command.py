@@ -1,0 +1,225 @@
+"""From an analysis to its command: the options that all have, and its own.
+
+An analysis is declared at the end of its file, as `ANALYSIS`, and its name stands in gpt/stages/analyze.py:
+
+    def gaps(trace: TraceModel) -> Answers:
+        ...
+
+    ANALYSIS = of_model(gaps, "Show when the GPU had nothing to do.", CALLS)
+
+A function takes the whole of the traces (gpt/trace/model.py). What is too much to be kept is folded instead (base.py),
+by a class that the declaration names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from gpt import cli, signals
+from gpt.analyze import base, live
+from gpt.analyze.answer import Answers
+from gpt.errors import UsageError
+from gpt.screen import plots
+from gpt.stage import Stage
+
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+    from gpt.trace.select import Selection
+
+TOOL = "gpt-analyze"
+
+
+class Form(StrEnum):
+    """What an answer can be written as, beside a table and the stream."""
+
+    md = "md"
+    csv = "csv"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis: what `--list` says of it, what makes it, and its own options, as typer declares them.
+
+    What it `make`s takes the options by their names. If it writes `lines` and not answers it takes the stage too.
+    """
+
+    about: str
+    make: Callable[..., base.Fold]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lines: bool = False
+
+
+def of_model(
+    function: Callable[..., Answers],
+    about: str,
+    kinds: frozenset[str] | None,
+    lack: Callable[[set[str]], str | None] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Analysis:
+    """The analysis that a function is, of a trace that has records of these `kinds`, None for all.
+
+    `lack` says of the kinds of a trace without them what would record them.
+    """
+    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given), options or {})
+
+
+class _Whole:
+    """Keeps what was read, and asks a function about all of it."""
+
+    streams = True
+
+    def __init__(
+        self,
+        function: Callable[..., Answers],
+        kinds: frozenset[str] | None,
+        lack: Callable[[set[str]], str | None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        from gpt.trace.model import EVERYTHING, TraceModel
+
+        self.kinds = EVERYTHING if kinds is None else kinds
+        self._function, self._lack, self._options = function, lack, options
+        self._model = TraceModel()
+
+    def take(self, process: Process) -> None:
+        """Keeps what a process has collected."""
+        self._model.take(process)
+
+    def end(self, process: Process) -> None:
+        """A process is over."""
+        self._model.end(process)
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """What would have recorded what it needs."""
+        return self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
+
+    def answer(self) -> Answers:
+        """What the function says."""
+        yield from self._function(self._model, **self._options)
+
+
+# Options
+
+
+def _parse_time(text: str) -> tuple[float, float]:
+    begin, comma, end = text.partition(",")
+    try:
+        times = float(begin or "-inf") * 1e9, float(end or "inf") * 1e9
+    except ValueError:
+        times = 0.0, 0.0
+    if not comma or not times[0] < times[1]:
+        raise UsageError(f"--time takes FROM,TO in seconds, not '{text}'")
+    return times
+
+
+def _parse_handle(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise UsageError(f"--cuda-stream takes a handle, as 0x7f..., not '{text}'") from None
+
+
+def _option(type_: Any, name: str, metavar: str, about: str, **more: Any) -> Any:
+    return Annotated[type_, typer.Option(name, metavar=metavar, help=about, **more)]
+
+
+TRACES = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input by default.")]
+FILTERS = {
+    "pids": _option(list[int] | None, "--pid", "PID", "Only this process; several may be named."),
+    "threads": _option(list[int] | None, "--tid", "TID", "Only this thread."),
+    "devices": _option(list[int] | None, "--gpu", "NUMBER", "Only this device of the process."),
+    "streams": _option(list[str] | None, "--cuda-stream", "HANDLE", "Only this stream."),
+    "kernels": _option(list[str] | None, "--kernel", "GLOB", "Only kernels of this name."),
+    "time": _option(str | None, "--time", "FROM,TO", "Only these seconds, since the first trace began."),
+}
+ANSWERED = {
+    "form": Annotated[Form | None, typer.Option("--format", help="Write Markdown or CSV.")],
+    "plot": _option(Path | None, "--plot", "FILE", "Draw it: a .png or .svg."),
+    "as_stream": cli.Stream,
+}
+COMMON = {
+    "follow": Annotated[bool, typer.Option("--follow", "-f", help="Wait until the traces have ended.")],
+    "json": cli.Json,
+    "from_json": cli.FromJson,
+    "verbose": cli.Verbose,
+    "version": cli.Version,
+}
+
+
+def _select(given: dict[str, Any]) -> Selection:
+    """The selection that options say."""
+    from gpt.trace.select import Selection
+
+    chosen = {name: given[name] for name in FILTERS}
+    begin, end = _parse_time(chosen["time"]) if chosen["time"] else _parse_time(",")
+    pids, threads, devices = (frozenset(chosen[name] or ()) for name in ("pids", "threads", "devices"))
+    streams = frozenset(map(_parse_handle, chosen["streams"] or ()))
+    return Selection(pids, threads, devices, streams, tuple(chosen["kernels"] or ()), begin, end)
+
+
+def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
+    """The stage of an analysis that answers: tables unless another form is asked for."""
+    if form and (as_stream or json):
+        raise UsageError("--format cannot be combined with --stream or --json")
+    stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
+    if form:
+        from gpt.screen.answers import AnswerReport
+
+        stage.table = AnswerReport(form)
+    return stage
+
+
+def make_command(analysis: Analysis) -> Callable[..., int]:
+    """The command of an analysis, for typer."""
+
+    def command(**given: Any) -> int:
+        traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
+        own = {name: given[name] for name in analysis.options}
+
+        def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
+            made = analysis.make(stage, given["json"], **own) if analysis.lines else analysis.make(**own)
+            return base.read(stage, made, traces, selection, seen)
+
+        def peek(stage: Stage) -> bool:
+            return look(stage) if shown else base.read(stage, live.Nothing(), traces)
+
+        if analysis.lines:
+            stage = Stage(TOOL, from_json=given["from_json"], stream=True)
+        else:
+            stage = open_stage(given["form"], given["as_stream"], given["json"], given["from_json"])
+        if path:
+            plots.check(path)
+        ended, shown = None, os.isatty(1) and stage.table is not None and not given["form"]
+        if given["follow"]:
+            live.check(traces)
+            ended = live.wait(TOOL, peek, shown)
+            stage.write_text(live.CLEAR if shown else "")
+        answers: dict[str, dict[str, Any]] = {}
+        look(stage, lambda answer: answers.update({answer["name"]: answer}))
+        status = stage.close()
+        if path and answers:
+            plots.draw(path, list(answers.values()))
+        return signals.die(ended.number) if ended else status
+
+    options = {**analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=type_,
+            default=False if get_args(type_)[0] is bool else None,
+        )
+        for name, type_ in {"traces": TRACES, **options}.items()
+    ]
+    command.__doc__ = analysis.about
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command

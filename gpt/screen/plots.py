@@ -1,0 +1,244 @@
+"""Answers as pictures: what an answer says of its `plots` is drawn, whatever analysis it is of.
+
+A form of plot is a function from the columns that a `plot` names to what is drawn in a panel; FORMS names them. An
+answer without plots has bars: its first column of numbers with a unit, for each text of its first column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt import packed
+from gpt.errors import GptError, MissingError, UsageError
+from gpt.outputs import replacing
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+from gpt.screen.units import TIMES
+
+SUFFIXES = (".png", ".svg")
+WIDTH, DPI = 11.0, 150  # inches, dots an inch
+ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and below; height of a panel
+BARS = 30  # that are drawn
+LABELS = 40  # of rows, at most
+MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
+BAR = 0.9  # height of the bars of a row
+COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
+NAME, LABEL, SENTENCE = 90, 48, 140  # columns of a title, of a label, of a line below a title
+GRAY = "#4a5568"
+
+Record = Mapping[str, Any]
+Columns = dict[str, Any]  # an array each, NaN for no value; of text a list
+
+
+def check(path: Path) -> None:
+    """Raises UsageError if the name is not that of a picture, MissingError without matplotlib."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"the name of a plot ends in {' or '.join(SUFFIXES)}", str(path))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingError("matplotlib: pip install 'gpu-probe-toolchain[plot]'") from None
+
+
+def draw(path: Path, answers: Sequence[Record]) -> None:
+    """Draws the answers that say how, or the first. Raises OSError if that cannot be written.
+
+    Raises GptError if there is nothing to draw.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    told = [(answer, plot) for answer in answers for plot in answer.get("plots", ())]
+    panels = told or [(answer, plot) for answer in answers[:1] for plot in _bars_of(answer)]
+    panels = [(answer, plot) for answer, plot in panels if answer["rows"] and plot["form"] in FORMS]
+    if not panels:
+        raise GptError("nothing to draw", str(path))
+    columns = [_read(answer) for answer, _ in panels]
+    heights = [_height(plot, of) for (_, plot), of in zip(panels, columns, strict=True)]
+    size = (WIDTH, min(MOST * len(panels), sum(heights)))
+    figure, axes = pyplot.subplots(
+        len(panels), figsize=size, dpi=DPI, layout="constrained", squeeze=False, height_ratios=heights
+    )
+    for (answer, plot), of, place in zip(panels, columns, axes[:, 0], strict=True):
+        FORMS[plot["form"]](place, plot, of, {told["name"]: told for told in answer["columns"]})
+        _title(place, plot.get("title") or "\n".join([answer["name"], *answer["verdict"][:1]]))
+    if missing := [line for answer in answers[:1] for line in answer.get("incomplete", ())]:
+        figure.supxlabel(
+            "\n".join(_text(f"incomplete: {line}", SENTENCE) for line in missing), fontsize=8, color="#b91c1c"
+        )
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower())
+    pyplot.close(figure)
+
+
+def _bars_of(answer: Record) -> list[Record]:
+    """How an answer is drawn that does not say it."""
+    text = [told["name"] for told in answer["columns"] if told["type"].rstrip("?") == packed.TEXT]
+    numbers = [told for told in answer["columns"] if told["type"].rstrip("?") != packed.TEXT]
+    shown = [told for told in numbers if told.get("unit") != "id" and told.get("shown") != "never"]
+    best = [told["name"] for told in shown if told.get("unit") in ("ns", "cycles", "bytes")]
+    best += [told["name"] for told in shown]
+    return [{"form": "bars", "x": text[0], "y": best[:1]}] if text and best else []
+
+
+def _read(answer: Record) -> Columns:
+    """The columns of an answer."""
+    import numpy as np
+
+    fields, rows = packed.unpack_rows(answer)
+    if any(field.type == packed.TEXT for field in fields):
+        values = list(zip(*rows, strict=True))
+        return {
+            field.name: list(column) if field.type == packed.TEXT else np.array(
+                [np.nan if value is None else value for value in column], float
+            )
+            for field, column in zip(fields, values, strict=True)
+        }  # fmt: skip
+    found: Columns = {}
+    for field in fields:
+        count = len(answer["rows"]) // answer["stride"]
+        array = np.ndarray((count,), "<" + field.code, answer["rows"], field.offset, (answer["stride"],))
+        none = array == np.array(field.none, array.dtype) if field.optional else False
+        found[field.name] = np.where(none, np.nan, array.astype(float))
+    return found
+
+
+def _height(plot: Record, columns: Columns) -> float:
+    """Inches of a panel."""
+    name = plot["x"] if plot["form"] == "bars" else plot["y"][0]
+    rows = len(set(columns[name])) if plot["form"] in ("bars", "spans") else 0
+    rows = min(rows, BARS) * 2 if plot["form"] == "bars" else rows
+    return min(MOST, max(LEAST, MARGIN + ROW * rows))
+
+
+def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+
+    places = [at for at, label in enumerate(columns[plot["x"]]) if label is not None][:BARS]  # the others are sums
+    labels = [columns[plot["x"]][at] for at in places]
+    labels = readable(labels) if told[plot["x"]].get("unit") == "kernel" else labels
+    values = np.stack([columns[name][places] for name in plot["y"]])
+    unit, scale = _unit(told[plot["y"][0]].get("unit", ""), float(np.nanmax(values, initial=0)))
+    left = np.zeros(len(labels))
+    for name, row in zip(plot["y"], values, strict=True):
+        axes.barh(range(len(labels)), row / scale, left=left, height=0.8, label=told[name].get("title", name))
+        left += np.nan_to_num(row) / scale
+    axes.set_yticks(range(len(labels)), [_text(label, LABEL) for label in labels], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit))
+    if len(plot["y"]) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+
+    unit_x, scale_x = _unit(told[plot["x"]].get("unit", ""), float(np.nanmax(columns[plot["x"]], initial=0)))
+    most = max(float(np.nanmax(columns[name], initial=0)) for name in plot["y"])
+    unit_y, scale_y = _unit(told[plot["y"][0]].get("unit", ""), most)
+    for name in plot["y"]:
+        axes.plot(columns[plot["x"]] / scale_x, columns[name] / scale_y, lw=1, label=told[name].get("title", name))
+    axes.set_xlabel(_axis(told[plot["x"]], unit_x))
+    axes.set_ylabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit_y))
+    if len(plot["y"]) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+    from matplotlib.collections import PolyCollection
+
+    row = plot["y"][0]
+    if isinstance(columns[row], list):
+        names, number = list(dict.fromkeys(columns[row])), {}
+        number = {name: at for at, name in enumerate(names)}
+        rows = np.array([number[name] for name in columns[row]])
+        labels = [_text(name or "-", LABEL) for name in names]
+    else:
+        values, rows = np.unique(columns[row], return_inverse=True)
+        labels = [f"{value:g}" for value in values]
+    count = len(labels)
+    start, end = columns[plot["x"]], columns[plot["end"]]
+    unit, scale = _unit(told[plot["x"]].get("unit", ""), float(np.nanmax(end, initial=0)))
+    lane = columns[plot["lane"]].astype(int) if "lane" in plot else np.zeros(len(rows), int)
+    lanes = np.ones(count, np.int64)
+    np.maximum.at(lanes, rows, lane + 1)
+    height = BAR / lanes[rows]
+    top = rows - BAR / 2 + lane * height
+    left, right = start / scale, end / scale
+    corners: Any = np.stack(
+        [np.stack([left, left, right, right], 1), np.stack([top, top + height, top + height, top], 1)], 2
+    )
+    edge = 0.3 if np.median(right - left) > EDGES * right.max() else 0
+    drawn = PolyCollection(corners, cmap=COLORS, edgecolors="white" if edge else "face", linewidths=edge)
+    drawn.set_snap(False)  # of bars narrower than a pixel each is to be seen as what it is
+    drawn.set_rasterized(len(rows) > MANY)
+    axes.add_collection(drawn)
+    axes.set_xlim(0, right.max() * 1.005)
+    axes.set_ylim(count - 0.4, -0.6)
+    step = -(-count // LABELS)
+    axes.set_yticks(range(0, count, step), labels[::step], fontsize=8)
+    axes.set_ylabel(told[row].get("title", row))
+    axes.set_xlabel(f"time since the first began ({unit or 'clocks'})")
+    if "color" in plot:
+        drawn.set_array(columns[plot["color"]])
+        label = told[plot["color"]].get("title", plot["color"])
+        axes.figure.colorbar(drawn, ax=axes, label=label, pad=0.01, aspect=40)
+
+
+def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+
+    x, y, color = columns[plot["x"]], columns[plot["y"][0]], columns[plot["color"]]
+    unit, scale = _unit(told[plot["x"]].get("unit", ""), float(np.nanmax(x, initial=0)))
+    drawn = axes.scatter(x / scale, y, c=color, s=2, marker="s", cmap=COLORS, rasterized=len(np.atleast_1d(x)) > MANY)
+    axes.set_xlabel(_axis(told[plot["x"]], unit))
+    axes.set_ylabel(_axis(told[plot["y"][0]], told[plot["y"][0]].get("unit", "")))
+    axes.figure.colorbar(drawn, ax=axes, label=told[plot["color"]].get("title", plot["color"]), pad=0.01, aspect=40)
+
+
+FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
+    "bars": _draw_bars,
+    "lines": _draw_lines,
+    "spans": _draw_spans,
+    "heat": _draw_heat,
+}
+
+
+def _title(axes: Any, text: str) -> None:
+    """The first line above a panel, the others smaller below it."""
+    first, *more = text.split("\n")
+    axes.set_title("\n".join(_text(line, SENTENCE) for line in more), fontsize=9, loc="left", color=GRAY)
+    axes.annotate(
+        _text(first, NAME),
+        (0, 1),
+        (0, 8 + 13 * len(more)),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=12,
+    )
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _axis(told: Record, unit: str) -> str:
+    """What stands beside an axis."""
+    name = told.get("title", told.get("name", ""))
+    return f"{name} ({unit})" if unit and unit not in ("id", "kernel") else name
+
+
+def _text(text: str, width: int) -> str:
+    """A text that matplotlib takes as it is."""
+    return shorten(printable(text), width, middle=False).replace("$", r"\$")
+
+
+def _unit(unit: str, most: float) -> tuple[str, float]:
+    """The unit of an axis that goes up to `most`, and how many of `unit` it is."""
+    if unit != "ns":
+        return unit, 1.0
+    name, scale = next((u for u in reversed(TIMES) if most >= 2 * u[1]), TIMES[0])
+    return name.replace("us", "\N{MICRO SIGN}s"), float(scale)

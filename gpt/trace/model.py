@@ -1,0 +1,215 @@
+"""The trace model: what traces say, as arrays, for whoever asks a question of all of it at once.
+
+    trace = gpt.trace.open("trace.mp")
+    trace.launches[0].maps["block_sched"]["elapsed"].max()     # (blocks, warps, capacity), the bytes as they are
+    calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
+    calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
+
+Times are ns since the first process began: clocks of processes of one machine are joined by its boot, those of several
+machines by the time of day. Rows are kept as they are in the trace, some 24 to 72 bytes a call, and buffers of probes
+as bytes of the trace or of the file beside it; arrays are made when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt import stream
+from gpt.errors import MalformedError
+from gpt.formats.paths import open_regular
+from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+from gpt.trace.follow import Follow
+from gpt.trace.params import Argument
+from gpt.trace.process import COSTS, LOADS, RANGES, RUNS, SAVES, Api, Process, iter_processes
+from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
+from gpt.trace.select import Selection
+
+EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES
+CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
+GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
+       ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4")]  # fmt: skip
+WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
+
+Batch = tuple[Threads, Rows]
+
+
+class Maps(Mapping[str, npt.NDArray[np.void]]):
+    """What the probes of a launch saved, by map: records of shape (blocks, units of a block, capacity).
+
+    A unit is a thread, a warp or a block, as the map says; of a log the shape is (records,). Of the slots of a unit as
+    many are used as `Launch.saved` counts. Looking at one raises MissingError if its bytes are lost.
+    """
+
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+        self._buffers = buffers
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.void]:
+        return self._buffers[name].read().slots
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
+class Launch:
+    """A launch with probes; `kernel` is its mangled name."""
+
+    def __init__(self, model: TraceModel, process: Process, launch: ProbedLaunch, kernel: str) -> None:
+        self.process = process
+        self.kernel = kernel
+        self._model = model
+        self.launch = launch
+        self.buffers: dict[str, Buffer] = {}
+        self.maps = Maps(self.buffers)
+
+    def __getattr__(self, name: str) -> Any:
+        """`id`, `device`, `stream`, `thread`, `grid`, `block`, `blocks`, `threads`, `params` of the launch."""
+        if name.startswith("_") or name == "launch":
+            raise AttributeError(name)
+        return getattr(self.launch, name)
+
+    @property
+    def start(self) -> int:
+        """When it was called, in ns since the first process began."""
+        return int(self._model.times(self.process, np.array([self.launch.start], np.uint64))[0])
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """What the kernel was given, as far as that is recorded."""
+        return next((buffer.arguments for buffer in self.buffers.values()), [])
+
+    def saved(self, name: str) -> Saved:
+        """The counts and the records of a map. Raises what `Buffer.read` raises."""
+        return self.buffers[name].read()
+
+
+class TraceModel:
+    """The processes of traces, what they called and what probes saved. `incomplete` says what is missing, in lines."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.launches: list[Launch] = []
+        self.incomplete: list[str] = []
+        self._batches: dict[str, list[tuple[int, Batch]]] = {"calls": [], "gpu_times": []}
+        self._numbers: dict[Process, int] = {}
+        self._by_id: dict[tuple[int, int], Launch] = {}
+
+    # Filling
+
+    def take(self, process: Process) -> None:
+        """Keeps what a process has collected since the last time."""
+        number = self._numbers.get(process)
+        if number is None:
+            number = self._numbers[process] = len(self.processes)
+            self.processes.append(process)
+        collectors: dict[str, Collector] = {"calls": process.calls, "gpu_times": process.gpu_times}
+        for kind, collector in collectors.items():
+            self._batches[kind] += [(number, batch) for batch in collector.take()]
+        for buffer in process.probes.take():
+            key = number, buffer.launch.id
+            if key not in self._by_id:
+                self._by_id[key] = Launch(self, process, buffer.launch, buffer.kernel)
+                self.launches.append(self._by_id[key])
+            self._by_id[key].buffers[buffer.map.name] = buffer
+
+    def end(self, process: Process) -> None:
+        """A process is over. Raises MalformedError if a buffer is of no launch."""
+        process.probes.check_taken()
+
+    # Asking
+
+    @property
+    def first(self) -> Process:
+        """The process that began first."""
+        return min(self.processes, key=lambda process: process.header["realtime"])
+
+    def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Time stamps of a process as ns since the first one began."""
+        first = self.first
+        return process.clock.times(stamps) + (process.offset_to(first) - first.clock.monotonic)
+
+    def calls(self, *names: str) -> npt.NDArray[np.void]:
+        """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.
+
+        `process` is a place in `processes`; a `duration` of 0 is that of a call that did not return.
+        """
+        fields = [*CALL, *((name, WIDTHS[ARGUMENTS[name]]) for name in names)]
+        return self._gather("calls", fields, ("start",), self._by_thread)
+
+    def gpu_times(self) -> npt.NDArray[np.void]:
+        """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known."""
+        return self._gather("gpu_times", GPU, ("begin", "call"), None)
+
+    def _by_thread(self, found: npt.NDArray[np.void], threads: Threads) -> None:
+        found["thread"] = threads
+
+    def _gather(self, kind: str, fields: Any, stamps: tuple[str, ...], more: Any) -> npt.NDArray[np.void]:
+        batches = self._batches[kind]
+        found = np.zeros(sum(len(rows) for _, (_, rows) in batches), fields)
+        at = 0
+        for number, (threads, rows) in batches:
+            part = found[at : at + len(rows)]
+            at += len(rows)
+            process = self.processes[number]
+            part["process"] = number
+            if more:
+                more(part, threads)
+            for name in set(rows.dtype.names or ()) & set(found.dtype.names or ()):
+                if name in stamps:
+                    part[name] = self.times(process, rows[name])
+                elif name == "duration":
+                    part[name] = process.clock.durations(rows[name])
+                else:
+                    part[name] = rows[name]
+        return found[np.argsort(found[stamps[0]], kind="stable")]
+
+    def chosen(self, calls: npt.NDArray[np.void], **wanted: str) -> npt.NDArray[np.bool_]:
+        """Which calls are of functions whose `type`, `op` or `name` is the one that is wanted."""
+        mask = np.zeros(len(calls), bool)
+        for number, process in enumerate(self.processes):
+            good = [id_ for id_, api in process.apis.items() if all(getattr(api, k) == v for k, v in wanted.items())]
+            mask |= (calls["process"] == number) & np.isin(calls["api"], good)
+        return mask
+
+    def api(self, call: Any) -> Api:
+        """The function of a call."""
+        return self.processes[int(call["process"])].api(int(call["api"]))
+
+    def kernel(self, row: Any) -> str:
+        """The mangled name of the kernel of a launch, of calls or of GPU times."""
+        number = int(row["function"])
+        return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
+
+
+def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
+    """The model of some traces and of those that they name. Raises GptError if there is nothing to be read."""
+
+    def records(path: Path | None) -> Iterator[dict[str, Any]]:
+        assert path
+        with open_regular(path) as file:
+            yield from stream.read_records(file, str(path))
+
+    model, selection = TraceModel(), selection or Selection()
+    followed = Follow([*paths], records)
+    for trace in followed:
+        try:
+            folder = trace.path.parent if trace.path else None
+            found = iter_processes(iter(trace), EVERYTHING, folder, selection)
+            for process in (one for one in found if one.started):
+                model.take(process)
+                model.end(process)
+                if process.status is None:
+                    model.incomplete.append(f"no end of process {process.pid}: killed, or still running")
+        except MalformedError as error:
+            model.incomplete.append(str(error))
+    model.incomplete += [f"{child}: the trace of a child is absent" for _, child in followed.absent]
+    if not model.processes:
+        raise MalformedError(model.incomplete[0] if model.incomplete else "no process", ", ".join(map(str, paths)))
+    return model

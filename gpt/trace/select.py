@@ -1,0 +1,135 @@
+"""What of traces is looked at: filters by process, thread, device, stream, kernel and time, for every reader alike.
+
+Rows and launches that are left out never reach the reader. Some records lack what a filter asks about: counts of calls
+and launches have no thread, stream and time, a call has no device. Counts are left out then, and launches are
+counted from the calls; of a process with one device, all is on that device. A launch without probes has a kernel only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.screen.demangle import readable
+from gpt.trace.rows import Rows, Threads
+
+if TYPE_CHECKING:
+    from gpt.trace.clock import Clock
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Selection:
+    """What is chosen; nothing stands for everything.
+
+    `kernels` are globs, of mangled names or of names as the source has them. `begin` and `end` are ns since `zero`, ns
+    since the epoch: the beginning of the first process that is read, which sets it.
+    """
+
+    pids: frozenset[int] = frozenset()
+    threads: frozenset[int] = frozenset()
+    devices: frozenset[int] = frozenset()
+    streams: frozenset[int] = frozenset()
+    kernels: tuple[str, ...] = ()
+    begin: float = -math.inf
+    end: float = math.inf
+    zero: int = 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it leaves anything out."""
+        return bool(self.pids or self.kernels) or self.narrow
+
+    @property
+    def timed(self) -> bool:
+        """Whether it asks when."""
+        return (self.begin, self.end) != (-math.inf, math.inf)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it asks what counts do not say."""
+        return bool(self.threads or self.devices or self.streams or self.timed)
+
+
+@dataclass
+class Selected:
+    """What of one process is chosen; `names` and `devices` are what is known of it, and grow."""
+
+    selection: Selection
+    clock: Clock
+    names: Mapping[int, str]
+    devices: set[int]  # ordinals
+    launches: dict[int, int] = field(default_factory=dict)  # of calls that were chosen, by function
+    _matched: dict[str, bool] = field(default_factory=dict)
+
+    def of_calls(self, threads: Threads, rows: Rows) -> Mask:
+        """Which calls are chosen."""
+        chosen = self._choose(threads, rows, "start")
+        if "function" in (rows.dtype.names or ()) and self.selection.narrow:
+            good = chosen & (rows["result"] == 0) & (rows["function"] != 0)
+            for function, count in zip(*np.unique(rows["function"][good], return_counts=True), strict=True):
+                self.launches[int(function)] = self.launches.get(int(function), 0) + int(count)
+        return chosen
+
+    def of_gpu_times(self, _: Threads, rows: Rows) -> Mask:
+        """Which of what ran on the GPU is chosen."""
+        threads = rows["thread"] if "thread" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint64)
+        return self._choose(threads, rows, "begin")
+
+    def of_launches(self, _: Threads, rows: Rows) -> Mask:
+        """Which counts of launches are."""
+        return self._by_kernel(rows)
+
+    def of_counts(self, _: Threads, rows: Rows) -> Mask:
+        """Which counts of calls are: none is of a kernel."""
+        return np.full(len(rows), not (self.selection.narrow or self.selection.kernels))
+
+    def admits(self, thread: int, start: int, device: int, stream: int) -> bool:
+        """Whether a launch is chosen, if its kernel is."""
+        selection = self.selection
+        wanted = ((selection.threads, thread), (selection.devices, device), (selection.streams, stream))
+        inside = all(value in chosen for chosen, value in wanted if chosen)
+        return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
+
+    def matches(self, kernel: str) -> bool:
+        """Whether a kernel is chosen."""
+        globs = self.selection.kernels
+        if not globs:
+            return True
+        if kernel not in self._matched:
+            names = {kernel, *readable([kernel])}
+            self._matched[kernel] = any(fnmatchcase(name, glob) for name in names for glob in globs)
+        return self._matched[kernel]
+
+    def _since(self, start: int) -> int:
+        return int(self.clock.times(np.array([start], np.uint64))[0]) + self.clock.since(self.selection.zero)
+
+    def _choose(self, threads: npt.NDArray[np.unsignedinteger], rows: Rows, when: str) -> Mask:
+        selection, names = self.selection, rows.dtype.names or ()
+        chosen = np.ones(len(rows), bool)
+        if selection.threads:
+            chosen &= np.isin(threads, [*selection.threads])
+        if selection.streams:
+            chosen &= np.isin(rows["stream"], [*selection.streams]) if "stream" in names else False
+        if selection.devices and (len(self.devices) > 1 or not (self.devices or {0}) <= selection.devices):
+            chosen &= False  # a call does not say
+        if selection.timed:
+            since = self.clock.times(rows[when]) + self.clock.since(selection.zero)
+            chosen &= (since >= selection.begin) & (since < selection.end)
+        return chosen & self._by_kernel(rows) if selection.kernels else chosen
+
+    def _by_kernel(self, rows: Rows) -> Mask:
+        if not self.selection.kernels:
+            return np.ones(len(rows), bool)
+        if "function" not in (rows.dtype.names or ()):
+            return np.zeros(len(rows), bool)
+        known = np.unique(rows["function"])
+        wanted = [id_ for id_ in known.tolist() if id_ in self.names and self.matches(self.names[id_])]
+        return np.isin(rows["function"], wanted)
