@@ -270,6 +270,7 @@ def test_a_plot(tmp_path, form):
     assert b"No.block:5" in done.stdout
 
 
+@pytest.mark.full
 def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
     """A third of the time is a light colour, not a pattern of bars and gaps that are none."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -280,6 +281,7 @@ def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
     assert row.max() < 0.99
 
 
+@pytest.mark.full
 def test_plots_that_cannot_be(tmp_path):
     pytest.importorskip("matplotlib")
     data = forge.pack(trace(BLOCKS))
@@ -345,6 +347,7 @@ def test_numbers_that_are_too_large_are_shown(tmp_path):
 SAMPLE = forge.pack([*trace(BLOCKS)[:-1], forge.launches({4: 2}), *trace(BLOCKS)[-1:]])
 
 
+@pytest.mark.full
 @settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
 def test_whatever_comes_there_is_an_answer_or_one_error(changes):

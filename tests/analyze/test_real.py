@@ -117,6 +117,7 @@ def test_events_are_in_order_and_those_of_the_summary(trace):
     assert (launch["kernel"], launch["grid"], launch["block"], launch["shared"]) == ("foo", [1, 2, 3], [32, 4, 1], 128)
 
 
+@pytest.mark.full
 def test_a_trace_as_json_has_the_same_answer(trace):
     with open(trace, "rb") as file:
         text = "".join(f"{line}\n" for r in stream.read_records(file, "t") for line in jsonl.lines(r)).encode()
@@ -128,6 +129,7 @@ def test_a_trace_as_json_has_the_same_answer(trace):
     assert [r for r in found if r["kind"] != "header"] == [r for r in map(json.loads, direct) if r["kind"] != "header"]
 
 
+@pytest.mark.full
 def test_a_program_that_is_killed(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)

@@ -306,6 +306,7 @@ def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
     assert run(tmp_path / "a.mp").returncode == 3
 
 
+@pytest.mark.full
 def test_functions_are_bounded():
     ids = [(5, 1, i, 0) for i in range(1, 9000)]
     done = run("--json", data=forge.pack(forge.trace(forge.calls(ids))))
@@ -430,6 +431,7 @@ SAMPLE = forge.pack(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
 def test_whatever_comes_there_is_an_answer_or_one_error(changes):

@@ -13,7 +13,18 @@ import pytest
 
 HERE = Path(__file__).parent
 TOP = HERE.parents[1]
-LONG = ("106-debloat", "110-install")
+LONG = (
+    "011-filter-in-perl",
+    "100-makefile",
+    "101-restore",
+    "103-negativa-spans",
+    "104-reproducible",
+    "105-live",
+    "105-negativa",
+    "106-debloat",
+    "110-install",
+    "120-assemble",
+)
 SCRIPTS = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path.stem in LONG else [])
     for path in sorted(HERE.glob("[0-9][0-9][0-9]-*.sh"))

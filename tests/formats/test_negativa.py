@@ -56,6 +56,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_spans(tmp_path, "lib.so")
 
 
+@pytest.mark.full
 def test_spans_out_and_in_give_the_same_library(sample, tmp_path):
     library = sample("none")
     ours = patch(located(library, USED, "--spans-json", str(tmp_path / "spans")), "-o", tmp_path / "ours")

@@ -148,6 +148,7 @@ def test_strange_names_are_names(tmp_path):
     assert [record["path"] for record in done.kind("library")] == [f"{tmp_path}/x.whl/{name}" for name in names]
 
 
+@pytest.mark.full
 def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
     """A text of 800 MB in a file of 1 MB."""
     path = tmp_path / "x.whl"
@@ -162,6 +163,7 @@ def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
             assert (len(head), member) == (1 << 16, None)
 
 
+@pytest.mark.full
 def test_many_members(tmp_path):
     """As many as fit the directory, each as small as can be."""
     count = zips.MAX_DIRECTORY // 51

@@ -193,6 +193,7 @@ def test_json_stays_what_it_was(locate):
     assert [r for r in done.records if r["kind"] == "x-mine"] == strange
 
 
+@pytest.mark.full
 def test_patch_writes_nothing_smaller(tmp_path):
     from tests.demo.build import build
 
@@ -223,6 +224,7 @@ def test_what_a_name_is_short_for():
         assert function_of(name) == function
 
 
+@pytest.mark.full
 def test_names_made_to_take_long(tmp_path):
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     evil = "_Z1fSt4pairIiiE" + "".join(f"S_IS{d}_S{d}_E" for d in digits)

@@ -31,6 +31,7 @@ def test_what_used_kernels_need_stays(arch, used):
     assert cut.size == sum(end - start for start, end in cut.spans)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 def test_nvdisasm_finds_all_that_kept_code_names(arch, tmp_path):
     """No symbol that it prints as an operand in kept code is of code that is gone."""
@@ -119,6 +120,7 @@ def test_a_function_that_no_kernel_reaches_stays():
     assert cut_out(data, find_cut(data, set(KERNELS)))[1] == set(KERNELS).union(*KERNELS.values()) - {"lonely"}
 
 
+@pytest.mark.full
 def test_a_long_circular_call_graph_ends():
     names = [s.name for s in ELFFile(io.BytesIO(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS)))
              .get_section_by_name(".symtab").iter_symbols()]  # fmt: skip

@@ -39,6 +39,7 @@ def cuobjdump(*args):
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 @pytest.mark.parametrize("used", first({"pointer"}, {"direct"}, {"plain", "alone"}, set()))
 def test_what_is_left(arch, used, tmp_path):
@@ -106,6 +107,7 @@ def test_names_are_gone(arch):
     assert b"direct" in left
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("codec", [full("none"), "zstd", full("lz4")])
 @pytest.mark.parametrize("mode", ["compact", full("fill"), full("hole")])
 def test_libraries(codec, mode, tmp_path):

@@ -84,6 +84,7 @@ def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
         assert Path(record["output"]).read_bytes() == made["compact"][0].read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["inside", full("referenced"), full("small")])
 def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
     library = sample(name)
@@ -97,6 +98,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
     assert patched.read_bytes() == made["hole"][0].read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
@@ -107,6 +109,7 @@ def test_relocatable_code(sample, name, used, tmp_path):
         checks.check_patched(library, patched, kept, tmp_path / f"x{mode}")
 
 
+@pytest.mark.full
 def test_a_fleet_and_ptx(sample, tmp_path):
     library = sample("zstd")
     names = ["1.sm_75.cubin", "2.sm_80.cubin", "1.sm_90.ptx", "6.sm_75.cubin"]
@@ -130,6 +133,7 @@ def test_nothing_goes(sample, tmp_path):
         assert patched.read_bytes() == library.read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["archive", full("object_")])
 def test_objects_and_archives_keep_their_offsets(sample, name, tmp_path):
     library = sample(name)

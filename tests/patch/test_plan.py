@@ -249,6 +249,7 @@ def test_hostile_spans(sample, name, tmp_path):
     assert done.seconds < 20
 
 
+@pytest.mark.full
 def test_a_library_of_tiny_elements(tmp_path):
     """More than any real one has, every other one cut out."""
     path = tmp_path / "tiny.fatbin"

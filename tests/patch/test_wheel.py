@@ -90,6 +90,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_what_is_refused(wheel, tmp_path):
     (tmp_path / "names").write_text(USED)
 

@@ -140,6 +140,7 @@ HOSTILE = {  # beginning, what is repeated, end
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", HOSTILE)
 def test_time_is_in_proportion_to_size(case):
     def spent(size):
@@ -162,6 +163,7 @@ def test_time_is_in_proportion_to_size(case):
     assert min(spent(8 * size), spent(8 * size)) < 24 * max(spent(size), spent(size), 0.002)
 
 
+@pytest.mark.full
 def test_a_module_has_so_many_items():
     text = HEAD + ".global .u8 a;\n" * (scan.MAX_ITEMS - 3)
     assert len(scan.scan_module(text.encode()).items) == scan.MAX_ITEMS

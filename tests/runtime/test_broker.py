@@ -110,6 +110,7 @@ def test_faults_reach_the_user(run, hook):
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [(), full(SANITIZERS)])
 @pytest.mark.parametrize("late", [True, full(False)], ids=["late", "idle"])
 def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):

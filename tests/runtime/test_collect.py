@@ -119,6 +119,7 @@ def test_a_log_has_what_was_saved(tmp_path, wide):
         assert units.counts.tolist() == [COUNT] and sorted(units.units.tolist()) == list(range(COUNT))
 
 
+@pytest.mark.full
 def test_large_buffers_are_packed(tmp_path, wide):
     trace = good(tmp_path, wide, "-p", "gmem_bytes", arguments=(PTX, "3000", "90000"))
     buffers = trace.of("buffer")

@@ -30,6 +30,7 @@ def headers(text: str) -> str:
     return subprocess.run(line, input=text, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.full
 @needs_cxx
 def test_a_program_of_nvcc(tmp_path):
     program = compile_cuda(tmp_path, Path(__file__).with_name("cudart.cu"))

@@ -3,6 +3,8 @@
 import re
 import subprocess
 
+import pytest
+
 from tests.runtime import hooked
 
 RUNTIME = hooked.ROOT / "runtime"
@@ -22,6 +24,7 @@ def symbols(path):
     return defined, {word[-1] for word in words if word[-2] == "U"}
 
 
+@pytest.mark.full
 def test_no_symbol_is_used_from_below(tmp_path):
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", f"-I{RUNTIME}"]
     subprocess.run(["cc", "-c", *flags, *FILES.values()], cwd=tmp_path, check=True)

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from gpt import stream
 from gpt.trace.process import RUNS, iter_processes
 from gpt.trace.used import read_used
@@ -353,6 +355,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
     assert process.wait() == 0
 
 
+@pytest.mark.full
 def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     folder = tmp_path / "runtime"
     folder.mkdir()

@@ -53,6 +53,7 @@ def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
     assert line.startswith(f"gpt-hook: warning: {demo}: no code for this device in the fatbin at 0x")
 
 
+@pytest.mark.full
 def test_a_kernel_that_is_not_there(tmp_path):
     library = two_kernels(tmp_path)
     assert cuda.run("cuobjdump", "-lelf", library).count("ELF file") == 2
@@ -115,6 +116,7 @@ def test_kernels_that_only_other_devices_have(tmp_path):
     assert trace.of("diag") == [] and trace.functions == ["one"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["compact", full("fill"), full("hole")])
 @pytest.mark.parametrize("kernels", [[], full(["--granularity", "kernel"])])
 def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):

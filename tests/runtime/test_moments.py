@@ -55,6 +55,7 @@ def test_a_constructor_that_runs_before_ours(tmp_path, how):
     assert trace.functions == ([] if linked else ["foo"])
 
 
+@pytest.mark.full
 def test_a_signal_handler_that_makes_calls(tmp_path, driver):
     source = r"""
     #include <signal.h>

@@ -286,6 +286,7 @@ def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
     assert run(tmp_path, THREADS, calls).launches == {f"kernel{i}": each for i in range(8)}
 
 
+@pytest.mark.full
 def test_what_is_gone_takes_no_memory(tmp_path, driver):
     """The trace itself grows, and stays mapped; so private memory is what counts."""
     source = r"""

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from gpt.screen.demangle import demangle
 
 
@@ -19,6 +21,7 @@ def test_names_are_those_of_the_source():
     assert demangle([]) == [] and demangle(["a"]) == ["a"]
 
 
+@pytest.mark.full
 def test_a_name_that_stands_for_a_text_without_end_stays_as_it_is():
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     evil = "_Z1fSt4pairIiiE" + "".join(f"S_IS{d}_S{d}_E" for d in digits)  # each is twice as long as the one before

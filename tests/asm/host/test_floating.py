@@ -18,7 +18,7 @@ from tests.asm.host import exact
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, Format, Fraction
 from tests.asm.host.floats import MODES, WHOLE, Case, arithmetic, cases_of
 from tests.asm.host.thread import Thread, kernel
-from tests.tiers import full
+from tests.tiers import first, full
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("count", [24, full(3000)])
-@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 @pytest.mark.parametrize("fma", [True, full(False)])
 def test_exact(tmp_path, monkeypatch, fma, name, count):
     """Arithmetic, rounded once in each mode; comparison; conversion: with and without a processor's fma."""

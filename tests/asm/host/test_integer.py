@@ -36,6 +36,7 @@ def thread(tmp_path_factory):
     return Thread(tmp_path_factory.mktemp("thread"))
 
 
+@pytest.mark.full
 def test_integers(thread):
     """Each result of each instruction for each triple of operands."""
     check(thread, [case for case in instructions() if case[3]], values(150))

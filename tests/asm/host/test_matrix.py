@@ -16,6 +16,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from gpt.asm.backend import Options
 from gpt.asm.host.backend import Host, HostTarget
@@ -206,6 +207,7 @@ def results(one: Product, words: list[int]) -> Iterator[tuple[int, int, float]]:
 HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
 
 
+@pytest.mark.full
 def test_mma(tmp_path):
     """Each shape and each combination of types."""
     source, text, inputs, wanted = random.Random(2), [HEAD], {}, {}

@@ -111,6 +111,7 @@ def test_progress_is_that_of_the_warp():
     assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", ["sm_90a", *map(full, (arch for arch in ARCHS if arch != "sm_90a"))])
 def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
@@ -153,6 +154,7 @@ HELPERS = {  # with the types that a snippet may want them as
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", [full("before"), "after"])
 @pytest.mark.parametrize("arch", ["sm_75", full("sm_90a"), full("sm_100a")])
 def test_every_helper_at_every_instruction(arch, when, tmp_path):
