@@ -109,17 +109,23 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
                             .environment = gpt_make_environment(),
                             .input = gpt_make_file(input->data, input->size),
                             .errors = gpt_make_file("", 0)};
-    if (run_plan(&plan, output))
-        outcome->status = gpt_read_errors(plan.errors, outcome->fault, sizeof(outcome->fault));
-    else {
+    struct gpt_bytes said = {0};
+    if (run_plan(&plan, output)) {
+        bool heard = gpt_read_file(plan.errors, &said);
+        outcome->status = gpt_read_errors(heard ? said.data : "", heard ? said.size : 0, outcome->fault,
+                                          sizeof(outcome->fault));
+    } else {
         bool late = errno == ETIMEDOUT;
         outcome->status = late ? GPT_MISSING : GPT_NOT_RUN;
         snprintf(outcome->fault, sizeof(outcome->fault),
-                 late ? GPT_LATE : "cannot run gpt-extract and gpt-asm: %s", strerror(errno));
+                 late ? "no answer in time from gpt-extract and gpt-asm"
+                      : "cannot run gpt-extract and gpt-asm: %s",
+                 strerror(errno));
     }
     if (plan.input >= 0)
         close(plan.input);
     if (plan.errors >= 0)
         close(plan.errors);
     free(plan.environment);
+    gpt_empty(&said);
 }

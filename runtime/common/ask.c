@@ -84,8 +84,8 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
 static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                            struct gpt_outcome *outcome) {
     static bool said;
-    const char *name = getenv(GPT_BROKER);
-    if (!name || !*name || __atomic_load_n(&late, __ATOMIC_RELAXED))
+    const char *name = gpt_find_broker();
+    if (!*name || __atomic_load_n(&late, __ATOMIC_RELAXED))
         return false;
     enum hope hope = ask(name, which, input, output, outcome);
     if (hope == LATE)

@@ -44,8 +44,6 @@
 #define GPT_BROKER                                                                                           \
     "GPT_HOOK_BROKER" // the variable with the abstract name of the socket, which ends in its network
 
-#define GPT_LATE "no answer in time from gpt-extract and gpt-asm"
-
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
 // Status of a stage that lacks a tool; of a pipeline that could not be run now; of one that was killed.
 enum { GPT_MISSING = 4, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
@@ -110,9 +108,9 @@ extern const char *const gpt_stages[GPT_STAGES]; // their names
 void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,
                     const char *probe, char *words[GPT_WORDS]);
 
-// What a pipeline wrote to standard error: the status in its last line, GPT_NO_STATUS if there is none, and
-// the line before that.
-int gpt_read_errors(int file, char *line, size_t size);
+// What a pipeline wrote to standard error, or its end: the status in its last line, GPT_NO_STATUS if there is
+// none, and the line before that.
+int gpt_read_errors(const char *said, size_t size, char *line, size_t room);
 
 // The environment without what would load libraries into stages, or watch them; to be freed.
 char **gpt_make_environment(void);
@@ -176,6 +174,10 @@ uint64_t gpt_now(void);                      // CLOCK_MONOTONIC, ms
 bool gpt_wait_for(int file, uint64_t until); // something to read there, or its end; false if it is too late
 
 unsigned long gpt_find_network(void); // the number of this process's network namespace, 0 if it is not known
+
+// The name of the supervisor's socket, as it was when this was first asked for: programs change their
+// environment, in other threads too. Empty if there is none.
+const char *gpt_find_broker(void);
 
 enum { GPT_ARCH_BYTES = 16 };
 

@@ -14,10 +14,10 @@ bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const
                const struct gpt_bytes *input, int image) {
     struct stat status;
     struct gpt_bytes message = {0};
-    const char *name = getenv(GPT_BROKER);
+    const char *name = gpt_find_broker();
     int server = -1, file = -1;
     bool good = false;
-    if (!name || !*name)
+    if (!*name)
         return false;
     server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (server < 0 || !gpt_connect(server, name) || fstat(server, &status))

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -118,6 +119,15 @@ bool gpt_wait_for(int file, uint64_t until) {
         if (now >= until)
             return false;
     }
+}
+
+const char *gpt_find_broker(void) {
+    static const char *found;
+    const char *name = __atomic_load_n(&found, __ATOMIC_ACQUIRE), *value = name ? NULL : getenv(GPT_BROKER);
+    if (name || !(name = strdup(value ? value : "")))
+        return name ? name : "";
+    __atomic_store_n(&found, name, __ATOMIC_RELEASE);
+    return name;
 }
 
 bool gpt_connect(int file, const char *name) {

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "broker.h"
@@ -32,12 +31,11 @@ void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], cons
     memcpy(words + 4 + GPT_STAGES, rest, sizeof(rest));
 }
 
-int gpt_read_errors(int file, char *line, size_t room) {
-    char text[4096], *before = NULL, *last = NULL, *rest = text, *end;
-    struct stat found; // its offset is the writers'
-    off_t whole = fstat(file, &found) ? 0 : found.st_size, most = sizeof(text) - 1;
-    ssize_t size = pread(file, text, sizeof(text) - 1, whole > most ? whole - most : 0);
-    text[size > 0 ? size : 0] = '\0';
+int gpt_read_errors(const char *said, size_t size, char *line, size_t room) {
+    char text[4096 + 1], *before = NULL, *last = NULL, *rest = text, *end;
+    size_t shown = size < sizeof(text) - 1 ? size : sizeof(text) - 1;
+    memcpy(text, said + size - shown, shown);
+    text[shown] = '\0';
     for (char *next; (next = strtok_r(rest, "\n", &rest)); last = next)
         before = last;
     long status = last ? strtol(last, &end, 10) : GPT_NO_STATUS;

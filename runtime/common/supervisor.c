@@ -30,7 +30,7 @@ enum {
     LEAST_FILES = 256,
     SEARCH = 100,       // ms between two looks at all processes at first, and
     SEARCH_MOST = 1600, // later
-    FAREWELL = 5000,    // ms until what was ended is gone
+    FAREWELL = 5000,    // ms until what was ended is killed
 };
 
 struct client { // one request, and the image that it is about, if that is not in it
@@ -148,16 +148,19 @@ static void answer(struct worker *worker) {
 static void give_up(struct worker *worker, bool late) {
     struct client *client = find_client(worker);
     char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
-    int status = gpt_read_errors(worker->errors, fault, sizeof(fault));
+    for (int i = 0; i < 64 && worker->errors >= 0; i++) // more than a pipe holds
+        worker_hear(worker);
+    int status = gpt_read_errors(worker->said, worker->said_size, fault, sizeof(fault));
+    const char *who = client && client->which == GPT_PROBE ? "it" : "gpt-extract or gpt-asm";
+    if (late)
+        snprintf(fault, sizeof(fault), "no answer in time from %s", who);
+    else if (!*fault)
+        snprintf(fault, sizeof(fault), "%s ended without an answer", who);
     if (client && !late && status > 127 && !client->again) {
         client->again = true;
         client->worker = NULL;
     } else if (client)
-        reply(client, status ? status : GPT_MISSING,
-              late     ? GPT_LATE
-              : *fault ? fault
-                       : "gpt-extract or gpt-asm ended without an answer",
-              NULL);
+        reply(client, status ? status : GPT_MISSING, fault, NULL);
     worker_end(worker);
 }
 
@@ -233,28 +236,44 @@ static void reap(int children) {
 static int look_at_clock(void) {
     uint64_t now = gpt_now(), next = UINT64_MAX;
     EACH_WORKER(worker) {
-        if (worker->until <= now)
+        if (worker->until <= now) {
             give_up(worker, true);
-        else if (worker->until < next)
-            next = worker->until;
+            continue;
+        }
+        if (worker->busy && worker->beat <= now)
+            worker_beat(worker);
+        uint64_t due = worker->busy && worker->beat < worker->until ? worker->beat : worker->until;
+        next = due < next ? due : next;
     }
     return next == UINT64_MAX ? -1 : (int)(next - now);
+}
+
+// What does not end when asked to, or was not asked as it has a session of its own.
+static void kill_rest(void) {
+    FILE *file = fopen("/proc/thread-self/children", "re");
+    for (int pid; file && fscanf(file, "%d", &pid) == 1;)
+        kill(pid, SIGKILL); // its children become ours
+    if (file)
+        fclose(file);
 }
 
 static _Noreturn void leave(int children) {
     close(server);
     EACH_WORKER(worker)
     worker_end(worker);
-    uint64_t end = gpt_now() + FAREWELL, now;
-    while (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 && (now = gpt_now()) < end) {
-        poll(&(struct pollfd){children, POLLIN, 0}, 1, (int)(end - now));
+    uint64_t begun = gpt_now(), past;
+    while (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           (past = gpt_now() - begun) < 2 * FAREWELL) {
+        if (past >= FAREWELL)
+            kill_rest();
+        poll(&(struct pollfd){children, POLLIN, 0}, 1, past < FAREWELL ? (int)(FAREWELL - past) : 20);
         reap(children);
     }
     _exit(0);
 }
 
 static void wait_and_do(int children, int root_file, int most) {
-    enum { SERVER, CHILDREN, ROOT, FIRST, SECOND = FIRST + 2 * GPT_PIPELINES * MOST_WORKERS };
+    enum { SERVER, CHILDREN, ROOT, FIRST, EACH = 3, SECOND = FIRST + EACH * GPT_PIPELINES * MOST_WORKERS };
     static struct pollfd polls[SECOND + MOST_CLIENTS];
     int until = look_at_clock();
     for (size_t i = 0; i < SECOND + most_clients; i++)
@@ -263,9 +282,10 @@ static void wait_and_do(int children, int root_file, int most) {
     polls[CHILDREN].fd = children;
     polls[ROOT].fd = root_file;
     EACH_WORKER(worker) {
-        struct pollfd *of = &polls[FIRST + 2 * (worker - *workers)];
+        struct pollfd *of = &polls[FIRST + EACH * (worker - *workers)];
         of[0].fd = worker->out;
         of[1] = (struct pollfd){worker->input.size ? worker->in : -1, POLLOUT, 0};
+        of[2].fd = worker->errors;
     }
     EACH_CLIENT(client)
     polls[SECOND + (client - clients)] = (struct pollfd){client->socket, POLLIN, 0};
@@ -278,12 +298,16 @@ static void wait_and_do(int children, int root_file, int most) {
     if (polls[SECOND + (client - clients)].revents)
         hear(client);
     EACH_WORKER(worker) {
-        struct pollfd *of = &polls[FIRST + 2 * (worker - *workers)];
+        struct pollfd *of = &polls[FIRST + EACH * (worker - *workers)];
         if (of[1].fd >= 0 && of[1].revents)
             worker_send(worker);
+        if (of[2].revents)
+            worker_hear(worker);
         enum worker_state state = of[0].revents ? worker_receive(worker) : WORKER_WAITS;
-        if (state == WORKER_DONE)
+        if (state == WORKER_DONE || state == WORKER_SPENT)
             answer(worker);
+        if (state == WORKER_SPENT)
+            worker_end(worker);
         else if (state == WORKER_BROKEN)
             give_up(worker, false);
     }

@@ -5,12 +5,14 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "worker.h"
 
 enum { BLOCK = 64 << 10, MOST_OUTPUT = 1 << 28 }; // bytes
+enum { BEAT = 500 };                              // ms from a request to the mark after its own
 
 static void close_file(int *file) {
     if (*file >= 0)
@@ -19,24 +21,25 @@ static void close_file(int *file) {
 }
 
 bool worker_start(struct worker *worker, char **words) {
-    int in[2] = {-1, -1}, out[2] = {-1, -1};
-    *worker = (struct worker){.in = -1, .out = -1, .errors = gpt_make_file("", 0)};
+    int in[2] = {-1, -1}, out[2] = {-1, -1}, errors[2] = {-1, -1};
+    *worker = (struct worker){.in = -1, .out = -1, .errors = -1};
     char **environment = gpt_make_environment();
-    bool good = environment && worker->errors >= 0 && !pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) &&
+    bool good = environment && !pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) && !pipe2(errors, O_CLOEXEC) &&
                 gpt_add_header(&worker->input);
     if (good)
         worker->pid = fork();
     if (good && !worker->pid)
-        gpt_become(&(struct gpt_plan){words, environment, in[0], out[1], worker->errors});
+        gpt_become(&(struct gpt_plan){words, environment, in[0], out[1], errors[1]});
     int error = errno;
     worker->begun = good && worker->pid > 0;
     worker->until = gpt_now() + GPT_LEISURE * 1000;
-    worker->in = in[1], worker->out = out[0];
-    close_file(&in[0]), close_file(&out[1]);
+    worker->in = in[1], worker->out = out[0], worker->errors = errors[0];
+    close_file(&in[0]), close_file(&out[1]), close_file(&errors[1]);
     free(environment);
     if (worker->begun) {
         fcntl(worker->in, F_SETFL, O_NONBLOCK);
         fcntl(worker->out, F_SETFL, O_NONBLOCK);
+        fcntl(worker->errors, F_SETFL, O_NONBLOCK);
     } else {
         worker->pid = 0;
         worker_end(worker);
@@ -68,9 +71,11 @@ bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
         worker->input.size = before;
         return false;
     }
-    if (!ftruncate(worker->errors, 0))
-        lseek(worker->errors, 0, SEEK_SET);
+    worker->said_size = 0;
     worker->busy = true;
+    worker->asked = worker->syncs;
+    worker->pause = BEAT;
+    worker->beat = gpt_now() + BEAT;
     worker->until = gpt_now() + GPT_PATIENCE * 1000;
     return true;
 }
@@ -84,7 +89,39 @@ void worker_send(struct worker *worker) {
         gpt_empty(&worker->input), worker->sent = 0;
 }
 
-// Looks for the mark among the records that are there.
+// Whoever writes a mark to a stage that has ended, ends. So stages before it do, one by one, and the pipeline
+// with them, which otherwise all wait. The pauses grow, for a stage may be slow at marks.
+void worker_beat(struct worker *worker) {
+    if (!worker->input.size && gpt_add_sync(&worker->input, worker->syncs + 1))
+        worker->syncs++;
+    worker->pause += worker->pause / 2;
+    worker->beat = gpt_now() + worker->pause;
+}
+
+void worker_hear(struct worker *worker) {
+    char block[sizeof(worker->said) / 2];
+    ssize_t got = read(worker->errors, block, sizeof(block));
+    if (!got)
+        close_file(&worker->errors);
+    if (got <= 0)
+        return;
+    size_t over = worker->said_size + (size_t)got, most = sizeof(worker->said);
+    over = over > most ? over - most : 0;
+    memmove(worker->said, worker->said + over, worker->said_size -= over);
+    memcpy(worker->said + worker->said_size, block, (size_t)got);
+    worker->said_size += (size_t)got;
+}
+
+// Whether there are only marks, none of them in part.
+static bool are_marks(struct cursor cursor) {
+    bool good = true;
+    while (good && cursor.at < cursor.end)
+        good = is(gpt_read_record(&cursor).kind, "sync") && !cursor.bad;
+    return good;
+}
+
+// Looks for the mark of the request among the records that are there. Others may come after it, nothing else:
+// what nobody asked for would mix with the next answer.
 static enum worker_state find_sync(struct worker *worker) {
     const unsigned char *data = (const unsigned char *)worker->output.data;
     struct cursor cursor = {data + worker->seen, data + worker->output.size, false};
@@ -96,9 +133,9 @@ static enum worker_state find_sync(struct worker *worker) {
         if (cursor.bad)
             return WORKER_WAITS; // for the rest of it
         worker->seen = (size_t)(cursor.at - data);
-        if (is(record.kind, "sync") && record.id.type == UNSIGNED && record.id.number == worker->syncs) {
+        if (is(record.kind, "sync") && record.id.type == UNSIGNED && record.id.number == worker->asked) {
             worker->output.size = start;
-            return WORKER_DONE;
+            return are_marks(cursor) ? WORKER_DONE : WORKER_SPENT;
         }
     }
     return WORKER_WAITS;
@@ -109,8 +146,12 @@ enum worker_state worker_receive(struct worker *worker) {
     ssize_t got = to ? read(worker->out, to, BLOCK) : 0;
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return WORKER_WAITS;
-    if (got <= 0 || !worker->busy || worker->output.size > MOST_OUTPUT)
-        return WORKER_BROKEN; // what nobody asked for would mix with the next answer
+    if (got <= 0 || worker->output.size > MOST_OUTPUT)
+        return WORKER_BROKEN;
+    if (!worker->busy) {
+        const unsigned char *data = (const unsigned char *)to;
+        return are_marks((struct cursor){data, data + got, false}) ? WORKER_WAITS : WORKER_BROKEN;
+    }
     worker->output.size += (size_t)got;
     return find_sync(worker);
 }

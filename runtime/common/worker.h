@@ -8,16 +8,19 @@
 struct worker {
     pid_t pid;           // of its shell, which leads a group; 0: it has ended
     int in, out, errors; // -1: there is none
-    bool begun, busy;    // there is one; it has a request
+    char said[4096];     // the end of what it wrote to standard error
+    size_t said_size;
+    bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
     char *probe;                    // as that of its clients
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
-    uint64_t syncs;                 // that it was sent
+    uint64_t syncs, asked;          // that it was sent; which of them ends its answer
     uint64_t until;                 // CLOCK_MONOTONIC, ms: it is ended then
+    uint64_t beat, pause;           // the same: it is sent another mark then; ms to the one after that
 };
 
-enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_BROKEN };
+enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
@@ -25,8 +28,11 @@ bool worker_start(struct worker *worker, char **words); // false with errno set
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // more of the request, when it can be written to
+void worker_beat(struct worker *worker); // another mark
+void worker_hear(struct worker *worker); // reads what it has written to standard error
 
-// Reads what it has written. DONE: `output` is the answer.
+// Reads what it has written. DONE: `output` is the answer. SPENT: it is, and the worker takes no other
+// request.
 enum worker_state worker_receive(struct worker *worker);
 
 void worker_rest(struct worker *worker); // after an answer

@@ -5,6 +5,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,44 +129,50 @@ static void use_probes(const struct probing *probing) {
     add(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
-// The contents of the executables that a command names, wherever in it.
-static void add_executables(const char *command) {
+static bool add_digest(const char *path) {
+    char digest[65];
+    struct stat status;
+    bool small = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL;
+    FILE *file = small ? fopen(path, "re") : NULL;
+    char *data = file ? malloc((size_t)status.st_size + 1) : NULL;
+    if (data) {
+        gpt_sha256(data, fread(data, 1, (size_t)status.st_size, file), digest);
+        add(&identity, "%s %s\n", path, digest);
+    }
+    if (file)
+        fclose(file);
+    free(data);
+    return data != NULL;
+}
+
+// The contents of the files that a command names, wherever in it: as they are named, as -pFILE, or in PATH.
+static void add_files(const char *command) {
     for (const char *at = command; *at;) {
-        char word[PATH_MAX], path[2 * PATH_MAX], digest[65];
-        size_t size = strcspn(at, " \t\n|&;()<>'\"");
+        char word[PATH_MAX], path[2 * PATH_MAX];
+        size_t size = strcspn(at, " \t\n|&;()<>'\"=");
         snprintf(word, sizeof(word), "%.*s", (int)(size < PATH_MAX ? size : PATH_MAX - 1), at);
         at += size + (at[size] != '\0');
-        struct stat status;
-        const char *folders = strchr(word, '/') ? "" : getenv("PATH");
-        for (bool found = !*word; folders && !found; folders = *folders ? folders + 1 : NULL) {
+        bool found = !*word || add_digest(word) || (*word == '-' && word[1] && add_digest(word + 2));
+        const char *folders = strchr(word, '/') ? NULL : getenv("PATH");
+        for (; folders && !found; folders = *folders ? folders + 1 : NULL) {
             size_t length = strcspn(folders, ":");
-            snprintf(path, sizeof(path), "%.*s%s%s", (int)length, folders, length ? "/" : "", word);
+            snprintf(path, sizeof(path), "%.*s/%s", (int)length, folders, word);
             folders += length;
-            FILE *file = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL
-                             ? fopen(path, "re")
-                             : NULL;
-            char *data = file ? malloc((size_t)status.st_size + 1) : NULL;
-            if (data) {
-                size_t got = fread(data, 1, (size_t)status.st_size, file);
-                gpt_sha256(data, got, digest);
-                add(&identity, "%s %s\n", word, digest);
-                found = true;
-            }
-            if (file)
-                fclose(file);
-            free(data);
+            found = add_digest(path);
         }
     }
 }
 
 static void use_pipeline(const char *command) {
+    if (!command[strspn(command, " \t\n")])
+        fail(USAGE, "--jit", "no pipeline");
     char *here = getcwd(NULL, 0);
     if (!here)
         fail(BAD, "--jit", "%s", strerror(errno));
     add(&pipeline, "cd");
     add_quoted(&pipeline, here);
     add(&pipeline, " && {\n%s\n}", command);
-    add_executables(command);
+    add_files(command);
     free(here);
 }
 
@@ -205,12 +212,15 @@ static const char *check_sample(const char *text) {
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
     if (probing->probe_count && probing->jit)
         fail(USAGE, "--jit", "names its probes itself: no -p beside it");
+    struct sigaction before; // who ignores it cannot wait for children
+    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
     FILE *tools = begin_tools();
     if (probing->jit)
         use_pipeline(probing->jit);
     else
         use_probes(probing);
     end_tools(tools);
+    sigaction(SIGCHLD, &before, NULL);
     add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
     add(&pipeline, "%c", '\0');
     gpt_sha256(identity.data, identity.size, digest);
@@ -268,8 +278,11 @@ const char *use_probing(const struct probing *probing) {
     if (!on)
         return NULL;
     const char *keep = getenv("GPT_KEEP");
-    if (keep && *keep) // the stages are in another folder
-        setenv("GPT_KEEP", absolute(keep), 1);
+    if (keep && *keep) { // the stages are in another folder, and nobody sees what they say
+        setenv("GPT_KEEP", keep = absolute(keep), 1);
+        if ((mkdir(keep, 0700) && errno != EEXIST) || access(keep, W_OK | X_OK))
+            fail(BAD, "GPT_KEEP", "'%s': %s", keep, strerror(errno));
+    }
     if (probing->benchmark && !probing->quiet)
         fputs("gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another "
               "result\n",

@@ -31,6 +31,7 @@
 #include "hook/write/clock.h"
 #include "hook/write/layout.h"
 #include "hook/write/live.h"
+#include "hook/write/naming.h"
 #include "hook/write/record.h"
 #include "intercept.h"
 #include "stub.h"
@@ -283,7 +284,7 @@ static bool is_query(const char *name) {
 }
 
 void hook_decode_setup(void) {
-    const char *wanted = getenv("GPT_HOOK_CALLS");
+    const char *wanted = hook_keep_variable("GPT_HOOK_CALLS");
     if (wanted && *wanted)
         calls = wanted;
     hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");

@@ -5,7 +5,7 @@
 //
 // What comes late is loaded in the program's next look-up, load or wait for the GPU: never at a launch, and
 // never on a thread of ours. No more than MOST_ASKED questions are under way at once, for each takes a
-// descriptor; the others are asked as answers come.
+// descriptor, of which a program may have few; the others are asked as answers come.
 
 #include <poll.h>
 #include <pthread.h>
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
@@ -22,8 +23,10 @@
 #include "pending.h"
 #include "question.h"
 #include "settings.h"
+#include "woven.h"
 
-enum { MOST_ASKED = 64, SLICE = 100, STEP = 2 }; // ms: to wait for an answer, and for another thread
+enum { MOST_ASKED = 64, SHARE = 32 }; // questions; of this many descriptors one is for them
+enum { SLICE = 100, STEP = 2 };       // ms: to wait for an answer, and for another thread
 
 struct pending {
     struct pending *next;
@@ -98,8 +101,10 @@ static bool is_here(const struct pending *pending) {
 
 // Asks, if there is room for one more question. False if that fails: it is refused.
 static bool ask(struct pending *pending) {
+    struct rlimit files;
+    rlim_t most = getrlimit(RLIMIT_NOFILE, &files) ? 0 : files.rlim_cur / SHARE;
     pthread_mutex_lock(&lock);
-    bool room = asked_count < MOST_ASKED;
+    bool room = asked_count <= most && asked_count < MOST_ASKED;
     asked_count += room;
     pending->asked = room;
     pthread_mutex_unlock(&lock);
@@ -127,7 +132,7 @@ static bool take(struct pending *pending) {
     if (state == GPT_CALL_WAITS)
         return false;
     if (state == GPT_CALL_DONE) {
-        if (*pending->key)
+        if (*pending->key && hook_is_lasting(&answer))
             gpt_keep("probed", pending->key, &answer);
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {

@@ -5,7 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/broker.h"
 #include "common/control.h"
+#include "hook/write/naming.h"
 #include "hook/write/thread.h"
 #include "settings.h"
 
@@ -49,6 +51,11 @@ static uint64_t number(const char *name, uint64_t otherwise) {
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
+static uint64_t milliseconds(const char *seconds) {
+    double value = strtod(seconds, NULL);
+    return (uint64_t)((value < 1e9 ? value : 1e9) * 1000);
+}
+
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
 static pid_t process;
@@ -69,7 +76,7 @@ static void go_on(void) {
 void hook_probe_setup(void) {
     const char *wait = getenv("GPT_HOOK_PROBE_WAIT"), *keep = getenv("GPT_KEEP");
     hook_settings = (struct settings){
-        .wait = wait && *wait ? (uint64_t)(strtod(wait, NULL) * 1000) : 30000,
+        .wait = wait && *wait ? milliseconds(wait) : 30000,
         .skip = number("GPT_HOOK_PROBE_SKIP", 0),
         .count = number("GPT_HOOK_PROBE_COUNT", UINT64_MAX),
         .sample = number("GPT_HOOK_PROBE_SAMPLE", 1),
@@ -79,16 +86,17 @@ void hook_probe_setup(void) {
         .benchmark = getenv("GPT_HOOK_PROBE_BENCHMARK") != NULL,
         .memusage = getenv("GPT_HOOK_PROBE_MEMUSAGE") != NULL,
     };
-    const char *identity = getenv("GPT_HOOK_PROBE");
+    const char *identity = hook_keep_variable("GPT_HOOK_PROBE");
     hook_probing = getenv(GPT_CONTROL) || (identity && *identity);
     if (identity && *identity)
         hook_make_order(&(struct order){.identity = identity,
-                                        .probes = getenv("GPT_HOOK_PROBE_NAMES"),
-                                        .kernels = getenv("GPT_HOOK_PROBE_KERNELS"),
-                                        .filter = getenv("GPT_HOOK_PROBE_FILTER")});
+                                        .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
+                                        .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),
+                                        .filter = hook_keep_variable("GPT_HOOK_PROBE_FILTER")});
     if (hook_probing && __register_atfork)
         __register_atfork(NULL, NULL, go_on, NULL);
     process = getpid();
+    gpt_find_broker();
     hook_settings.sample += !hook_settings.sample;
 }
 

@@ -261,6 +261,16 @@ static bool read_all(struct woven *woven, const char *kernel) {
     return true;
 }
 
+bool hook_is_lasting(const struct gpt_bytes *answer) {
+    struct cursor cursor = begin(answer);
+    while (cursor.at < cursor.end) {
+        struct record record = read_record(&cursor);
+        if (cursor.bad || (is(record.kind, "diag") && is(record.level, "error")))
+            return false;
+    }
+    return true;
+}
+
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
     struct woven *woven = calloc(1, sizeof(*woven));
     if (!woven)

@@ -49,6 +49,10 @@ struct woven {
     uint32_t number;     // of the kernel in the trace
 };
 
+// Whether the pipeline would say the same again. What is wrong may be so now only: a compiler was killed,
+// say.
+bool hook_is_lasting(const struct gpt_bytes *answer);
+
 // Reads an answer, which becomes part of the result. NULL without memory.
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 

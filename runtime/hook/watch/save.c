@@ -18,11 +18,12 @@
 
 #include "hook/write/errors.h"
 #include "hook/write/file.h"
+#include "hook/write/naming.h"
 #include "images.h"
 
 static const char *folder;
 
-void hook_save_setup(void) { folder = getenv("GPT_HOOK_MODULES"); }
+void hook_save_setup(void) { folder = hook_keep_variable("GPT_HOOK_MODULES"); }
 
 static bool write_all(int file, const char *data, size_t size) {
     while (size) {

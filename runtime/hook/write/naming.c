@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -15,6 +16,11 @@
 #include "naming.h"
 #include "others.h"
 #include "template.h"
+
+const char *hook_keep_variable(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
 
 const char *hook_template;
 

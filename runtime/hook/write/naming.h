@@ -6,6 +6,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+// The value of a variable of ours, which stays; NULL if it is not set. Programs write over their environment,
+// to show what they do in lists of processes.
+const char *hook_keep_variable(const char *name);
+
 extern const char *hook_template; // NAME, with %p and the like; NULL or empty: nothing is written
 
 size_t hook_expand_name(char *path, size_t size); // returns its length

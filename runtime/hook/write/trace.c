@@ -170,7 +170,7 @@ int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
                       void *) __attribute__((weak)); // what pthread_atfork calls, in glibc
 
 bool hook_trace_setup(void (*more)(void)) {
-    hook_template = getenv("GPT_HOOK_OUTPUT");
+    hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");
     hook_is_followed = getenv("GPT_HOOK_FOLDER") != NULL;
     survey = more;
     hook_recording_setup();

@@ -1,0 +1,174 @@
+"""gpt-hook -p: pipelines that fail in odd ways, files that change, limits, and programs that change what they were
+given. On the simulated device."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.runtime import hooked
+from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, kept, probed, unprobed
+
+pytestmark = pytest.mark.full
+
+STAGES = "gpt-extract --ptx | gpt-ptx-probe -p {} | gpt-asm --arch $GPT_ARCH"
+PIPELINE = STAGES.format("gmem_bytes")
+RUN = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A program that launches its kernel once."""
+    return build(tmp_path_factory.mktemp("once"), RUN)
+
+
+def processes(word: str) -> list[str]:
+    """Those that were started with a word in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            dead = "\nState:\tZ" in (folder / "status").read_text()
+            if word.encode() in (folder / "environ").read_bytes() and not dead:
+                found.append((folder / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
+    """Those before it would wait for a request, and the program for an answer."""
+    stages = PIPELINE.split(" | ")
+    stages.insert(at, "(echo 'out of luck' >&2; exit 3)")
+    start = time.monotonic()
+    trace = good(tmp_path, once, "--wait", "100", "--jit", " | ".join(stages))
+    ((reason, launches),) = unprobed(trace).items()
+    assert reason.startswith("the pipeline failed: ") and launches == 1
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("pipeline", [f"[ -p /dev/stderr ] && {{ yes >&2 & {PIPELINE}; }}", f"set -e; {PIPELINE}"])
+def test_what_a_pipeline_may_do(tmp_path, once, pipeline):
+    """Standard error is a pipe: whatever is written there takes no memory."""
+    check_bytes(good(tmp_path, once, "--jit", pipeline), 1)
+
+
+@pytest.mark.parametrize("pipeline", ["trap '' TERM; sleep 1000", f"setsid sleep 1000 & {PIPELINE}"])
+def test_nothing_is_left_of_a_pipeline(tmp_path, once, pipeline):
+    good(tmp_path, once, "--wait", "1", "--jit", pipeline)
+    hooked.wait_until(lambda: not processes(str(tmp_path)))
+
+
+@pytest.mark.parametrize("how", ["-p probe.toml", "-pprobe.toml", "--probe=probe.toml", "--probe 'probe.toml'"])
+def test_a_file_that_a_pipeline_names_has_changed(tmp_path, once, how, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipeline = PIPELINE.replace("-p gmem_bytes", how)
+    show = ["gpt-ptx-probe", "-p", "gmem_bytes", "--show"]
+    Path("probe.toml").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    check_bytes(good(tmp_path, once, "--jit", pipeline), 1)
+    Path("probe.toml").write_text("nothing")
+    assert sum(unprobed(good(tmp_path, once, "--jit", pipeline)).values()) == 1
+
+
+def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
+    """A compiler that is killed, as where memory runs out, says nothing of the kernel."""
+    flag, compiler = tmp_path / "flag", tmp_path / "cc"
+    real = os.environ.get("CC", "cc")
+    compiler.write_text(f'#!/bin/sh\n[ -e {flag} ] && case "$*" in *-o*) kill -9 $$ ;; esac\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(compiler)}
+    out = tmp_path / "t.mp"
+    for options in ((), ("-p", "gmem_bytes"), ("-p", "gmem_bytes")):  # the first makes the program's own kernel
+        done = hooked.run(out, once, PTX, options=("-f", *options), env=env)
+        assert done.returncode == 0, done.stderr
+        if flag.exists():
+            assert sum(unprobed(hooked.Trace(out)).values()) == 1
+            flag.unlink()
+        elif not options:
+            flag.touch()
+    check_bytes(hooked.Trace(out), 1)
+
+
+def test_a_program_of_few_descriptors(tmp_path):
+    """Most of them stay its own, however many kernels it enumerates."""
+    kernels = "".join(f".visible .entry k{i}() {{ ret; }}\n" for i in range(100))
+    many = tmp_path / "many.ptx"
+    many.write_text(".version 7.0\n.target sm_70\n.address_size 64\n" + kernels)
+    source = (
+        "#include <fcntl.h>\n#include <sys/resource.h>\n"
+        + CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *handles[100];
+        int files = 0;
+        OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){64, 64}));
+        begin();
+        FILE *file = fopen(argv[1], "r");
+        assert(file && fread(text, 1, sizeof(text) - 1, file));
+        OK(cuModuleLoadData(&module, text));
+        OK(D(cuModuleEnumerateFunctions)(handles, 100, module));
+        while (open("/dev/null", O_RDONLY) >= 0)
+            files++;
+        assert(files > 48);
+        return 0;
+    }
+    """
+    )
+    good(tmp_path, build(tmp_path, source), "--jit", "exec sleep 1000", arguments=(many,))
+
+
+def test_a_program_that_writes_over_its_environment(tmp_path):
+    """To be shown by another name, as setproctitle(3) does; and one that forgets it."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        size_t count = 0;
+        char *path = strdup(argv[1]), *first = environ[0], *end = NULL, **copy;
+        for (; environ[count]; count++)
+            end = environ[count] + strlen(environ[count]);
+        copy = calloc(count + 1, sizeof(*copy));
+        for (size_t i = 0; i < count; i++)
+            copy[i] = strdup(environ[i]);
+        environ = copy;
+        memset(first, 'x', end - first);
+        unsetenv("GPT_HOOK_BROKER");
+        setup(path);
+        run(), check();
+        return 0;
+    }
+    """
+    )
+    program = build(tmp_path, source)
+    for cache in (tmp_path, kept()):
+        env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(cache)}
+        options = ("-f", "-p", "gmem_bytes", "-k", "scale", "--filter", "other")
+        done = hooked.run(tmp_path / "t.mp", program, PTX, options=options, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        check_bytes(hooked.Trace(tmp_path / "t.mp"), 1)
+
+
+def test_signals_of_children_are_ignored(tmp_path, once):
+    """By who starts gpt-hook; the program has that from it."""
+    line = hooked.command("run", "-f", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    ignore = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
+    for program in (("grep", "SigIgn", "/proc/self/status"), (once, PTX)):
+        done = subprocess.run([*line, *program], env=env, capture_output=True, text=True, preexec_fn=ignore, timeout=99)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not done.stdout or int(done.stdout.split()[1], 16) >> (signal.SIGCHLD - 1) & 1
+    check_bytes(hooked.Trace(tmp_path / "t.mp"), 1)
+
+
+def test_a_long_wait(tmp_path, once):
+    check_bytes(good(tmp_path, once, "--wait", "1e18", "--jit", PIPELINE), 1)
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/folder", "/proc/none", "no/parent", "/dev/null"])
+def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
+    monkeypatch.setenv("GPT_KEEP", folder)
+    done, trace = probed(tmp_path, once, "-p", "gmem_bytes")
+    assert (done.returncode, trace) == (1, None)
+    assert done.stderr.startswith("gpt-hook: error: GPT_KEEP: '") and done.stderr.count("\n") == 1
