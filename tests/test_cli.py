@@ -14,6 +14,7 @@ import pytest
 
 from gpt import records, stream
 from gpt.stage import FLUSH_BYTES
+from gpt.stages.analyze import ANALYSES
 from tests.stages import tools
 
 TOP = Path(__file__).parents[1]
@@ -97,7 +98,7 @@ def test_a_fault_is_one_line_and_a_status(body, status, message):
 
 def test_a_wrong_command_is_told_which_there_are():
     done = tools.run("gpt-analyze", "nope")
-    fact = "No such command 'nope' (there are summary, events, block_sched, gmem_bytes, overhead, memusage)"
+    fact = f"No such command 'nope' (there are {', '.join(ANALYSES)})"
     assert (done.status, done.err) == (2, f"gpt-analyze: error: {fact}\n")
 
 

@@ -38,7 +38,7 @@ class Events:
     streams = False
 
     def __init__(self, stage: Stage, json: bool) -> None:
-        from gpt.trace.process import CALLS
+        from gpt.trace.kinds import CALLS
 
         self.kinds = CALLS
         self._stage = stage

@@ -49,7 +49,7 @@ class MapAnalysis(ABC):
     fields: tuple[str, ...]
 
     def __init__(self) -> None:
-        from gpt.trace.process import SAVES
+        from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
         self._known = False  # whether a trace has the map

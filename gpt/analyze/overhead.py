@@ -110,7 +110,7 @@ class Overhead:
 
     def __init__(self) -> None:
         from gpt.analyze.coverage import Coverage
-        from gpt.trace.process import COVERED
+        from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "function", "gpu_times", "gpu_time", "clock"}
         self._done: dict[str, _Costs] = defaultdict(_Costs)  # of processes that are over

@@ -66,7 +66,7 @@ class Summary:
 
     def __init__(self) -> None:
         from gpt.analyze.totals import Totals
-        from gpt.trace.process import COVERED, RUNS
+        from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
         self._done = Totals()  # of processes that are over

@@ -21,6 +21,8 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "gmem_bytes",
     "overhead",
     "memusage",
+    "gaps",
+    "stages",
 )
 
 

@@ -24,8 +24,9 @@ from gpt.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
+from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES
 from gpt.trace.params import Argument
-from gpt.trace.process import COSTS, LOADS, RANGES, RUNS, SAVES, Api, Process, iter_processes
+from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
 from gpt.trace.select import Selection
 

@@ -25,13 +25,6 @@ from gpt.trace.select import Selected, Selection
 
 Record = dict[str, Any]
 
-CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl", "recording"))  # what is known of calls
-RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
-LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
-COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
-SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
-COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
-RANGES = frozenset(("range", "range_end"))
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
 

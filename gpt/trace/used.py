@@ -120,7 +120,8 @@ def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool
 
 
 def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
-    from gpt.trace.process import LOADS, iter_processes
+    from gpt.trace.kinds import LOADS
+    from gpt.trace.process import iter_processes
 
     try:
         for process in iter_processes(iter(trace), LOADS):

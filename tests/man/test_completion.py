@@ -18,7 +18,7 @@ LINES = {  # what is typed -> words that are offered, and words that are not
     "gpt-ptx-probe -p block": ("block_sched", "warp_sched"),
     "gpt-asm --compress ": ("zstd none", "libfoo.so"),
     "gpt-patch -o ": ("slim", "libfoo.so"),
-    "gpt-analyze ": ("summary events block_sched gmem_bytes overhead memusage", "libfoo.so"),
+    "gpt-analyze ": ("summary events block_sched gmem_bytes overhead memusage gaps stages", "libfoo.so"),
     "gpt-analyze block_sched --pl": ("--plot", "--launch"),
     "gpt-analyze summary --format ": ("md csv", "libfoo.so"),
     "gpt-hook ": ("run check", "libfoo.so"),

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpt import stream
-from gpt.trace.process import RUNS, iter_processes
+from gpt.trace.kinds import RUNS
+from gpt.trace.process import iter_processes
 from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.clients import DAEMON, FORK, LOOP, THREADS, WORK

@@ -7,7 +7,8 @@ import pytest
 from gpt import records, stream
 from gpt.errors import MalformedError, TruncatedError
 from gpt.trace.follow import Follow
-from gpt.trace.process import CALLS, LOADS, iter_processes
+from gpt.trace.kinds import CALLS, LOADS
+from gpt.trace.process import iter_processes
 from tests.trace import forge
 
 

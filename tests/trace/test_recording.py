@@ -3,7 +3,8 @@
 import pytest
 
 from gpt import records
-from gpt.trace.process import CALLS, iter_processes
+from gpt.trace.kinds import CALLS
+from gpt.trace.process import iter_processes
 from tests.trace import forge
 
 ON, OFF = True, False

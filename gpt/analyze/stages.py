@@ -1,0 +1,183 @@
+"""gpt-analyze stages: what an inference spends its time on, from its first call to its last one.
+
+The stages are found from the calls of the process that launches most:
+
+- Initialization: from the first call to the first copy to the device.
+- Weight Loading: from there to the end of the copies to the device before the first launch; the last of these, less
+  than 1 % of the bytes together, are the input.
+- Input Transfer: copies to the device after the weights.
+- Kernel Compile: from loading code after the weights, or the first launch, until no kernel is launched that was not
+  launched before, and the program has waited for that.
+- Inference: from there to the last launch, or the end of the wait after it, without what has a line of its own.
+- Sync: waiting, in that time. Output Transfer: copies from the device after the first launch.
+- Other: the rest.
+
+A program that marks its stages with NVTX says it better: if names of its outermost ranges contain one of the WORDS,
+the times are those of the ranges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import of_model
+from gpt.trace.kinds import CALLS, RANGES
+
+if TYPE_CHECKING:
+    from gpt.analyze.timeline import Mask, Timeline
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+COLUMNS = (
+    Column("category", "text", title="Category"),
+    Column("part", "text?", shown="under"),
+    Column("time", "u64", "ns", "Time"),
+    Column("share", "f64?", "%", "% Total"),
+    Column("calls", "u64?"),
+    Column("launches", "u64?", shown="any"),
+    Column("bytes", "u64?", "bytes", "copied", "any"),
+)
+INIT, WEIGHTS, INPUT, COMPILE, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
+    "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Inference", "Sync", "Output Transfer",
+    "Other",
+)  # fmt: skip
+WORDS = (  # in names of NVTX ranges, lower case; the first that fits
+    ("warm", COMPILE), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
+    ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
+    ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
+)  # fmt: skip
+LITTLE = 0.01  # of the bytes before the first launch: the input
+NOTHING = "no process launched anything"
+
+
+def stages(trace: TraceModel) -> Answers:
+    """The table of the process that launches most."""
+    import numpy as np
+
+    from gpt.analyze.timeline import find_period, make_timelines
+
+    timelines = make_timelines(trace)
+    if not timelines:
+        yield make_answer("stages", COLUMNS, [], [NOTHING])
+        return
+    timeline = timelines[0]
+    begin, inference = _find_inference(timeline)
+    marked = _ranges(trace, timeline.process)
+    rows, total = _marked_rows(marked) if marked else _rows(timeline, begin, inference)
+    verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
+    if len(timelines) > 1:
+        verdict[0] += f"; process {timeline.process.pid}, of {len(timelines)} that launched: --pid chooses"
+    starts = timeline.start[timeline.launch]
+    found = find_period(timeline.kernels[starts >= inference])
+    if found and INFERENCE in (names := [row[0] for row in rows]):
+        period, places = found
+        took = float(np.median(np.diff(starts[starts >= inference][places])))
+        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, "Per token", took, None, None, period, None))
+        verdict.append(f"{len(places):,} rounds of {period:,} launches that are the same; the median of their times")
+    rows.append(("Total", None, total, 100.0, None, None, None))
+    yield make_answer("stages", COLUMNS, rows, verdict, plots=[plot("bars", "category", "time", title="stages")])
+
+
+def _find_inference(timeline: Timeline) -> tuple[int, int]:
+    """When the first launch began, and when every kernel had been launched once and waited for, in ns."""
+    import numpy as np
+
+    starts = timeline.start[timeline.launch]
+    _, firsts = np.unique(timeline.kernels, return_index=True)
+    last = int(firsts.max())
+    waits = timeline.sync | timeline.copies["DtoH"]
+    after = timeline.end[waits & (timeline.start >= starts[last])]
+    again = len(starts) - 1 > last
+    inference = int(after.min()) if again and len(after) and (starts > after.min()).any() else None
+    if inference is None:  # nothing is launched after a wait for what is new: there is no other end of it
+        inference = int(starts[0]) if not again else int(starts[last])
+    return int(starts[0]), inference
+
+
+def _rows(timeline: Timeline, begin: int, inference: int) -> tuple[list[tuple[Any, ...]], int]:
+    """The columns of each stage, and the time of all."""
+    import numpy as np
+
+    start, end, sizes = timeline.start, timeline.end, timeline.calls["bytes"].astype(np.float64)
+    first, last = int(start.min()), int(end.max())
+    inward, outward = timeline.copies["HtoD"], timeline.copies["DtoH"]
+    early = np.flatnonzero(inward & (end <= begin))
+    sums = np.cumsum(sizes[early][::-1])[::-1]  # of each copy and those after it
+    weights = early[sums > LITTLE * sums[0]] if len(early) else early
+    loaded = (int(start[weights[0]]), int(end[weights[-1]])) if len(weights) else (begin, begin)
+    copied = inward & (start >= loaded[1])
+    stop = max([int(end[timeline.launch].max()), *end[timeline.sync & (start >= inference)].tolist()])
+    masks: dict[str, Mask] = {  # of calls that have a line of their own: not those of one above
+        INPUT: copied,
+        OUTPUT: outward & (start >= begin),
+        SYNC: timeline.sync & (start >= inference),
+    }
+    code = start[timeline.load & (start >= loaded[1])]
+    warmup = min([begin, *code[:1].tolist()]), inference
+    windows = {INIT: (first, loaded[0]), WEIGHTS: loaded, COMPILE: warmup, INFERENCE: (inference, stop)}
+    own = np.zeros(len(start), bool)
+    for mask in masks.values():
+        own |= mask
+    rows = {name: _row(name, timeline, mask, _length(start[mask], end[mask])) for name, mask in masks.items()}
+    for name, (left, right) in windows.items():
+        inside = (start >= left) & (start < right)
+        taken = inside & own
+        length = max(0, right - left) - _length(start[taken], np.minimum(end[taken], right))
+        rows[name] = _row(name, timeline, inside & ~own, length)
+    total = last - first
+    rest = total - sum(row[2] for row in rows.values())
+    rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None)
+    shown = [rows[name] for name in NAMES if rows[name][2] > 0]
+    return [(*row[:3], 100 * row[2] / (total or 1), *row[4:]) for row in shown], total
+
+
+def _length(start: Any, end: Any) -> int:
+    """How long intervals are together, what overlaps once; they are in order of their beginnings."""
+    import numpy as np
+
+    if not len(start):
+        return 0
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate(([start[0]], reach[:-1]))
+    return int(np.maximum(reach - np.maximum(start, before), 0).sum())
+
+
+def _row(name: str, timeline: Timeline, mask: Mask, time: int) -> tuple[Any, ...]:
+    copies = mask & (timeline.copies["HtoD"] | timeline.copies["DtoH"])
+    size = float(timeline.calls["bytes"][copies].astype(float).sum())
+    return name, None, time, None, int(mask.sum()), int((mask & timeline.launch).sum()), size or None
+
+
+def _ranges(trace: TraceModel, process: Process) -> dict[str, list[tuple[int, int]]]:
+    """The intervals of outermost NVTX ranges whose names name a stage, by stage."""
+    import numpy as np
+
+    ends = {record["id"]: record["end"] for record in process.ranges if record["kind"] == "range_end"}
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    reach: dict[int, int] = {}
+    opened = [r for r in process.ranges if r["kind"] == "range" and r.get("id") in ends]
+    for record in sorted(opened, key=lambda record: (record["start"], -ends[record["id"]])):
+        name = record.get("name", "").lower()
+        stage = next((stage for word, stage in WORDS if word in name), None)
+        if stage is None or record["start"] < reach.get(record["thread"], 0):
+            continue
+        reach[record["thread"]] = ends[record["id"]]
+        left, right = trace.times(process, np.array([record["start"], ends[record["id"]]], np.uint64)).tolist()
+        found[stage].append((left, right))
+    return found
+
+
+def _marked_rows(marked: dict[str, list[tuple[int, int]]]) -> tuple[list[tuple[Any, ...]], int]:
+    """The columns of each stage that the program names, and the time from the first to the last."""
+    total = max(right for spans in marked.values() for _, right in spans) - min(
+        left for spans in marked.values() for left, _ in spans
+    )
+    rows = [(name, None, sum(r - l for l, r in marked[name])) for name in NAMES if name in marked]  # noqa: E741
+    rest = total - sum(row[2] for row in rows)
+    rows += [(OTHER, None, rest)] if rest > 0 else []
+    return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
+
+
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES)

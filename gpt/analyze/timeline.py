@@ -1,0 +1,88 @@
+"""The calls of one process as a timeline: which of them launch, copy and wait, and where a sequence repeats itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+Mask = npt.NDArray[np.bool_]
+Whole = npt.NDArray[np.int64]
+
+LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
+REPEATS, RARE = 0.9, 20  # share of launches that are the same a period later; kernels that are tried
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The calls of a process that returned, oldest first; `end` is when each did, `launch` and the others are masks.
+
+    What is a launch has the number of its kernel in `function`, a launch of a graph that of its graph in `object`.
+    """
+
+    process: Process
+    calls: npt.NDArray[np.void]
+    end: Whole
+    launch: Mask
+    sync: Mask
+    load: Mask  # code
+    copies: dict[str, Mask]  # by direction
+
+    @property
+    def start(self) -> Whole:
+        """When each began, in ns."""
+        found: Whole = self.calls["start"]
+        return found
+
+    @property
+    def kernels(self) -> npt.NDArray[np.uint64]:
+        """What each launch launches, as a number."""
+        calls = self.calls[self.launch]
+        found: npt.NDArray[np.uint64] = np.where(calls["function"] != 0, calls["function"], calls["object"])
+        return found
+
+
+def make_timelines(trace: TraceModel) -> list[Timeline]:
+    """Those of all processes that launched anything, that with most launches first."""
+    calls = trace.calls("function", "bytes", "object", "stream")
+    calls = calls[calls["duration"] > 0]
+    launch = np.zeros(len(calls), bool)
+    for type_, op in LAUNCHES:
+        launch |= trace.chosen(calls, type=type_, op=op)
+    launch &= calls["result"] == 0
+    sync, load = trace.chosen(calls, type="sync"), trace.chosen(calls, type="module")
+    copies = {op: trace.chosen(calls, type="memcpy", op=op) for op in ("HtoD", "DtoH")}
+    found = []
+    for number, process in enumerate(trace.processes):
+        own = calls["process"] == number
+        if (own & launch).any():
+            mine = calls[own]
+            end = mine["start"] + mine["duration"].astype(np.int64)
+            found.append(
+                Timeline(
+                    process, mine, end, launch[own], sync[own], load[own], {op: m[own] for op, m in copies.items()}
+                )
+            )
+    return sorted(found, key=lambda timeline: -int(timeline.launch.sum()))
+
+
+def find_period(kernels: npt.NDArray[np.uint64]) -> tuple[int, Whole] | None:
+    """How many launches a sequence repeats itself after, and the places at which it begins; None if it does not.
+
+    A kernel that is launched once in each round says how long rounds are: the rarest ones are tried first.
+    """
+    numbers, counts = np.unique(kernels, return_counts=True)
+    for number in numbers[np.argsort(counts, kind="stable")][:RARE]:
+        places = np.flatnonzero(kernels == number)
+        if len(places) < 2:
+            continue
+        period = int(np.median(np.diff(places)))
+        if np.mean(kernels[period:] == kernels[:-period]) >= REPEATS:
+            return period, places
+    return None

@@ -1,0 +1,12 @@
+"""Kinds of records that go together: a reader asks a `Process` for some of these."""
+
+from __future__ import annotations
+
+CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl", "recording"))  # what is known of calls
+RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
+LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
+COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
+SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
+COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
+GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
+RANGES = frozenset(("range", "range_end"))  # of NVTX

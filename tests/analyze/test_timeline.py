@@ -1,0 +1,139 @@
+"""gpt-analyze gaps and stages: on timelines that were made by hand."""
+
+import numpy as np
+import pytest
+
+from gpt import records
+from gpt.analyze.timeline import find_period
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+APIS = ["cuLaunchKernel", "cuMemAlloc", "cuStreamSynchronize", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuInit"]
+MS, ZERO = 10**6, 10**9  # time stamps begin at ZERO: a row that begins at 0 is unused
+
+
+def made(*calls, more=(), pid=10, threads=1):
+    """A segment of calls (name, start, duration, kernel or bytes), in ms, that take turns on threads."""
+    found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
+    found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
+    for number, (name, start, duration, *what) in enumerate(calls):
+        at, took, api = ZERO + int(start * MS), int(duration * MS), APIS.index(name) + 1
+        thread = number % threads + 1
+        if name == "cuLaunchKernel":
+            found.append(forge.calls([forge.launch(at, took, api, what[0])], forge.LAUNCH, thread))
+        else:
+            found.append(forge.calls([(at, took, api, 0, 0, 0, *(what or [0]), 0)], forge.MEMORY, thread))
+    return forge.trace(*found, *more, pid=pid)
+
+
+def launches(*at):
+    return [("cuLaunchKernel", start, 1, kernel) for start, kernel in at]
+
+
+def test_gaps_between_launches_of_a_thread():
+    found = ask("gaps", made(*launches((1, 1), (4, 2), (5, 1)), ("cuMemAlloc", 7, 2, 64), *launches((11, 3))))
+    (row,) = found.rows["gaps"]
+    assert row == {"gap": "launch, launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
+                   "p50": 2 * MS, "p99": 5 * MS, "longest": 5 * MS, "share": pytest.approx(700 / 11)}  # fmt: skip
+    rows = found.rows["longest"]
+    longest = [(r["after"], r["before"], r.get("call"), r["start"] - ZERO, r["gap"]) for r in rows]
+    assert longest == [("k1", "k3", "cuMemAlloc", 6 * MS, 5 * MS), ("k1", "k2", None, 2 * MS, 2 * MS)]
+    assert found.verdicts["gaps"][0] == "process 10: 63.6 % of its time between launches of thread 1"
+    assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
+
+
+def test_gaps_after_waiting():
+    waits = [("cuStreamSynchronize", 2, 3), ("cuStreamSynchronize", 6, 1)]
+    calls = [*launches((1, 1)), *waits, *launches((10, 1), (12, 1)), ("cuStreamSynchronize", 14, 6)]
+    rows = ask("gaps", made(*calls)).rows["gaps"]
+    assert [(r["gap"], r["count"], r["total"]) for r in rows] == [
+        ("launch, launch", 2, 9 * MS),
+        ("wait, launch", 1, 3 * MS),  # from the second of two waits
+    ]
+
+
+def test_the_gpu_is_idle_where_no_stream_has_work():
+    rows = [(1 * MS, 4 * MS, 1, 1, 0), (3 * MS, 3 * MS, 1, 2, 7), (10 * MS, 2 * MS, 1, 1, 0)]
+    packed = [(begin, took, begin, stream, api, function, 1, 0) for begin, took, api, function, stream in rows]
+    times = records.make("gpu_times", **forge.rows(packed, forge.GPU_TIMES))
+    found = ask("gaps", made(*launches((0.5, 1), (0.7, 2)), more=[times]))
+    idle = [(r["stream"], r["busy"], r["count"], r["total"]) for r in found.rows["idle"]]
+    assert idle == [("all streams", 7 * MS, 2, 4 * MS), ("0x0", 6 * MS, 1, 5 * MS), ("0x7", 3 * MS, 0, 0)]
+    assert found.rows["idle"][0]["share"] == pytest.approx(100 * 4 / 11)
+
+
+def test_gaps_of_a_trace_without_calls():
+    done = run("gaps", data=forge.pack(forge.trace(forge.probe_map("x", a="u32"))))
+    assert done.returncode == 1 and b"no calls in the stream: 'gpt-hook run' records some" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kernels", "period"),
+    [([1, 2, 3] * 5, 3), ([9, 8, 1, 2, 2, 1, 2, 2, 1, 2, 2], 3), ([1, 2, 3, 4], None), ([5], None), ([1] * 6, 1)],
+)
+def test_the_repeating_unit_is_found(kernels, period):
+    found = find_period(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :])
+    assert (found[0] if found else None) == period
+
+
+INFERENCE = [
+    ("cuInit", 0, 10),
+    ("cuMemAlloc", 12, 1, 64),
+    ("cuMemcpyHtoD", 20, 30, 10_000_000),
+    ("cuMemcpyHtoD", 52, 8, 5_000_000),
+    ("cuMemcpyHtoD", 70, 2, 4096),  # the input
+    *launches((80, 1), (84, 2)),
+    ("cuStreamSynchronize", 90, 10),  # until 100: the kernels are compiled
+    *[
+        call
+        for n in range(4)
+        for call in [*launches((100 + 10 * n, 1), (102 + 10 * n, 2)), ("cuStreamSynchronize", 104 + 10 * n, 4)]
+    ],
+    ("cuMemcpyDtoH", 141, 3, 4096),
+]
+
+
+def stages(*args, **more):
+    found = ask("stages", made(*INFERENCE, **more), args=args)
+    rows = {(row["category"], row.get("part")): row for row in found.rows["stages"]}
+    return {key[1] or key[0]: row["time"] / MS for key, row in rows.items()}, rows, found.verdicts["stages"]
+
+
+def test_stages_are_found_from_the_calls():
+    times, rows, verdict = stages()
+    assert times == {
+        "Initialization": 20, "Weight Loading": 40, "Input Transfer": 2, "Kernel Compile": 20, "Inference": 38 - 16,
+        "Per token": 10, "Sync": 16, "Output Transfer": 3, "Other": 144 - 20 - 40 - 2 - 20 - 38 - 3, "Total": 144,
+    }  # fmt: skip
+    assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Kernel Compile", None]["launches"] == 2
+    assert rows["Inference", "Per token"]["launches"] == 2
+    assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
+    assert verdict == ["from the calls: no NVTX range names a stage",
+                       "4 rounds of 2 launches that are the same; the median of their times"]  # fmt: skip
+
+
+def test_stages_are_those_of_nvtx_where_the_program_has_them():
+    def range_(id_, name, start, end):
+        begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS)
+        return [begun, records.make("range_end", id=id_, thread=1, end=ZERO + end * MS)]
+
+    ranges = [*range_(1, "load_weights", 15, 65), *range_(2, "warmup", 75, 100), *range_(3, "Inference", 100, 144),
+              *range_(4, "forward", 110, 120), *range_(5, "my step", 0, 10)]  # fmt: skip
+    times, _, verdict = stages(more=ranges)
+    assert times == {
+        "Weight Loading": 50,
+        "Kernel Compile": 25,
+        "Inference": 44,
+        "Per token": 10,
+        "Other": 10,
+        "Total": 129,
+    }
+    assert verdict[0] == "from NVTX ranges"
+
+
+def test_stages_of_what_is_launched_once():
+    found = ask("stages", made(("cuInit", 0, 1), *launches((5, 1), (7, 2))))
+    assert [(row["category"], row["time"]) for row in found.rows["stages"]] == [
+        ("Initialization", 5 * MS), ("Inference", 3 * MS), ("Total", 8 * MS),
+    ]  # fmt: skip
+    assert ask("stages", made(("cuInit", 0, 1))).verdicts["stages"] == ["no process launched anything"]
