@@ -167,6 +167,42 @@ def test_a_library_that_comes_and_goes(tmp_path):
     assert counts(run(tmp_path, body)) == (8, {})
 
 
+@pytest.mark.parametrize(
+    ("kernel", "variable"),
+    [
+        (
+            "OK(D(cuLibraryGetKernel)(&function, library, name));",
+            "OK(D(cuModuleGetGlobal_v2)(&factor, &size, inside, by));",
+        ),
+        (
+            "OK(cuModuleGetFunction(&function, inside, name));",
+            "OK(D(cuLibraryGetGlobal)(&factor, &size, library, by));",
+        ),
+    ],
+)
+@pytest.mark.parametrize("early", [True, False])
+def test_constants_of_a_library_and_of_its_module(tmp_path, kernel, variable, early):
+    """One is written by the handle of the other, found before or after the kernel with probes is there."""
+    body = rf"""
+        void *inside;
+        size_t size;
+        unsigned seven = 7;
+        const char *name = "scale", *by = "factor";
+        OK(D(cuLibraryGetModule)(&inside, library));
+        {variable if early else ""}
+        {kernel}
+        run();
+        {variable}
+        OK(D(cuMemcpyHtoD_v2)(factor, &seven, (size_t)4));
+        run();
+        unsigned found;
+        OK(D(cuMemcpyDtoH_v2)(&found, items, sizeof(found)));
+        assert(found == added * 7 + added); // of an item that was 0
+        OK(D(cuLibraryUnload)(library));
+    """
+    assert counts(run(tmp_path, body)) == (2, {})
+
+
 # The variable that a probe adds to shared memory.
 SHARING = r"""
 import re, sys, msgpack

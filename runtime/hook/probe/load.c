@@ -244,8 +244,7 @@ void hook_after_unload(struct frame *frame) {
     struct probed *probed;
     if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
         hook_mark_going(frame->args[0], false);
-    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS &&
-           (probed = hook_take_gone(frame->args[0]))) {
+    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_take_gone())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         unload(probed);
         hook_relaxed_mode(mode);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "hook/watch/modules.h"
 #include "probed.h"
 #include "settings.h"
 
@@ -165,15 +166,15 @@ struct probed *hook_take_missed(uint64_t context) {
 void hook_mark_going(uint64_t module, bool going) {
     pthread_mutex_lock(&lock);
     for (struct probed *probed = all; probed; probed = probed->next)
-        if (probed->module == module && hook_is_alive(probed->reference))
+        if (hook_whole_module(probed->module) == module && hook_is_alive(probed->reference))
             probed->going = going;
     pthread_mutex_unlock(&lock);
 }
 
-struct probed *hook_take_gone(uint64_t module) {
+struct probed *hook_take_gone(void) {
     pthread_mutex_lock(&lock);
     struct probed **at = &all, *found;
-    while ((found = *at) && (found->module != module || !found->going || hook_is_alive(found->reference)))
+    while ((found = *at) && (!found->going || hook_is_alive(found->reference)))
         at = &found->next;
     if (found)
         *at = found->next;

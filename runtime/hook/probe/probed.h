@@ -90,6 +90,6 @@ void hook_miss(struct probed *probed, uint64_t context);
 // Before a module is unloaded, those of it are marked, and unmarked if that failed. Else each that is gone by
 // it is given once; NULL: there are no more.
 void hook_mark_going(uint64_t module, bool going);
-struct probed *hook_take_gone(uint64_t module);
+struct probed *hook_take_gone(void);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "hook/watch/modules.h"
 #include "pool.h"
 #include "settings.h"
 #include "variables.h"
@@ -46,6 +47,7 @@ static struct flag *find_flag(uint64_t module, const char *name) {
 // Whether the program has the address of a variable in constant memory, and so may write to it. NULL without
 // memory.
 static _Atomic bool *taken_flag(uint64_t module, const char *name) {
+    module = hook_whole_module(module);
     struct flag *flag = find_flag(module, name);
     struct wanted wanted = {name, false};
     if (flag)
@@ -67,7 +69,9 @@ static _Atomic bool *taken_flag(uint64_t module, const char *name) {
 // cuModuleGetGlobal, cuLibraryGetGlobal
 void hook_after_variable(struct frame *frame) {
     const char *name = (const char *)frame->args[3];
-    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS ? find_flag(frame->args[2], name) : NULL;
+    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS
+                            ? find_flag(hook_whole_module(frame->args[2]), name)
+                            : NULL;
     if (flag)
         flag->taken = true;
 }

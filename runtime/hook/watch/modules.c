@@ -283,6 +283,11 @@ void hook_on_enumerate_kernels(struct frame *frame) {
 
 // Variables
 
+uint64_t hook_whole_module(uint64_t module) {
+    struct object_view view;
+    return hook_object_look(module, &view) && view.parent ? view.parent : module;
+}
+
 // Functions whose arguments end with the module and the name of a variable.
 void hook_on_variable_of_1(struct frame *frame) {
     look(frame->args[1], "variable", (const char *)frame->args[2]);
@@ -295,11 +300,11 @@ void hook_on_variable_of_2(struct frame *frame) {
     const char *name = (const char *)frame->args[3];
     look(frame->args[2], "variable", name);
     if (name && address && strcmp(frame->slot->symbol, "cuModuleGetGlobal"))
-        hook_object_set(frame->args[2], &(struct property){.what = PROPERTY_VARIABLE,
-                                                           .device = -1,
-                                                           .value = *address,
-                                                           .size = size ? *size : 0,
-                                                           .name = name});
+        hook_object_set(hook_whole_module(frame->args[2]), &(struct property){.what = PROPERTY_VARIABLE,
+                                                                              .device = -1,
+                                                                              .value = *address,
+                                                                              .size = size ? *size : 0,
+                                                                              .name = name});
 }
 
 // Attributes

@@ -9,6 +9,7 @@ extern handler hook_on_module_image, hook_on_module_file, hook_on_library_module
     hook_on_kernel, hook_on_kernel_function, hook_on_enumerate_functions, hook_on_enumerate_kernels,
     hook_on_variable_of_1, hook_on_variable_of_2, hook_on_function_attribute, hook_on_kernel_attribute,
     hook_on_function_cache, hook_on_kernel_cache, hook_on_function_shared, hook_before_gone, hook_on_gone;
+uint64_t hook_whole_module(uint64_t module); // of one of a library the library, which has the same variables
 int hook_ask_parameters(uint64_t handle);
 
 struct image {
