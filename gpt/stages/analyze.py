@@ -23,6 +23,8 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "memusage",
     "gaps",
     "stages",
+    "tensorop_count",
+    "warp_sched",
 )
 
 

@@ -8,6 +8,8 @@ largest are exact.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +19,22 @@ _SHIFT = np.uint64(52 - BITS)
 _ONE = 1023 << BITS  # the bin of 1.0, were there no offset
 
 Floats = npt.NDArray[np.float64]
+
+
+class Bins(NamedTuple):
+    """A histogram without its empty bins, to be kept: which bins, how many in each, and count, total and largest."""
+
+    which: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    number: int
+    total: float
+    largest: float
+
+
+def edges() -> Floats:
+    """The lower edge of each bin, in ns."""
+    found: Floats = ((np.arange(BINS, dtype=np.uint64) + np.uint64(_ONE)) << _SHIFT).view(np.float64)
+    return found
 
 
 class Durations:
@@ -43,6 +61,22 @@ class Durations:
         self.total += other.total
         self.largest = max(self.largest, other.largest)
         self._bins += other._bins
+
+    def bins(self) -> Bins:
+        """What there is, in little memory."""
+        which = np.flatnonzero(self._bins)
+        return Bins(which, self._bins[which], self.count, self.total, self.largest)
+
+    def merge_bins(self, other: Bins) -> None:
+        """Takes in what another one had."""
+        self.count += other.number
+        self.total += other.total
+        self.largest = max(self.largest, other.largest)
+        self._bins[other.which] += other.counts
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many are in each bin."""
+        return self._bins
 
     def percentile(self, part: float) -> float:
         """The duration that `part` of all, 0 to 1, are not longer than; 0 if there are none."""

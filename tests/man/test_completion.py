@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from gpt.stages.analyze import ANALYSES
 from man.mkcompletion import MAN, parse_page, write_all
 
 LINES = {  # what is typed -> words that are offered, and words that are not
@@ -18,7 +19,7 @@ LINES = {  # what is typed -> words that are offered, and words that are not
     "gpt-ptx-probe -p block": ("block_sched", "warp_sched"),
     "gpt-asm --compress ": ("zstd none", "libfoo.so"),
     "gpt-patch -o ": ("slim", "libfoo.so"),
-    "gpt-analyze ": ("summary events block_sched gmem_bytes overhead memusage gaps stages", "libfoo.so"),
+    "gpt-analyze ": (" ".join(ANALYSES), "libfoo.so"),
     "gpt-analyze block_sched --pl": ("--plot", "--launch"),
     "gpt-analyze summary --format ": ("md csv", "libfoo.so"),
     "gpt-hook ": ("run check", "libfoo.so"),

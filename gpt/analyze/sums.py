@@ -1,0 +1,70 @@
+"""Analyses of maps that count: the fields of all records of a launch, added up, by kernel and by launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+KERNEL = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("share", "f64", "%"),
+)
+DROPPED = Column("dropped", "u64", title="lost", shown="any")
+TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+
+
+class Sums(MapAnalysis):
+    """The sums of each kernel, and of each launch.
+
+    The first of the `columns` is what kernels are compared by; it is the sum of `parts`, or a field. The others are
+    fields of the map.
+    """
+
+    columns: tuple[Column, ...]
+    parts: tuple[str, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = 0
+        self._kernels: dict[str, Counter[str]] = {}
+        self._rows: list[tuple[Any, ...]] = []  # of launches
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Adds a launch."""
+        sums = {name: int(saved.slots[name].sum()) for name in self.fields}
+        sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": saved.dropped}
+        self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
+        self._number += 1
+        if len(self._rows) < MOST_LAUNCHES:
+            self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
+
+    def _values(self, sums: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sums[column.name] for column in (*self.columns, DROPPED))
+
+    def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
+        """What is to be said of the sums of all launches, the line that scripts know first."""
+        return [f"{self.name}:{sums[self.columns[0].name]}"]
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, that with the most first, and launches."""
+        first, total = self.columns[0].name, sum(self._kernels.values(), Counter())
+        ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1][first], kernel[0]))
+        rows = [
+            (name, sums["launches"], 100 * sums[first] / (total[first] or 1), *self._values(sums))
+            for name, sums in ordered
+        ]
+        columns, drawn = (*KERNEL, *self.columns, DROPPED), plot("bars", "name", *self.parts)
+        yield make_answer("kernels", columns, rows, [*self.verdict(total), *verdict], top=TOP, plots=[drawn])
+        more = self._number - len(self._rows)
+        verdict = [f"{more:,} more launches are only in the sums"] if more else []
+        yield make_answer("launches", (*LAUNCH, *self.columns, DROPPED), self._rows, verdict, top=TOP_LAUNCHES)

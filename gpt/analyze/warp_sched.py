@@ -1,0 +1,168 @@
+"""gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones.
+
+Times are ns of the clock shared by all SMs, so launches can be compared: one whose warps ran while those of another
+launch of its process and device did is `shared`, the others ran `alone`. How long warps took is kept of each launch as
+a histogram (gpt/trace/durations.py), for only at the end it is known which launches were shared.
+
+The *tail* of a launch is the time at its end during which at most half as many warps ran as at its best.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.durations import Bins
+    from gpt.trace.process import Process
+
+WARPS = (
+    Column("warps", "u64"),
+    *(Column(name, "u64", "ns") for name in ("p50", "p99", "longest")),
+    Column("tail_share", "f64", "%", "tail"),
+    Column("mean", "u64", "ns"),
+    Column("span", "u64", "ns"),
+    Column("tail", "u64", "ns", "tail time"),
+    Column("silent", "u64", title="warps lost", shown="any"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("how", "text"),
+    Column("launches", "u64"),
+    *WARPS,
+)
+LAUNCHES = (*LAUNCH, Column("how", "text"), *WARPS)
+TIMES = (
+    Column("time", "u64", "ns", "run time of a warp"),
+    Column("alone", "u64", title="warps alone"),
+    Column("shared", "u64", title="warps shared"),
+)
+TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+PARTS = 8  # bins of the answer between a time and twice that time
+ALONE, SHARED = "alone", "shared"
+
+
+class _Run(NamedTuple):
+    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran."""
+
+    where: tuple[int, int]  # pid, device
+    kernel: str
+    begin: int
+    end: int
+    tail: int
+    silent: int
+    times: Bins
+    row: tuple[Any, ...]  # the columns LAUNCH
+
+
+class WarpSched(MapAnalysis):
+    """The run times of the warps of all launches."""
+
+    name = "warp_sched"
+    fields = ("start", "end")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs: list[_Run] = []
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in the warps of a launch."""
+        import numpy as np
+
+        from gpt.trace.durations import Durations
+
+        here = saved.counts > 0
+        slots = saved.slots[:, :, 0][here]
+        start, end = slots["start"], np.maximum(slots["end"], slots["start"])
+        times = Durations()
+        times.add((end - start).astype(np.float64))
+        where, row = (process.pid, buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
+        edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
+        self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times.bins(), row))
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels by how they ran, launches, and how many warps took how long."""
+        shared = _find_shared(self._runs)
+        groups: dict[tuple[str, str], list[_Run]] = {}
+        for run, how in zip(self._runs, shared, strict=True):
+            groups.setdefault((run.kernel, how), []).append(run)
+        rows = [(*key, len(runs), *_values(runs)) for key, runs in groups.items()]
+        rows.sort(key=lambda row: (-row[3] * row[8], row[0], row[1]))
+        warps = sum(row[3] for row in rows)
+        tails = [run.tail / (run.end - run.begin or 1) for run in self._runs]
+        told = f"{warps:,} warps of {len(self._runs):,} launches, {shared.count(SHARED):,} beside others"
+        verdict = [f"{told}; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean", *verdict]
+        yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
+        listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)
+        more = len(self._runs) - MOST_LAUNCHES
+        verdict = [f"{more:,} more launches are only in the sums"] if more > 0 else []
+        yield make_answer(
+            "launches", LAUNCHES, [(*run.row, how, *_values([run])) for run, how in listed], verdict, top=TOP_LAUNCHES
+        )
+        yield _make_times(self._runs, shared)
+
+
+def _find_tail(start: Any, end: Any) -> int:
+    """How long at the end at most half as many ran as at any time."""
+    import numpy as np
+
+    times = np.concatenate((start, end))
+    change = np.repeat(np.array([1, -1]), len(start))
+    order = np.lexsort((-change, times))  # of what happens at once, what begins comes first
+    running = np.cumsum(change[order])
+    above = np.flatnonzero(running > running.max() // 2)
+    return int(times.max()) - int(times[order][above[-1] + 1])
+
+
+def _find_shared(runs: list[_Run]) -> list[str]:
+    """Of each launch whether others of its process and device ran meanwhile."""
+    found = [ALONE] * len(runs)
+    last: dict[tuple[int, int], int] = {}  # of each place, the launch that ends last of those before
+    for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
+        run = runs[number]
+        before = last.get(run.where)
+        if before is not None and run.begin < runs[before].end:
+            found[number] = found[before] = SHARED
+        if before is None or run.end >= runs[before].end:
+            last[run.where] = number
+    return found
+
+
+def _values(runs: list[_Run]) -> tuple[Any, ...]:
+    """The columns WARPS: of several launches span and tail are means."""
+    from gpt.trace.durations import Durations
+
+    times = Durations()
+    for run in runs:
+        times.merge_bins(run.times)
+    span, tail = (sum(values) / len(runs) for values in ([r.end - r.begin for r in runs], [r.tail for r in runs]))
+    shown = times.percentile(0.5), times.percentile(0.99), times.largest, 100 * tail / (span or 1)
+    return times.count, *shown, times.total / (times.count or 1), span, tail, sum(run.silent for run in runs)
+
+
+def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
+    """How many warps took how long, of all kernels, in both ways."""
+    import numpy as np
+
+    from gpt.trace.durations import BINS, BITS, Durations, edges
+
+    both = {ALONE: Durations(), SHARED: Durations()}
+    for run, how in zip(runs, shared, strict=True):
+        both[how].merge_bins(run.times)
+    counts = np.stack([times.counts() for times in both.values()])
+    within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)  # those of the histogram
+    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # are as wide as each other up to twice a time
+    sums = np.add.reduceat(counts, starts, axis=1)
+    here = np.flatnonzero(sums.any(axis=0))
+    here = np.arange(here[0], here[-1] + 1) if len(here) else here
+    middles = edges()[starts][here] * 2 ** (0.5 / PARTS)
+    drawn = plot("lines", "time", ALONE, SHARED, title="run times of warps: how many took how long")
+    return make_array_answer("times", TIMES, [middles, *sums[:, here]], top=TOP_TIMES, plots=[drawn])
+
+
+ANALYSIS = Analysis("Show how long warps run, and the last of them.", WarpSched)

@@ -1,0 +1,87 @@
+"""gpt-analyze warp_sched and tensorop_count: on what known warps saved."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+FIELDS = {"start": "u64", "end": "u64", "block": "u64", "sm": "u32"}
+MAP = forge.probe_map("warp_sched", **FIELDS)
+SLOT = np.dtype([("count", "<u8"), ("start", "<u8"), ("end", "<u8"), ("block", "<u8"), ("sm", "<u4"), ("pad", "<u4")])
+EPOCH = 10**18
+
+
+def warps(*times):
+    """Bytes of a block for each warp (begin, end); None for one that saved nothing."""
+    data = np.zeros(len(times), SLOT)
+    for number, time in enumerate(times):
+        data[number] = (1, EPOCH + time[0], EPOCH + time[1], number, 0, 0) if time else (0,) * 6
+    return data.tobytes()
+
+
+def trace(*launches, **header):
+    found = [forge.records.make("function", id=4, name="k"), MAP, forge.kernel(3, 4, "k", 1)]
+    for number, times in enumerate(launches):
+        found += [forge.probed(number, 3, 4, len(times), 32), forge.buffer(number, warps(*times))]
+    return forge.trace(*found, **header)
+
+
+def test_warps_alone_and_beside_other_kernels():
+    alone, one, other = [(0, 100), (0, 300)], [(1000, 1100), (1000, 1500)], [(1400, 1500), (1450, 1600)]
+    found = ask("warp_sched", trace(alone, one, other), trace([(1000, 1100)], pid=11))  # not of the same process
+    rows = {row["how"]: row for row in found.rows["kernels"]}
+    assert {how: (r["launches"], r["warps"], r["mean"], r["longest"]) for how, r in rows.items()} == {
+        "alone": (2, 3, 167, 300), "shared": (2, 4, 212, 500),
+    }  # fmt: skip
+    assert [row["how"] for row in found.rows["launches"]] == ["alone", "shared", "shared", "alone"]
+    assert [row["span"] for row in found.rows["launches"]] == [300, 500, 200, 100]
+    times = found.rows["times"]
+    assert (sum(row["alone"] for row in times), sum(row["shared"] for row in times)) == (3, 4)
+    near = {row["time"]: row["shared"] for row in times if row["shared"]}
+    assert sum(count for time, count in near.items() if 90 < time < 110) == 2  # of 100 ns
+    assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 beside others; tail: ")
+
+
+@pytest.mark.parametrize(
+    ("times", "tail"),
+    [
+        ([(0, 100)] * 4, 0),
+        ([(0, 100), (0, 100), (0, 100), (0, 900)], 800),  # one of four
+        ([(0, 100), (0, 100), (0, 900), (0, 900)], 800),  # half
+        ([(0, 100), (0, 100), (0, 900), (0, 900), (100, 900)], 0),
+        ([None, (5, 8)], 0),
+    ],
+)
+def test_the_tail_is_when_at_most_half_of_the_warps_run(times, tail):
+    (row,) = ask("warp_sched", trace(times)).rows["kernels"]
+    assert row["tail"] == tail and row["silent"] == times.count(None)
+
+
+def test_a_launch_of_which_no_warp_saved_anything():
+    (row,) = ask("warp_sched", trace([None, None])).rows["kernels"]
+    assert (row["warps"], row["silent"], row["span"]) == (0, 2, 0)
+
+
+def test_a_picture_of_run_times(tmp_path):
+    done = run("warp_sched", "--plot", tmp_path / "w.png", data=forge.pack(trace([(0, 100), (0, 300)])))
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "w.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_tensor_operations_add_up():
+    map_ = forge.probe_map("tensorop_count", type_="total", operations="u64", flops="u64")
+    found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
+    data = struct.pack("<6Q", 1, 3, 12288, 1, 2, 8192)
+    found = ask("tensorop_count", forge.trace(*found, forge.probed(0, 3, 4, 2, 32), forge.buffer(0, data)))
+    (row,) = found.rows["kernels"]
+    assert (row["flops"], row["operations"], row["share"], row["dropped"]) == (20480, 5, 100, 0)
+    assert found.verdicts["kernels"] == ["tensorop_count:5 FLOPs:20480", "1 launch ran with probes"]
+
+
+@pytest.mark.parametrize("name", ["tensorop_count", "warp_sched"])
+def test_a_trace_without_such_a_map(name):
+    done = run(name, data=forge.pack(forge.trace(forge.launches({1: 2}))))
+    fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
+    assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")
