@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,13 +52,17 @@ def run(
     command: Callable[..., int] | dict[str, Callable[..., int]],
     about: str = "",
     before: Callable[..., None] | None = None,
+    words_after: bool = False,
 ) -> int:
     """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
 
     With several commands the first word says which; `about` is what --help says of all of them, and `before` has the
-    options that may stand before it.
+    options that may stand before it. With `words_after` what follows the first word that is not an option belongs to a
+    program that the stage runs, options and all.
     """
-    settings = {"help_option_names": ["-h", "--help"]}
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+    if words_after:
+        settings["allow_interspersed_args"] = False
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
     )

@@ -24,15 +24,19 @@ def keeping() -> bool:
     return bool(os.environ.get("GPT_KEEP"))
 
 
+def kept_in(top: Path, kernel: str, text: bytes) -> Path:
+    """The folder of a kernel with this text."""
+    digest = hashlib.sha256(kernel.encode(errors="surrogateescape") + b"\0" + text).hexdigest()[:16]
+    name = re.sub(r"[^\w$]", "_", kernel, flags=re.ASCII)[:MAX_NAME] or "kernel"
+    return top / f"{name}.{digest}"
+
+
 def keep(kernel: str, text: bytes, files: Mapping[str, bytes]) -> None:
     """Keeps files of a kernel with this text, if that is asked for. Raises OSError, whose `filename` says where."""
     if not keeping():
         return
-    top = Path(os.environ["GPT_KEEP"])
-    digest = hashlib.sha256(kernel.encode(errors="surrogateescape") + b"\0" + text).hexdigest()[:16]
-    name = re.sub(r"[^\w$]", "_", kernel, flags=re.ASCII)[:MAX_NAME] or "kernel"
-    folder = top / f"{name}.{digest}"
-    for path in (top, folder):
+    folder = kept_in(Path(os.environ["GPT_KEEP"]), kernel, text)
+    for path in (folder.parent, folder):
         with suppress(FileExistsError):
             path.mkdir(0o700)
     for file, data in files.items():

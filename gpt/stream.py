@@ -100,6 +100,11 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
 
 
+def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
+    """The records of a file that is a part of a segment. Raises MalformedError."""
+    return (record for record, _ in _split(_blocks(file), name))
+
+
 class Segments:
     """Which segment a record is in, of those that take turns in a stream.
 

@@ -84,6 +84,7 @@ class Assembly:
         told: set[tuple[str, str]] = set()
         done = []
         reports: list[bytes] = []
+        reports_before: list[bytes] = []
         for number, future in enumerate(futures[:count]):
             try:
                 code = future.result()
@@ -97,11 +98,12 @@ class Assembly:
             if futures[count:]:
                 try:
                     before = futures[count + number].result()
+                    reports_before.append(before.report)
                 except (GptError, OSError) as error:
                     text = f"cannot be assembled without probes: {error}"
                     yield from self._warn([(record["module"], text)], record, told)
             done.append((code, before))
-        yield from self._keep_reports(record, reports)
+        yield from self._keep_reports(record, {"ptxas.txt": reports, "ptxas-pruned.txt": reports_before})
         try:
             whole = len(done) == count or not self._fatbin
             originals = [before.image if before and self._original else None for _, before in done]
@@ -121,11 +123,12 @@ class Assembly:
                 without = {f"{key}_before": value for key, value in plain.items()}
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
 
-    def _keep_reports(self, record: dict[str, Any], reports: list[bytes]) -> Records:
-        """What ptxas said of a kernel with probes, in the folder that gpt-ptx-probe made for it."""
-        if keeping() and "original" in record and any(reports):
+    def _keep_reports(self, record: dict[str, Any], reports: dict[str, list[bytes]]) -> Records:
+        """What ptxas said of a kernel, with probes and without, in the folder that gpt-ptx-probe made for it."""
+        files = {name: b"".join(found) for name, found in reports.items() if any(found)}
+        if keeping() and "original" in record and files:
             try:
-                keep(next(iter(record["kernels"]), ""), record["data"], {"ptxas.txt": b"".join(reports)})
+                keep(next(iter(record["kernels"]), ""), record["data"], files)
             except OSError as error:
                 yield self._stage.warn(str(error.filename), f"GPT_KEEP: {error.strerror or error}")
 

@@ -23,17 +23,18 @@ LOOK = 0.2  # s between two looks whether a signal came
 
 
 class Callbacks:
-    """Runs callbacks on files, in a thread. `output` is the descriptor for what they print.
+    """Runs callbacks on files, in a thread. `output` is the descriptor for what they print, `python` runs scripts.
 
     `faults` are what went wrong and was not reported yet, with the callback; `failed` counts launches by callback.
     """
 
-    def __init__(self, limit: float, output: int, keep: bool) -> None:
+    def __init__(self, limit: float, output: int, keep: bool, python: str = sys.executable) -> None:
         self.faults: deque[tuple[str, str]] = deque()
         self.failed = Counter[str]()
         self._limit = limit
         self._output = output
         self._keep = keep
+        self._python = python
         self._waiting: deque[tuple[Path, int, list[str]]] = deque()
         self._bytes = 0
         self._known: set[tuple[str, str]] = set()
@@ -91,7 +92,7 @@ class Callbacks:
                     path.unlink()
 
     def _run(self, callback: str, path: Path) -> None:
-        command = [*([sys.executable] if callback.endswith(".py") else []), callback, str(path)]
+        command = [*([self._python] if callback.endswith(".py") else []), callback, str(path)]
         fault = None
         try:
             self._running = subprocess.Popen(

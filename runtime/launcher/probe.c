@@ -257,8 +257,8 @@ const char *use_probing(const struct probing *probing) {
             fail(USAGE, "run", "options of probes, and no -p or --jit");
     if (!on && (probing->benchmark || probing->memusage))
         fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
-    if (probing->memusage && (probing->benchmark || probing->jit))
-        fail(USAGE, "--memusage", "cannot be combined with %s", probing->jit ? "--jit" : "--benchmark");
+    if (probing->memusage && probing->benchmark)
+        fail(USAGE, "--memusage", "cannot be combined with --benchmark");
     if (checked.wait)
         check_number("--wait", checked.wait, true);
     if (checked.skip)

@@ -88,13 +88,15 @@ class Host:
             more = len(found) - MAX_FAULTS
             raise Faults(found[:MAX_FAULTS] + ([(name, f"for host: {more} more of these")] if more > 0 else []))
         kernels = {item.name: code.needs(item.name) for item in code.module.entries}
-        return Made(b"" if self._checks else self._compile(source, name), kernels, [])
+        image, said = (b"", b"") if self._checks else self._compile(source, name)
+        return Made(image, kernels, [], said)
 
     def stop(self) -> None:
         """Ends what runs, and compiles nothing more."""
         self._processes.stop()
 
-    def _compile(self, source: str, name: str) -> bytes:
+    def _compile(self, source: str, name: str) -> tuple[bytes, bytes]:
+        """The shared object, and the command with what the compiler said."""
         tool = self._command[0]
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, "module.c").write_text(source, "latin-1")
@@ -112,7 +114,7 @@ class Host:
                 (line for line in output.decode(errors="replace").splitlines() if "error" in line), "no message"
             )
             raise GptError(f"{tool} fails on its C: status {status}, {said}", name)
-        return image
+        return image, f"{shlex.join(command)}\n".encode() + output
 
 
 def find_compiler() -> tuple[list[str], str]:

@@ -1,0 +1,174 @@
+"""The last stage of the pipeline that weaves probes for gpt-neutrino: it keeps what was made of each kernel.
+
+A question is a `module` with the kernels that are wanted, and answers follow it, up to a `sync`. For each kernel there
+is a folder below the first argument, named after the kernel and the image: so the reader of the trace, where a
+`module` has the same image, finds it. All is there before the `sync` goes on, and so before the kernel is launched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpt import cli
+from gpt.keep import kept_in
+from gpt.outputs import replacing
+from gpt.stage import Stage
+
+Record = dict[str, Any]
+
+CODE = "code"  # below the folder of a run; beside it is what the other stages keep, whose GPT_KEEP that folder is
+FAILURE = "failure.txt"
+SMALL = 4 << 20  # bytes: of a larger image in a file a trace has no digest
+BLOCK = 1 << 20
+
+
+def find_kept(folder: Path, kernel: str, module: Record) -> Path | None:
+    """What was kept of a kernel of a `module` of the trace."""
+    names = [f"{module['path']}:{module.get('offset', 0)}"] if "path" in module else []
+    names = ([module["sha256"]] if "sha256" in module else []) + names
+    return next((path for name in names if (path := _folder(folder, kernel, name)).is_dir()), None)
+
+
+def _folder(folder: Path, kernel: str, image: str) -> Path:
+    text = f"{kernel}\0{image}".encode(errors="surrogateescape")
+    return folder / CODE / hashlib.sha256(text).hexdigest()[:32]
+
+
+class _Question:
+    """A module that was asked about, and what came of it."""
+
+    def __init__(self, module: Record) -> None:
+        self.module = module
+        self.files: dict[str, dict[str, bytes]] = {kernel: {} for kernel in module.get("only", ())}
+        self.texts: dict[str, bytes] = {}  # with probes, by kernel
+        self.said: list[str] = []
+
+    def add(self, record: Record) -> None:
+        """Takes in an answer."""
+        match record["kind"]:
+            case "ptx" if "original" in record and record["kernels"]:
+                kernel = record["kernels"][0]
+                self.texts[kernel] = record["data"]
+                self._of(kernel).update({"pruned.ptx": record["original"], "probed.ptx": record["data"]})
+            case "cubin" | "object" if record["kernels"]:
+                made = {"probed.bin": record["data"], "pruned.bin": record.get("original", b"")}
+                self._of(record["kernels"][0]).update(made)
+            case "kernel" if "reason" in record:
+                self.said.append(f"{record['name']}: left alone, {record['reason']}")
+            case "diag":
+                self.said.append(": ".join(record[key] for key in ("level", "where", "text") if record[key]))
+
+    def _of(self, kernel: str) -> dict[str, bytes]:
+        return self.files.setdefault(kernel, {})
+
+
+class Keeper:
+    """Keeps the answers of a stream below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._questions: list[_Question] = []
+
+    def handle(self, record: Record) -> tuple[Record]:
+        """Passes a record on."""
+        if record["kind"] == "module":
+            self._questions.append(_Question(record))
+        elif self._questions:
+            self._questions[-1].add(record)
+        return (record,)
+
+    def settle(self) -> Iterable[Record]:
+        """Writes what came. What cannot be written is missing, and the reader of the trace says so."""
+        questions, self._questions = self._questions, []
+        for question in questions:
+            with suppress(OSError):
+                self._keep(question)
+        return ()
+
+    def _keep(self, question: _Question) -> None:
+        for folder in (self._folder, self._folder / CODE):
+            folder.mkdir(0o700, exist_ok=True)
+        names = list(_name_image(question.module))
+        for kernel, files in question.files.items():
+            first, *others = [_folder(self._folder, kernel, name) for name in names]
+            first.mkdir(0o700, exist_ok=True)
+            for other in others:
+                with suppress(FileExistsError):
+                    other.symlink_to(first.name)
+            self._keep_image(question.module, names[0], first / "original.bin")
+            files |= self._read_texts(kernel, question.texts.get(kernel))
+            if not files.get("probed.bin"):
+                files[FAILURE] = "".join(f"{line}\n" for line in question.said).encode(errors="backslashreplace")
+            for name, data in files.items():
+                with replacing(first / name, 0o600) as file:
+                    file.write(data)
+
+    def _read_texts(self, kernel: str, text: bytes | None) -> dict[str, bytes]:
+        """The whole module, and what the assembler said of it with probes and without."""
+        found: dict[str, bytes] = {}
+        if text is not None:
+            folder = kept_in(self._folder, kernel, text)
+            for name in ("original.ptx", "ptxas.txt", "ptxas-pruned.txt"):
+                with suppress(FileNotFoundError):
+                    found[name] = (folder / name).read_bytes()
+        return found
+
+    def _keep_image(self, module: Record, name: str, path: Path) -> None:
+        """The image, once for all of its kernels."""
+        first = self._folder / CODE / f"image.{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:32]}"
+        if not first.exists():
+            with replacing(first, 0o600) as file:
+                for block in _iter_image(module):
+                    file.write(block)
+        with suppress(FileExistsError):
+            os.link(first, path)
+
+
+def _iter_image(module: Record) -> Iterator[bytes]:
+    if "data" in module:
+        yield module["data"]
+        return
+    left = module.get("size", 1 << 62)
+    with open(module["path"], "rb") as file:
+        file.seek(module.get("offset", 0))
+        while left and (block := file.read(min(left, BLOCK))):
+            left -= len(block)
+            yield block
+
+
+def _name_image(module: Record) -> Iterator[str]:
+    """What tells an image from others: its digest, its place in a file."""
+    in_file = "path" in module and not module["path"].startswith("/proc/")
+    if not in_file or module.get("size", SMALL + 1) <= SMALL:
+        digest = hashlib.sha256()
+        for block in _iter_image(module):
+            digest.update(block)
+        yield digest.hexdigest()
+    if in_file:
+        yield f"{module['path']}:{module.get('offset', 0)}"
+
+
+def copy_kept(source: Path, target: Path) -> None:
+    """Copies a file, as a link if that can be."""
+    try:
+        os.link(source, target, follow_symlinks=True)
+    except OSError:
+        with open(source, "rb") as data, replacing(target) as file:
+            shutil.copyfileobj(data, file)
+
+
+def keep(folder: Path) -> int:
+    """Keeps what comes through, below a folder."""
+    keeper = Keeper(folder)
+    return Stage("gpt-neutrino", stream=True).filter(keeper.handle, settle=keeper.settle)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run("gpt-neutrino", keep))

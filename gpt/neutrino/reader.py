@@ -1,0 +1,108 @@
+"""The generated reader: Python that reads a `.bin` of a kernel, for the process.log and for read.py.
+
+`parse(path)` returns the header, the sections and the records. With one map, `records[block][unit]` is a record, or a
+list of those of the unit if it may have several; with more, `records` has that for each map, by name.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BEGIN, END = "# Neutrino Generated Code for Reading Trace", "# END OF GENERATED CODE"
+
+_HEAD = f"""\
+{BEGIN}
+import struct
+from typing import NamedTuple
+
+
+class TraceHeader(NamedTuple):
+    gridDimX: int
+    gridDimY: int
+    gridDimZ: int
+    blockDimX: int
+    blockDimY: int
+    blockDimZ: int
+    sharedMemBytes: int
+    numProbes: int
+
+
+class TraceSection(NamedTuple):
+    size: int  # bytes of a unit: a thread, a warp
+    offset: int
+"""
+
+_PARSE = """
+
+def parse(path: str):
+    with open(path, "rb") as f:
+        header = TraceHeader(*struct.unpack("<8I", f.read(32)))
+        sections = [TraceSection(*struct.unpack("<QQ", f.read(16))) for _ in range(header.numProbes)]
+        gridSize = header.gridDimX * header.gridDimY * header.gridDimZ
+        blockSize = header.blockDimX * header.blockDimY * header.blockDimZ
+        records = {}
+"""
+
+_MAP = """
+        # Read {name}
+        f.seek(sections[{index}].offset)
+        record = struct.Struct("{format}")
+        whole, units = {whole}, {units}  # of a block; a part of a warp comes after all whole ones
+        blocks = [[] for _ in range(gridSize)]
+        for count in (whole, units - whole):
+            for block in blocks:
+                for _ in range(count):
+                    unit = f.read(sections[{index}].size)
+                    block.append({value})
+        records["{name}"] = blocks
+"""
+
+_COUNTS = {
+    "thread": ("blockSize", "blockSize"),
+    "warp": ("blockSize // 32", "(blockSize + 31) // 32"),
+    "block": ("1", "1"),
+}
+
+
+class ReadMap(NamedTuple):
+    """A map as a reader sees it: its level, the fields with the letters of `struct`, the bytes of a record.
+
+    `single` says that a unit has one record.
+    """
+
+    name: str
+    level: str
+    fields: Sequence[tuple[str, str]]
+    bytes: int
+    single: bool
+
+
+def make_reader(maps: Sequence[ReadMap]) -> str:
+    """The text of the reader."""
+    parts = [_HEAD]
+    reads = []
+    for index, found in enumerate(maps):
+        name = _identifier(found.name)
+        parts.append(f"\n\nclass {name}(NamedTuple):\n")
+        parts += [f"    {_identifier(field)}: {_type(letter)}\n" for field, letter in found.fields] or ["    pass\n"]
+        format_ = "<" + "".join(letter for _, letter in found.fields)
+        whole, units = _COUNTS[found.level]
+        one = f"{name}(*record.unpack_from(unit))"
+        several = f"[{name}(*record.unpack_from(unit, at)) for at in range(0, len(unit), {found.bytes})]"
+        value = one if found.single else several
+        reads.append(_MAP.format(name=name, index=index, format=format_, whole=whole, units=units, value=value))
+    answer = f'records["{_identifier(maps[0].name)}"]' if len(maps) == 1 else "records"
+    return "".join([*parts, _PARSE, *reads, f"    return header, sections, {answer}\n\n\n{END}\n"])
+
+
+def _identifier(name: str) -> str:
+    """A name as Python takes it."""
+    found = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_") or "field"
+    return f"n{found}" if found[0].isdigit() else f"{found}_" if keyword.iskeyword(found) else found
+
+
+def _type(letter: str) -> str:
+    return "float" if letter in "efd" else "int"

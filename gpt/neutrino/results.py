@@ -1,0 +1,165 @@
+"""`result/SECONDS.bin`: what the probes of a launch saved, in the layout that Neutrino's readers expect.
+
+    u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
+    u64  of each section, one a map: bytes of a unit (a thread, a warp), offset of its records in the file
+    then the records: by block, by unit of the block, by record of the unit
+
+A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
+not save is zero. A unit of a log has as much room as the unit of that launch that saved most.
+
+Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
+come first, as those readers expect, and then those of the last warp of each block.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, Saved
+
+HEADER, SECTION = struct.Struct("<8I"), struct.Struct("<2Q")
+CHUNK = 16 << 20  # bytes of records that are made at once
+
+Record = npt.DTypeLike
+
+
+class Section(NamedTuple):
+    """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these.
+
+    `count` is how many records a log has.
+    """
+
+    name: str
+    bytes: int
+    capacity: int
+    units: int
+    whole: int
+    count: int | None
+
+    def size(self, blocks: int) -> int:
+        """Bytes of all records."""
+        return blocks * self.units * self.unit
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a unit."""
+        return self.bytes * self.capacity
+
+
+def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
+    """The fields, with their numpy types, one after the other in a record of `size` bytes or as many as they take."""
+    packed = np.dtype(list(fields))
+    return np.dtype(
+        {
+            "names": [name for name, _ in fields],
+            "formats": [type_ for _, type_ in fields],
+            "offsets": [packed.fields[name][1] for name, _ in fields] if packed.fields else [],
+            "itemsize": max(size, packed.itemsize),
+        }
+    )
+
+
+def dtype_of(saved: Saved, size: int) -> np.dtype[np.void]:
+    """A record of what was saved; `size` is what its probe declares."""
+    slot = saved.slots.dtype
+    assert slot.fields is not None
+    ordered = sorted(slot.fields.items(), key=lambda field: field[1][1])
+    return pack_fields([(name, field[0].str) for name, field in ordered], size)
+
+
+def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: int) -> Section:
+    """How a map lies in the file."""
+    units = layout.units(launch.threads)
+    whole = launch.threads // WARP if layout.level == "warp" else units
+    capacity, count = layout.capacity, None
+    if saved.units is not None:
+        count = len(saved.units)
+        most = np.unique(saved.units, return_counts=True)[1].max() if count else 0
+        capacity = max(1, int(most))
+    return Section(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count)
+
+
+def write_result(file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[Section, Saved]]) -> int:
+    """Writes a launch, and returns the size of the file. Raises OSError."""
+    blocks = math.prod(probed["grid"])
+    at = HEADER.size + SECTION.size * len(found)
+    head = [HEADER.pack(*probed["grid"], *probed["block"], probed["shared"], len(found))]
+    starts = []
+    for section, _ in found:
+        head.append(SECTION.pack(section.unit, at))
+        starts.append(at)
+        at += section.size(blocks)
+    file.write(b"".join(head))
+    for (section, saved), start in zip(found, starts, strict=True):
+        record = dtype_of(saved, section.bytes)
+        if saved.units is None:
+            for part in _iter_dense(section, saved, record):
+                file.write(part)
+        else:
+            file.flush()
+            _write_sparse(file.fileno(), start, section, saved, record, blocks)
+            file.seek(start + section.size(blocks))
+    file.flush()
+    os.ftruncate(file.fileno(), at)  # a log may end with units that saved nothing
+    return at
+
+
+def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    made = np.zeros(slots.shape, record)
+    for name in record.names or ():
+        made[name] = slots[name]
+    return made
+
+
+def _iter_dense(section: Section, saved: Saved, record: np.dtype[np.void]) -> Iterator[bytes]:
+    """Units of all blocks: the whole ones, then the rest."""
+    for start, end in ((0, section.whole), (section.whole, section.units)):
+        if start == end:
+            continue
+        step = max(1, CHUNK // max(1, section.unit * (end - start)))
+        for block in range(0, len(saved.slots), step):
+            yield _copy(saved.slots[block : block + step, start:end], record).tobytes()
+
+
+def _write_sparse(
+    file: int, start: int, section: Section, saved: Saved, record: np.dtype[np.void], blocks: int
+) -> None:
+    """The entries of a log, each where its unit is: what lies between is a hole of the file."""
+    assert saved.units is not None
+    units = saved.units.astype(np.int64)
+    order = np.argsort(units, kind="stable")  # of a unit the entries are in order
+    units, slots = units[order], saved.slots[order]
+    first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]]) if len(units) else np.zeros(0, np.int64)
+    within = np.arange(len(units)) - np.repeat(first, np.diff(np.r_[first, len(units)]))
+    slot = _place(units, section, blocks) * section.capacity + within
+    cuts = np.flatnonzero(np.r_[True, np.diff(slot) != 1]) if len(slot) else first
+    for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(slot)], strict=True):
+        data = memoryview(_copy(slots[begin:end], record).tobytes())
+        at = start + int(slot[begin]) * section.bytes
+        while data:
+            done = os.pwrite(file, data, at)
+            data, at = data[done:], at + done
+
+
+def _place(units: npt.NDArray[np.int64], section: Section, blocks: int) -> npt.NDArray[np.int64]:
+    """Where units are among those of the file."""
+    block, unit = np.divmod(units, section.units)
+    rest = section.units - section.whole
+    early = block * section.whole + unit
+    late = blocks * section.whole + block * rest + unit - section.whole
+    return np.where(unit < section.whole, early, late)
+
+
+def fields_of(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """The fields of a `map` record in the order of a slot, with the letters that `struct` has for their types."""
+    letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+               "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
+    ordered = sorted(record["fields"], key=lambda field: field["offset"])
+    return [(field["name"], letters[field["type"]]) for field in ordered]

@@ -1,0 +1,134 @@
+"""The reader of the live stream of gpt-neutrino: a trace folder for each process, and the analyses of results.
+
+What it is to do is in the environment (command.py). When the stream has ended and the analyses have, there is a line
+for each process on standard error. It ends with 1 if a folder is not complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpt import cli, messages, stream
+from gpt.errors import GptError, MalformedError
+from gpt.neutrino.folder import TraceFolder
+from gpt.neutrino.kernels import Settings
+from gpt.stream import Segments
+from gpt.trace.callbacks import Callbacks
+from gpt.trace.whole import Launches
+
+TOOL = "gpt-neutrino"
+VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON
+TENSORS = "tensors"  # folder for lines of TensorTrace, by pid
+PATIENCE = 24 * 3600.0  # seconds that an analysis may take
+
+Record = dict[str, Any]
+
+
+class Writer:
+    """One run."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self._kept = Path(asked["kept"])
+        self._settings = Settings(
+            asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
+        )
+        self._probe = {name: text.encode() for name, text in asked["probe"].items()}
+        self._folders: dict[int, TraceFolder] = {}  # by segment
+        self._callbacks = Callbacks(PATIENCE, 1, True, asked["python"])
+
+    def run(self) -> int:
+        """Reads all of the stream."""
+        torn: GptError | None = None
+        private = Path(tempfile.mkdtemp(prefix="gpt-neutrino."))
+        try:
+            try:
+                self._read(Launches(private))
+            except GptError as error:
+                torn = error
+            for folder in self._folders.values():
+                folder.finish()
+                self._take_tensors(folder)
+            self._callbacks.finish()
+        finally:
+            self._callbacks.stop()
+            shutil.rmtree(private, ignore_errors=True)
+            shutil.rmtree(self._kept, ignore_errors=True)
+        return self._report(torn)
+
+    def _read(self, launches: Launches) -> None:
+        segments = Segments()
+        with open(0, "rb", closefd=False) as file:
+            for record in stream.read_records(file, "<stdin>"):
+                number = segments.add(record)
+                if record["kind"] == "header":
+                    self._folders[number] = self._make(record)
+                folder = self._folders[number]
+                folder.add(record)
+                if record["kind"] == "sync":
+                    for other in self._folders.values():
+                        other.add(record)
+                if not self._asked["benchmark"]:
+                    for launch in launches.add(record):
+                        folder.add_launch(launch)
+                        launch.close()
+
+    def _make(self, header: Record) -> TraceFolder:
+        return TraceFolder(header, self._asked["parent"], self._probe, self._settings, self._analyze)
+
+    def _analyze(self, path: Path) -> str | None:
+        hook = self._asked["hook_path"]
+        if not hook:
+            return None
+        self._callbacks.add(path, [hook])
+        return shlex.join([*([self._asked["python"]] if hook.endswith(".py") else []), hook, str(path)])
+
+    def _take_tensors(self, folder: TraceFolder) -> None:
+        """What TensorTrace wrote in the process."""
+        if folder.path:
+            with suppress(FileNotFoundError):
+                shutil.move(self._kept / TENSORS / str(folder.process.pid), folder.path / "tensor.trace")
+
+    def _report(self, torn: GptError | None) -> int:
+        status = 0
+        if torn:
+            messages.say(TOOL, "error", torn.where, f"{torn.fact}; trace folders are not complete")
+            status = torn.status
+        for (hook, fault), count in self._failed():
+            messages.say(TOOL, "warning", hook, fault + (f" (failed on {count:,} launches)" if count > 1 else ""))
+        there = [folder for folder in self._folders.values() if folder.path or folder.fault]
+        for folder in there:
+            if folder.fault:
+                messages.say(TOOL, "error", str(folder.path or self._asked["parent"]), f"{folder.fault}; not complete")
+                status = max(status, GptError.status)
+        if not there:
+            messages.say(TOOL, "warning", "", "no process used the CUDA driver: there is no trace folder")
+        for folder in there:
+            if folder.path:
+                messages.write(f"[info] trace in {os.path.join(self._asked['parent'], folder.path.name)}\n")
+        return status
+
+    def _failed(self) -> Any:
+        for fault in self._callbacks.faults:
+            yield fault, self._callbacks.failed[fault[0]]
+
+
+def write() -> int:
+    """Does what the environment says."""
+    try:
+        asked = json.loads(os.environ[VARIABLE])
+    except (KeyError, ValueError):
+        raise MalformedError("not what gpt-neutrino puts there", VARIABLE) from None
+    return Writer(asked).run()
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(TOOL, write))

@@ -1,0 +1,76 @@
+"""gpt-neutrino: runs a program with probes, as Neutrino's command line does, and leaves trace folders of its form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpt import cli
+from gpt.errors import UsageError
+
+TOOL = "gpt-neutrino"
+
+
+def main() -> int:
+    """Entry point of the executable, and of its other name, `neutrino`."""
+    return cli.run(TOOL, neutrino, words_after=True)
+
+
+def _show_path(value: bool) -> None:
+    from gpt.neutrino.command import PACKAGE
+
+    if value:
+        typer.echo(PACKAGE)
+        raise typer.Exit
+
+
+def neutrino(
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")] = None,
+    probe: Annotated[
+        str | None, typer.Option("--probe", "-p", "--tool", "-t", metavar="PROBE", help="A tool, or a probe file.")
+    ] = None,
+    tracedir: Annotated[
+        str | None, typer.Option("--tracedir", metavar="DIR", help="Make trace folders in DIR/trace.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option("--trace", metavar="DIR", help="Make them in DIR (./trace).")] = None,
+    kernel: Annotated[
+        str, typer.Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name.")
+    ] = "",
+    drop: Annotated[
+        str, typer.Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name.")
+    ] = "",
+    callback: Annotated[
+        str | None, typer.Option("--callback", metavar="FILE", help="Run this on each result.")
+    ] = None,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
+    ] = False,
+    memusage: Annotated[bool, typer.Option("--memusage", help="Only add up what buffers would need.")] = False,
+    driver: Annotated[Path | None, typer.Option("--driver", metavar="FILE", help="Use this libcuda.so.1.")] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="FILE", help="Run analyze hooks by this Python.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")
+    ] = "real",
+    path: Annotated[
+        bool, typer.Option("--path", callback=_show_path, is_eager=True, help="Print what PYTHONPATH gets, and exit.")
+    ] = False,
+    verbose: cli.Verbose = False,
+    version: cli.Version = False,
+) -> int:
+    """Run a program with probes, and leave trace folders as Neutrino does."""
+    from gpt.neutrino.command import Asked, find_parent, start
+
+    if probe is None:
+        raise UsageError("no probe: -p PROBE names one (see gpt-neutrino --help)")
+    if not command:
+        raise UsageError("no command (see gpt-neutrino --help)")
+    if device not in ("real", "sim"):
+        raise UsageError(f"'{device}' is neither real nor sim", "--device")
+    parent = find_parent(tracedir, trace)
+    return start(
+        Asked(probe, parent, kernel, drop, callback, driver, python, device, benchmark, memusage), command
+    )
