@@ -168,13 +168,13 @@ install: ## install to PREFIX (/usr/local): its own Python environment, executab
 	@$(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check .
 	@echo "install: $(PREFIX)/bin, $(PREFIX)/share: man pages, completion of bash, zsh and fish"
 	@mkdir -p $(PREFIX)/bin
-	@for tool in $(LIBDIR)/bin/gpt-*; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
+	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
 	@for page in $(MAN_PAGES); do install -D -m 644 $$page $(PREFIX)/share/$$page || exit; done
 	@$(PYTHON) man/mkcompletion.py $(PREFIX)/share
 
 uninstall: ## remove what install put under PREFIX
 	@echo "uninstall: $(PREFIX)"
-	@for tool in $(LIBDIR)/bin/gpt-*; do \
+	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do \
 	    name=$${tool##*/}; \
 	    rm -f $(PREFIX)/bin/$$name $(addprefix $(PREFIX)/share/,$(COMPLETIONS)); \
 	done

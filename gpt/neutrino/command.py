@@ -18,10 +18,11 @@ from gpt.errors import GptError, MissingError, UsageError
 from gpt.neutrino.writer import TENSORS, VARIABLE
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import find_probe, load_probes
+from gpt.probe.verify import verify
 
 PACKAGE = Path(__file__).parent / "python"  # what PYTHONPATH gets
 TOOLS = PACKAGE / "neutrino" / "tools"
-WAIT = 60  # seconds that a program waits for kernels, as with Neutrino it waits for all of them
+WAIT = 300  # seconds that a program waits for its kernels
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,13 @@ def start(asked: Asked, command: list[str]) -> int:
         raise UsageError("--memusage cannot be combined with --benchmark")
     path = find_tool(asked.probe).resolve()
     loaded = load_probes(path)
+    verify(loaded)
     hook = _choose_hook(asked, loaded, path)
     python = shutil.which(asked.python) if asked.python else sys.executable
     if not python:
         raise MissingError("no such Python", str(asked.python))
+    if asked.driver:
+        _use_driver(asked.driver)
     os.makedirs(asked.parent, exist_ok=True)
     kept = Path(tempfile.gettempdir(), f"gpt-neutrino.{secrets.token_hex(16)}")  # made by who first needs it
     todo = {
@@ -105,8 +109,6 @@ def start(asked: Asked, command: list[str]) -> int:
         "NEUTRINO_PROBE": str(path),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
     }
-    if asked.driver:
-        _use_driver(asked.driver)
     words = [*_hook_words(asked, path, kept), "--", *command]
     signals.release()  # its timer would go on
     try:
@@ -116,17 +118,14 @@ def start(asked: Asked, command: list[str]) -> int:
 
 
 def _choose_hook(asked: Asked, loaded: ProbeFile, probe: Path) -> tuple[str, str]:
-    """The hook as it is named, and its file, if there is one."""
-    if asked.benchmark or asked.memusage:  # nothing is saved
-        return asked.callback or loaded.callback or "", ""
-    if asked.callback:
-        given = Path(asked.callback).resolve()
-        return asked.callback, str(given if given.is_file() else find_hook(asked.callback, probe) or "")
-    if not loaded.callback:
-        return "", ""
-    if loaded.script:
-        return os.path.basename(loaded.script), loaded.script
-    return loaded.callback, str(find_hook(loaded.callback, probe) or "")
+    """The hook as it is named, and its file, if there is one that is to be run."""
+    named = asked.callback or (os.path.basename(loaded.script) if loaded.script else loaded.callback or "")
+    if not named or asked.benchmark or asked.memusage:  # nothing is saved
+        return named, ""
+    if loaded.script and not asked.callback:
+        return named, loaded.script
+    given = Path(named).resolve()
+    return named, str(given if asked.callback and given.is_file() else find_hook(named, probe) or "")
 
 
 def _texts(loaded: ProbeFile, path: Path) -> dict[str, str]:
@@ -159,7 +158,13 @@ def _hook_words(asked: Asked, probe: Path, kept: Path) -> list[str]:
     ]
     texts = [shlex.join(stage) for stage in stages]
     texts[2] += ' --arch "$GPT_ARCH"'
-    words: list[Any] = [f"{folder}/gpt-hook", "run", "-q", "-o", "|exec " + shlex.join([*module, "gpt.neutrino.writer"])]
+    words: list[Any] = [
+        f"{folder}/gpt-hook",
+        "run",
+        "-q",
+        "-o",
+        "|exec " + shlex.join([*module, "gpt.neutrino.writer"]),
+    ]
     words += ["--device", asked.device, "--jit", " | ".join(texts), "--gpu-time", "--wait", WAIT, "--complete"]
     for option, value in (("-k", asked.kernels), ("--filter", asked.filter)):
         words += [option, value] if value else []

@@ -102,7 +102,7 @@ def iter_buffers(blocks: int, sections: Sequence[Section]) -> Iterator[str]:
     for section in sections:
         size = section.size(blocks)
         yield f"[exec] grid {blocks} warp {section.units} probe {section.bytes} total {size}"
-    yield from (f"[count] size: {section.capacity}" for section in sections if section.count is not None)
+    yield from (f"[count] size: {section.capacity}" for section in sections if section.entries is not None)
 
 
 def times_line(times: Record, kernel: float | None) -> str:

@@ -151,18 +151,17 @@ class TraceFolder:
         for _, rows in self.process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
                 kernels = rows[rows["function"] != 0]
-                calls = zip(kernels["thread"].tolist(), kernels["call"].tolist(), strict=True)
+                keys = zip(kernels["thread"].tolist(), kernels["call"].tolist(), strict=True)
                 took = self.process.clock.durations(kernels["duration"]).tolist()
-                self._gpu.update(zip(calls, took, strict=True))
+                self._gpu.update(zip(keys, took, strict=True))
         later, self._later = self._later, []
         for record in later:
             self._add_unprobed(record)
         for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
             self._say(launch)
-        calls = [line for _, line in sorted(events.iter_calls(self.process))]
-        begins = [line for line in calls if line.startswith("[info]")]
-        others = [line for line in calls if not line.startswith("[info]")]
-        self._write([*begins, *self._loads, *others, *self._launches])
+        said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
+        said.sort(key=lambda line: not line.startswith("[info]"))  # that the driver is there comes first
+        self._write([*said, *self._launches])
         self._loads, self._launches = [], []
 
     def _add_unprobed(self, record: Record) -> None:

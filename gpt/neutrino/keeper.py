@@ -57,7 +57,10 @@ class _Question:
                 kernel = record["kernels"][0]
                 self.texts[kernel] = record["data"]
                 self._of(kernel).update({"pruned.ptx": record["original"], "probed.ptx": record["data"]})
-            case "cubin" | "object" if record["kernels"]:
+            case "ptx":  # no probe is in it
+                for kernel in self.files.keys() & set(record["kernels"]):
+                    self._of(kernel)["original.ptx"] = record["data"]
+            case "cubin" | "object" if set(record["kernels"]) & self.texts.keys():
                 made = {"probed.bin": record["data"], "pruned.bin": record.get("original", b"")}
                 self._of(record["kernels"][0]).update(made)
             case "kernel" if "reason" in record:
@@ -104,7 +107,7 @@ class Keeper:
                     other.symlink_to(first.name)
             self._keep_image(question.module, names[0], first / "original.bin")
             files |= self._read_texts(kernel, question.texts.get(kernel))
-            if not files.get("probed.bin"):
+            if "probed.bin" not in files:
                 files[FAILURE] = "".join(f"{line}\n" for line in question.said).encode(errors="backslashreplace")
             for name, data in files.items():
                 with replacing(first / name, 0o600) as file:

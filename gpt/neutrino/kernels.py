@@ -1,11 +1,11 @@
 """`kernel/N_SHA1/`: what became of a kernel that was launched, as the keeper of the pipeline kept it.
 
-    original.bin original.ptx   the image that the program loaded, its PTX
-    pruned.ptx pruned.bin       what the kernel needs of it, and that assembled
-    probed.ptx probed.bin       the same with probes
-    process.log                 what was done: what ptxas said, the generated reader, or why there are no probes
-    kernel.info                 name; parameters; saving probes; a line `level,bytes` for each; the analyze hook
-    read.py                     the generated reader
+original.bin original.ptx   the image that the program loaded, its PTX
+pruned.ptx pruned.bin       what the kernel needs of it, and that assembled
+probed.ptx probed.bin       the same with probes
+process.log                 what was done: what ptxas said, the generated reader, or why there are no probes
+kernel.info                 name; parameters; saving probes; a line `level,bytes` for each; the analyze hook
+read.py                     the generated reader
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ class KernelFolders:
             lines.append(f"[code] {module.get('type', '')} {place}: not taken apart")
         else:
             for what, report in (("pruned", "ptxas-pruned.txt"), ("probed", "ptxas.txt")):
-                lines.append(f"[assemble] via gpt-asm {what}.ptx -o {what}.bin")
-                lines.append(_read(kept / report))
+                if (kept / f"{what}.ptx").exists():
+                    lines += [f"[assemble] via gpt-asm {what}.ptx -o {what}.bin", _read(kept / report)]
             lines.append(_read(kept / FAILURE))
-        lines.append(reader if kernel else f"[failed] {reason or 'without probes'}")
+        lines.append(reader if kernel else f"[unprobed] {reason}")
         return "\n".join(line.rstrip("\n") for line in lines if line) + "\n"
 
 

@@ -13,6 +13,7 @@ come first, as those readers expect, and then those of the last warp of each blo
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import struct
@@ -26,14 +27,13 @@ from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, Saved
 
 HEADER, SECTION = struct.Struct("<8I"), struct.Struct("<2Q")
 CHUNK = 16 << 20  # bytes of records that are made at once
-
-Record = npt.DTypeLike
+MOST = 1 << 60  # bytes of a file
 
 
 class Section(NamedTuple):
     """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these.
 
-    `count` is how many records a log has.
+    `entries` is how many records a log has.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Section(NamedTuple):
     capacity: int
     units: int
     whole: int
-    count: int | None
+    entries: int | None
 
     def size(self, blocks: int) -> int:
         """Bytes of all records."""
@@ -96,6 +96,8 @@ def write_result(file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[
         head.append(SECTION.pack(section.unit, at))
         starts.append(at)
         at += section.size(blocks)
+    if at > MOST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     file.write(b"".join(head))
     for (section, saved), start in zip(found, starts, strict=True):
         record = dtype_of(saved, section.bytes)
@@ -133,13 +135,16 @@ def _write_sparse(
 ) -> None:
     """The entries of a log, each where its unit is: what lies between is a hole of the file."""
     assert saved.units is not None
-    units = saved.units.astype(np.int64)
+    there = saved.units < blocks * section.units
+    units, slots = saved.units[there].astype(np.int64), saved.slots[there]
+    if not len(units):
+        return
     order = np.argsort(units, kind="stable")  # of a unit the entries are in order
-    units, slots = units[order], saved.slots[order]
-    first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]]) if len(units) else np.zeros(0, np.int64)
+    units, slots = units[order], slots[order]
+    first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]])
     within = np.arange(len(units)) - np.repeat(first, np.diff(np.r_[first, len(units)]))
     slot = _place(units, section, blocks) * section.capacity + within
-    cuts = np.flatnonzero(np.r_[True, np.diff(slot) != 1]) if len(slot) else first
+    cuts = np.flatnonzero(np.r_[True, np.diff(slot) != 1])
     for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(slot)], strict=True):
         data = memoryview(_copy(slots[begin:end], record).tobytes())
         at = start + int(slot[begin]) * section.bytes

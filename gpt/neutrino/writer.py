@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,13 @@ class Writer:
         self._folders: dict[int, TraceFolder] = {}  # by segment
         self._callbacks = Callbacks(PATIENCE, 1, True, asked["python"])
 
-    def run(self) -> int:
-        """Reads all of the stream."""
+    def run(self, found: Iterable[Record]) -> int:
+        """Takes in the records of the stream, and returns the exit status."""
         torn: GptError | None = None
         private = Path(tempfile.mkdtemp(prefix="gpt-neutrino."))
         try:
             try:
-                self._read(Launches(private))
+                self._read(found, Launches(private))
             except GptError as error:
                 torn = error
             for folder in self._folders.values():
@@ -64,22 +65,19 @@ class Writer:
             shutil.rmtree(self._kept, ignore_errors=True)
         return self._report(torn)
 
-    def _read(self, launches: Launches) -> None:
+    def _read(self, found: Iterable[Record], launches: Launches) -> None:
         segments = Segments()
-        with open(0, "rb", closefd=False) as file:
-            for record in stream.read_records(file, "<stdin>"):
-                number = segments.add(record)
-                if record["kind"] == "header":
-                    self._folders[number] = self._make(record)
-                folder = self._folders[number]
-                folder.add(record)
-                if record["kind"] == "sync":
-                    for other in self._folders.values():
-                        other.add(record)
-                if not self._asked["benchmark"]:
-                    for launch in launches.add(record):
-                        folder.add_launch(launch)
-                        launch.close()
+        for record in found:
+            number = segments.add(record)
+            if record["kind"] == "header":
+                self._folders[number] = self._make(record)
+            folder = self._folders[number]
+            for one in self._folders.values() if record["kind"] == "sync" else (folder,):
+                one.add(record)
+            if not self._asked["benchmark"]:
+                for launch in launches.add(record):
+                    folder.add_launch(launch)
+                    launch.close()
 
     def _make(self, header: Record) -> TraceFolder:
         return TraceFolder(header, self._asked["parent"], self._probe, self._settings, self._analyze)
@@ -116,7 +114,7 @@ class Writer:
                 messages.write(f"[info] trace in {os.path.join(self._asked['parent'], folder.path.name)}\n")
         return status
 
-    def _failed(self) -> Any:
+    def _failed(self) -> Iterator[tuple[tuple[str, str], int]]:
         for fault in self._callbacks.faults:
             yield fault, self._callbacks.failed[fault[0]]
 
@@ -127,7 +125,8 @@ def write() -> int:
         asked = json.loads(os.environ[VARIABLE])
     except (KeyError, ValueError):
         raise MalformedError("not what gpt-neutrino puts there", VARIABLE) from None
-    return Writer(asked).run()
+    with open(0, "rb", closefd=False) as file:
+        return Writer(asked).run(stream.read_records(file, "<stdin>"))
 
 
 if __name__ == "__main__":

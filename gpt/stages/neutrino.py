@@ -29,8 +29,9 @@ def _show_path(value: bool) -> None:
 def neutrino(
     command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")] = None,
     probe: Annotated[
-        str | None, typer.Option("--probe", "-p", "--tool", "-t", metavar="PROBE", help="A tool, or a probe file.")
+        str | None, typer.Option("--probe", "-p", metavar="PROBE", help="A tool, or a probe file.")
     ] = None,
+    tool: Annotated[str | None, typer.Option("--tool", "-t", metavar="PROBE", help="The same.")] = None,
     tracedir: Annotated[
         str | None, typer.Option("--tracedir", metavar="DIR", help="Make trace folders in DIR/trace.")
     ] = None,
@@ -41,9 +42,7 @@ def neutrino(
     drop: Annotated[
         str, typer.Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name.")
     ] = "",
-    callback: Annotated[
-        str | None, typer.Option("--callback", metavar="FILE", help="Run this on each result.")
-    ] = None,
+    callback: Annotated[str | None, typer.Option("--callback", metavar="FILE", help="Run this on each result.")] = None,
     benchmark: Annotated[
         bool, typer.Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
     ] = False,
@@ -52,9 +51,7 @@ def neutrino(
     python: Annotated[
         str | None, typer.Option("--python", metavar="FILE", help="Run analyze hooks by this Python.")
     ] = None,
-    device: Annotated[
-        str, typer.Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")
-    ] = "real",
+    device: Annotated[str, typer.Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")] = "real",
     path: Annotated[
         bool, typer.Option("--path", callback=_show_path, is_eager=True, help="Print what PYTHONPATH gets, and exit.")
     ] = False,
@@ -64,13 +61,12 @@ def neutrino(
     """Run a program with probes, and leave trace folders as Neutrino does."""
     from gpt.neutrino.command import Asked, find_parent, start
 
-    if probe is None:
+    probe = probe or tool
+    if not probe:
         raise UsageError("no probe: -p PROBE names one (see gpt-neutrino --help)")
     if not command:
         raise UsageError("no command (see gpt-neutrino --help)")
     if device not in ("real", "sim"):
         raise UsageError(f"'{device}' is neither real nor sim", "--device")
     parent = find_parent(tracedir, trace)
-    return start(
-        Asked(probe, parent, kernel, drop, callback, driver, python, device, benchmark, memusage), command
-    )
+    return start(Asked(probe, parent, kernel, drop, callback, driver, python, device, benchmark, memusage), command)

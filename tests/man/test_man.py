@@ -28,6 +28,7 @@ from tests.demo.build import build
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*"))}
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them

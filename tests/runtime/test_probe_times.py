@@ -126,7 +126,6 @@ def test_memusage(tmp_path, program, ptx, probe):
         (("--benchmark",), "--benchmark: no -p or --jit"),
         (("--memusage",), "--memusage: no -p or --jit"),
         (("-p", "dmat", "--memusage", "--benchmark"), "--memusage: cannot be combined with --benchmark"),
-        (("--jit", "cat", "--memusage"), "--memusage: cannot be combined with --jit"),
     ],
 )
 def test_options_that_exclude_each_other(tmp_path, options, message):

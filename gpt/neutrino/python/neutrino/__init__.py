@@ -1,0 +1,32 @@
+"""What programs and analyses import from Neutrino, for those that gpt-neutrino runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
+
+
+class TraceHeader(NamedTuple):
+    """How a `.bin` begins: the launch, and how many sections follow."""
+
+    gridDimX: int
+    gridDimY: int
+    gridDimZ: int
+    blockDimX: int
+    blockDimY: int
+    blockDimZ: int
+    sharedMemBytes: int
+    numProbes: int
+
+
+class TraceSection(NamedTuple):
+    """Where the records of a probe are: bytes of those of a thread or warp, offset of the first."""
+
+    size: int
+    offset: int
+
+
+def Map(**options: Any) -> Any:
+    """Marks a class as a map of a probe file, which gpt-ptx-probe compiles: here it stays what it is."""
+    return lambda found: found
