@@ -15,7 +15,7 @@ from typing import Any
 
 from gpt import signals
 from gpt.errors import GptError, MissingError, UsageError
-from gpt.neutrino.writer import TENSORS, VARIABLE
+from gpt.neutrino.writer import VARIABLE
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
@@ -104,7 +104,6 @@ def start(asked: Asked, command: list[str]) -> int:
     os.environ |= {
         VARIABLE: json.dumps(todo),
         "GPT_KEEP": str(kept),
-        "GPT_NEUTRINO_TENSORS": str(kept / TENSORS),
         "NEUTRINO_TRACEDIR": asked.parent,
         "NEUTRINO_PROBE": str(path),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),

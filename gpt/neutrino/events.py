@@ -116,3 +116,11 @@ def times_line(times: Record, kernel: float | None) -> str:
     took = (kernel or 0) / 1e6
     ratio = (prologue + took + epilogue) / took if took else 0.0
     return f"[exec] prologue {prologue:.6f} kernel {took:.6f} epilogue {epilogue:.6f} ratio {ratio:.6f}"
+
+
+def tensor_line(tensor: Record, realtime: int) -> str:
+    """A line of `tensor.trace`: a tensor as TensorTrace saw it."""
+    shape = f"torch.Size({tensor['shape']})"
+    place = f"{tensor.get('file', '?')}:{tensor.get('line', 0)}"
+    words = [realtime, shape, tensor["bytes"], tensor.get("first", tensor["address"]), tensor["name"]]
+    return "  ".join(map(str, ["[call]", *words, tensor.get("function", "?"), place]))

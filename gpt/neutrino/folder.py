@@ -22,7 +22,8 @@ from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import Section, make_section, write_result
 from gpt.outputs import replacing
 from gpt.trace.buffers import Buffer, MapLayout, Probes, Saved
-from gpt.trace.process import CALLS, LOADS, LoadedFunction, Process
+from gpt.trace.kinds import CALLS, LOADS
+from gpt.trace.process import LoadedFunction, Process
 from gpt.trace.whole import WholeLaunch
 
 Record = dict[str, Any]
@@ -68,6 +69,7 @@ class TraceFolder:
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
         self._modules: dict[int, Record] = {}
+        self._tensors: list[Record] = []
         self._known: set[int] = set()  # functions that have a folder
         self._gpu: dict[tuple[int, int], float] = {}  # ns of kernels, by thread and start of the call
 
@@ -95,6 +97,8 @@ class TraceFolder:
                 self._open[record["id"]] = _Launch(record)
             case "times" if record["launch"] in self._open:
                 self._open[record["launch"]].times = record
+            case "tensor":
+                self._tensors.append(record)
             case "unprobed" | "memusage":
                 self._later.append(record)
 
@@ -163,6 +167,12 @@ class TraceFolder:
         said.sort(key=lambda line: not line.startswith("[info]"))  # that the driver is there comes first
         self._write([*said, *self._launches])
         self._loads, self._launches = [], []
+        if self._tensors and self.path:
+            found, self._tensors = self._tensors, []
+            with open(self.path / "tensor.trace", "ab") as file:
+                for record in found:
+                    line = events.tensor_line(record, self.process.clock.realtime_at(record["at"]))
+                    file.write(f"{line}\n".encode(errors="surrogateescape"))
 
     def _add_unprobed(self, record: Record) -> None:
         if record["kind"] == "memusage":

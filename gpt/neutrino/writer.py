@@ -13,7 +13,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from gpt.trace.whole import Launches
 
 TOOL = "gpt-neutrino"
 VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON
-TENSORS = "tensors"  # folder for lines of TensorTrace, by pid
 PATIENCE = 24 * 3600.0  # seconds that an analysis may take
 
 Record = dict[str, Any]
@@ -57,7 +55,6 @@ class Writer:
                 torn = error
             for folder in self._folders.values():
                 folder.finish()
-                self._take_tensors(folder)
             self._callbacks.finish()
         finally:
             self._callbacks.stop()
@@ -88,12 +85,6 @@ class Writer:
             return None
         self._callbacks.add(path, [hook])
         return shlex.join([*([self._asked["python"]] if hook.endswith(".py") else []), hook, str(path)])
-
-    def _take_tensors(self, folder: TraceFolder) -> None:
-        """What TensorTrace wrote in the process."""
-        if folder.path:
-            with suppress(FileNotFoundError):
-                shutil.move(self._kept / TENSORS / str(folder.process.pid), folder.path / "tensor.trace")
 
     def _report(self, torn: GptError | None) -> int:
         status = 0

@@ -45,7 +45,10 @@ class Tensor:
     """As much of one as TensorTrace looks at."""
 
     def __init__(self, memory: driving.Memory) -> None:
-        self.memory, self.shape, self.nbytes = memory, (COUNT,), 4 * COUNT
+        self.memory, self.shape, self.dtype = memory, (COUNT,), "uint32"
+
+    def element_size(self) -> int:
+        return 4
 
     def data_ptr(self) -> int:
         return self.memory.value

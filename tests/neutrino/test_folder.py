@@ -266,3 +266,11 @@ def test_a_full_disk(tmp_path, size):
         assert path.stat().st_size == 112
     for path in folder.rglob("kernel.info"):
         assert path.read_text() == f"{NAME}\n2\n1\n1,16\nblock_sched.py\n"
+
+
+def test_tensors_have_lines(tmp_path):
+    tensor = records.make("tensor", id=1, at=2000, thread=1, name="q", address=4096, bytes=64, dtype="float16",
+                          shape=[4, 8], function="forward", file="a.py", line=7)  # fmt: skip
+    _, (folder,) = write(tmp_path, forge.trace(MODULE, tensor))
+    wanted = "[call]  1000000000000002000  torch.Size([4, 8])  64  4096  q  forward  a.py:7\n"
+    assert (folder / "tensor.trace").read_text() == wanted

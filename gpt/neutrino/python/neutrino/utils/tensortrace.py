@@ -1,72 +1,59 @@
-"""TensorTrace: which tensors the functions of a program are called with, as lines of `tensor.trace`.
+"""TensorTrace: which tensors the variables of functions hold, as lines of `tensor.trace`.
 
     [call]  TIME  SHAPE  BYTES  PTR  NAME  FUNCTION  FILE:LINE
 
-Two blanks are between them; the time is in ns since the epoch, the address is decimal. A tensor is what has `shape`
-and `data_ptr()`: nothing of torch is imported. Below gpt-neutrino the lines are in the trace folder of the process,
-otherwise on standard error.
+Two blanks are between them; the time is in ns since the epoch, the address is decimal. It is gpt.tensors.trace: the
+tensors are in the trace of the process, from which gpt-neutrino writes the lines into the trace folder; without it they
+go to standard error. Nothing of torch is imported.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
-from types import FrameType, TracebackType
-from typing import Any, TextIO, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
 __all__ = ["TensorTrace", "tensortrace"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class TensorTrace:
-    """While it is entered, each call of a Python function writes a line for each argument that is a tensor."""
+def _find_tensors() -> ModuleType:
+    """gpt.tensors: of an installation that this Python has, or of the one that this file is of."""
+    if "gpt" not in sys.modules and not importlib.util.find_spec("gpt"):
+        folder = Path(__file__).parents[4]
+        spec = importlib.util.spec_from_file_location(
+            "gpt", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec and spec.loader
+        sys.modules["gpt"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["gpt"])
+    return importlib.import_module("gpt.tensors")
+
+
+def _print(seen: Any) -> None:
+    _, size, first, _, shape = seen.facts
+    words = [time.time_ns(), f"torch.Size({list(shape)})", size, first, seen.name, seen.function]
+    print("[call]", *words, f"{seen.file}:{seen.line}", sep="  ", file=sys.stderr)
+
+
+_Trace: Any = _find_tensors().trace
+
+
+class TensorTrace(_Trace):  # type: ignore[misc]
+    """While it is entered, tensors that variables of functions hold have lines, each under a name once."""
 
     def __init__(self) -> None:
-        self._file: TextIO = sys.stderr
-        self._before: Any = None
-
-    def __enter__(self) -> TensorTrace:
-        if folder := os.environ.get("GPT_NEUTRINO_TENSORS"):
-            os.makedirs(folder, 0o700, exist_ok=True)
-            self._file = open(os.path.join(folder, str(os.getpid())), "a", buffering=1)
-        self._before = sys.getprofile()
-        sys.setprofile(self._on_event)
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        sys.setprofile(self._before)
-        if self._file is not sys.stderr:
-            self._file.close()
-
-    def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or "jit" in frame.f_code.co_filename:
-            return
-        code = frame.f_code
-        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            value = frame.f_locals.get(name)
-            if hasattr(type(value), "data_ptr") and hasattr(value, "shape"):
-                self._write(value, name, code.co_name, f"{code.co_filename}:{frame.f_lineno}")
-
-    def _write(self, value: Any, name: str, function: str, place: str) -> None:
-        try:
-            storage = getattr(value, "untyped_storage", None)
-            size = storage().nbytes() if storage else value.nbytes
-            words = ["[call]", time.time_ns(), value.shape, size, value.data_ptr(), name, function, place]
-        except Exception:  # a tensor without memory, as of a compiler
-            return
-        print(*words, sep="  ", file=self._file)
+        super().__init__(None if os.environ.get("GPT_HOOK_OUTPUT") else _print)
 
 
 def tensortrace(function: _Function) -> _Function:
     """Runs a function in a TensorTrace."""
-
-    @wraps(function)
-    def traced(*arguments: Any, **named: Any) -> Any:
-        with TensorTrace():
-            return function(*arguments, **named)
-
-    return traced  # type: ignore[return-value]
+    traced: _Function = TensorTrace()(function)
+    return traced
