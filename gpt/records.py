@@ -60,6 +60,10 @@ STRUCTS: dict[str, Keys] = {
         "offset": ("u64?", "of global: bytes from the start of the table, where its address goes"),
         "copy": ("str?", "of const: always, or taken, which is when the program took its address"),
     },
+    "frame": {
+        "path": ("str?", "the file that the code is in; absent: in none"),
+        "offset": ("u64", "return address as an offset in that file; else as it is"),
+    },
     "site": {
         "probe": ("str", "name of the probe"),
         "position": ("str", "as the probe file says it"),
@@ -316,6 +320,15 @@ KINDS: dict[str, Keys] = {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
         "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+    },
+    "stack": {
+        "id": ("u64", "number in the segment"),
+        "frames": ("[frame]", "callers, the innermost first; the last may have others"),
+    },
+    "call_site": {
+        "thread": ("u64", "thread id"),
+        "start": ("u64", "start of the row of the call"),
+        "stack": ("u64", "id of the stack that it came from"),
     },
     "ioctl": {
         "thread": ("u64", "thread id"),

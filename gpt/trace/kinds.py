@@ -9,4 +9,6 @@ COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to 
 SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
 COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
 GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
+SITES = frozenset(("call_site", "stack"))  # where calls came from
+TENSORS = frozenset(("tensor", "tensor_end"))
 RANGES = frozenset(("range", "range_end"))  # of NVTX

@@ -22,6 +22,8 @@ from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
 from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
 from gpt.trace.select import Selected, Selection
+from gpt.trace.sites import Sites
+from gpt.trace.tensors import Tensors
 
 Record = dict[str, Any]
 
@@ -92,6 +94,8 @@ class Process:
         self.launches = Collector("launches", LAUNCHES, LAUNCHES, chosen.of_launches if pick else None)
         self.counts = Collector("counts", COUNTS, COUNTS, chosen.of_counts if pick else None)
         self.probes = Probes(folder, kinds, chosen)
+        self.tensors = Tensors()
+        self.sites = Sites()
         self.ranges: list[Record] = []  # `range` and `range_end`
         self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
         self._kinds = kinds | {"device"} if selection.devices else kinds
@@ -173,6 +177,10 @@ class Process:
                 self.probes.add(record)
             case "range" | "range_end":
                 self.ranges.append(record)
+            case "tensor" | "tensor_end":
+                self.tensors.add(record)
+            case "stack" | "call_site":
+                self.sites.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
                 self._selected.devices.add(record["index"])

@@ -1,4 +1,4 @@
-// The words of --calls. A misspelt one would record nothing, without a message.
+// The words of --calls and --stacks. A misspelt one would record nothing, without a message.
 
 #include <stdio.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static size_t distance(const char *one, const char *two) {
 }
 
 // Fails for a name that no function has, with those that it may have been meant to be.
-static void check_name(const char *word) {
+static void check_name(const char *option, const char *word) {
     char near[MOST_NEAR][NAME_SIZE] = {""}, text[MOST_NEAR * (NAME_SIZE + 2)] = "";
     size_t distances[MOST_NEAR], count = 0, most = strlen(word) / 3;
     for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
@@ -60,12 +60,12 @@ static void check_name(const char *word) {
     }
     for (size_t i = 0; i < count; i++)
         sprintf(text + strlen(text), "%s%s", i ? ", " : "", near[i]);
-    fail(USAGE, "--calls", "no function '%s'%s%s%s", word, count ? " (there is " : "; see cuda.h", text,
+    fail(USAGE, option, "no function '%s'%s%s%s", word, count ? " (there is " : "; see cuda.h", text,
          count ? ")" : "");
 }
 
 // Globs may be of functions that are newer than this program.
-void check_calls(const char *calls) {
+void check_calls(const char *option, const char *calls) {
     static const char *const words =
         "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "
         "module, other, stream, sync";
@@ -77,7 +77,7 @@ void check_calls(const char *calls) {
         if (!*word || strpbrk(word, "*?["))
             continue;
         if (!strncmp(word, "cu", 2)) {
-            check_name(word);
+            check_name(option, word);
             continue;
         }
         size_t length = strlen(word);
@@ -85,7 +85,7 @@ void check_calls(const char *calls) {
         while (found && (strncmp(found, word, length) || (found[length] && found[length] != ',')))
             found = (found = strchr(found, ' ')) ? found + 1 : NULL;
         if (!found)
-            fail(USAGE, "--calls", "'%s' is not a glob of functions (cu...) or a type (there are %s)", word,
+            fail(USAGE, option, "'%s' is not a glob of functions (cu...) or a type (there are %s)", word,
                  words);
     }
 }

@@ -32,7 +32,7 @@ const char *absolute(const char *path);                   // valid until the nex
 void check_command(const char *path); // fails for a program that cannot be watched
 
 // calls.c
-void check_calls(const char *calls); // fails for a word that means nothing
+void check_calls(const char *option, const char *calls); // fails for a word that means nothing
 
 // output.c
 

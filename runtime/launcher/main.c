@@ -15,8 +15,8 @@
 #include "probe.h"
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--gpu-time] [--ioctl]\n"
-    "                    [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
+    "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--stacks WORD,...]\n"
+    "                    [--gpu-time] [--ioctl] [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
     "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
     "                    [--disabled | --control] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
@@ -32,6 +32,7 @@ static const char HELP[] =
     "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
     "                      their names, types as memcpy or kernel, query; -WORD excludes\n"
     "                      (all,-query; with --ioctl all)\n"
+    "      --stacks WORD,..  record where calls of these functions come from (none)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
     "      --save-modules DIR  keep the images of modules that are not in a file\n"
@@ -98,7 +99,7 @@ static const char *find_folder(const char *name) {
 
 // What the command line asks for.
 struct request {
-    const char *output, *calls, *device, *modules, *replacements;
+    const char *output, *calls, *stacks, *device, *modules, *replacements;
     bool force, quiet, gpu_time, ioctls, simulated, control, disabled;
     struct probing probing;
     char **command; // and its arguments
@@ -109,6 +110,7 @@ static void read_options(struct request *request, int argc, char **argv) {
         {"output", required_argument, NULL, 'o'},
         {"force", no_argument, NULL, 'f'},
         {"calls", required_argument, NULL, 'c'},
+        {"stacks", required_argument, NULL, 't'},
         {"gpu-time", no_argument, NULL, 'g'},
         {"ioctl", no_argument, NULL, 'i'},
         {"save-modules", required_argument, NULL, 's'},
@@ -146,6 +148,9 @@ static void read_options(struct request *request, int argc, char **argv) {
             break;
         case 'c':
             request->calls = optarg;
+            break;
+        case 't':
+            request->stacks = optarg;
             break;
         case 'd':
             request->device = optarg;
@@ -227,7 +232,9 @@ static void check_request(struct request *request) {
         request->calls = request->ioctls ? "all" : "all,-query";
     if (!*request->calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
-    check_calls(request->calls);
+    check_calls("--calls", request->calls);
+    if (request->stacks)
+        check_calls("--stacks", request->stacks);
     request->simulated = !strcmp(request->device, "sim");
     if (!request->simulated && strcmp(request->device, "real"))
         fail(USAGE, "--device", "'%s' is neither real nor sim", request->device);
@@ -282,6 +289,7 @@ static int run(int argc, char **argv) {
 
     set_report(!request.quiet);
     set("GPT_HOOK_CALLS", request.calls);
+    set("GPT_HOOK_STACKS", request.stacks);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
     set("GPT_HOOK_DISABLED", request.disabled ? "1" : NULL);

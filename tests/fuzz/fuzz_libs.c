@@ -6,6 +6,8 @@
 #include "hook/watch/missing.c"
 #include "hook/watch/peek.c"
 
+ABSENT(hook_find_in_map)
+ABSENT(hook_forget_unwound)
 ABSENT(hook_handle_of)
 ABSENT(hook_map_find)
 ABSENT(hook_newest_launch)

@@ -12,6 +12,7 @@ _Atomic bool hook_recording;
 static const struct order no_order;
 const struct order *hook_order(void) { return &no_order; }
 bool hook_has_tsc, hook_gpu_time, hook_probing;
+const char *hook_stacks;
 
 ABSENT(hook_after_attribute)
 ABSENT(hook_after_block_size)
@@ -90,6 +91,7 @@ ABSENT(hook_on_node_enabled)
 ABSENT(hook_on_variable_of_1)
 ABSENT(hook_on_variable_of_2)
 ABSENT(hook_probe_setup)
+ABSENT(hook_sites_setup)
 ABSENT(hook_write_recording)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -97,7 +99,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char name[NAME_BYTES];
     if (!text || !wanted)
         abort();
-    calls = wanted;
+    calls = hook_stacks = wanted;
     if (strlen(text) < NAME_BYTES) { // longer symbols get no slot
         hook_describe(&hook_slots[SLOTS - 1], text);
         slot_name(&hook_slots[SLOTS - 1], name);

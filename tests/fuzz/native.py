@@ -161,6 +161,31 @@ def _names(sample: Sample) -> list[bytes]:
     return [name.encode() for name in names]
 
 
+def _tables(sample: Sample) -> list[bytes]:
+    """Unwind tables of the C library's, from that of the search on, with addresses of functions in them."""
+    from gpt.formats.elf import parse_elf
+    from gpt.formats.source import Source
+
+    path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so" in line)
+    data = Path(path).read_bytes()
+    (table,) = parse_elf(Source(path, data)).named(".eh_frame_hdr")
+    (frames,) = parse_elf(Source(path, data)).named(".eh_frame")
+    (count,) = struct.unpack_from("<I", data, table.offset + 8)
+    made = []
+    for number in range(0, count, max(1, count // 12)):  # each a table of one function, with its two entries
+        begin, at = struct.unpack_from("<ii", data, table.offset + 12 + 8 * number)
+        place = table.offset + at
+        length, back = struct.unpack_from("<II", data, place)
+        common = place + 4 - back
+        (size,) = struct.unpack_from("<I", data, common)
+        first, second = data[common : common + 4 + size], data[place : place + 4 + length]
+        head = struct.pack("<BBBBiIii", 1, 0x1B, 3, 0x3B, 0, 1, begin, 20 + len(first))
+        second = second[:4] + struct.pack("<I", len(first) + 4) + second[8:]
+        made += [struct.pack("<i", begin + far) + head + first + second for far in (0, 5, 40)]
+    assert frames.size and made
+    return made
+
+
 def _woven(count: int) -> bytes:
     """What a pipeline answers about a kernel with so many maps."""
     from gpt import records, stream
@@ -197,5 +222,6 @@ HARNESSES = [
     Harness("c-refuse", lambda sample: [*_small(sample), b"#! /bin/sh -x\n", b"#!\n"]),
     Harness("c-replace", lambda sample: [*_small(sample), b"$ORIGIN/../libfoo.so.1", b"/x/${ORIGIN}/y"]),
     Harness("c-sim", _small),
+    Harness("c-unwind", _tables),
     Harness("c-woven", lambda sample: [_woven(maps) for maps in (0, 1, 3)]),
 ]

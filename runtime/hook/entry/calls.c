@@ -20,6 +20,7 @@
 #include "hook/watch/modules.h"
 #include "hook/watch/objects.h"
 #include "hook/watch/peek.h"
+#include "hook/watch/sites.h"
 #include "hook/write/calm.h"
 #include "hook/write/clock.h"
 #include "hook/write/compiler.h"
@@ -327,6 +328,8 @@ void hook_leave(struct frame *frame) {
         uint64_t duration = now - frame->start;
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
+    if (UNLIKELY(frame->flags & SLOT_STACK) && row && thread)
+        run(hook_on_site, frame);
     if (UNLIKELY(frame->timed) && thread)
         hook_gpu_end(frame, done);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && thread)

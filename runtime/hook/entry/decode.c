@@ -27,6 +27,7 @@
 #include "hook/watch/gputime.h"
 #include "hook/watch/graphs.h"
 #include "hook/watch/modules.h"
+#include "hook/watch/sites.h"
 #include "hook/watch/suffixes.h"
 #include "hook/write/clock.h"
 #include "hook/write/layout.h"
@@ -288,6 +289,7 @@ void hook_decode_setup(void) {
     if (wanted && *wanted)
         calls = wanted;
     hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
+    hook_sites_setup();
     hook_probe_setup();
 }
 
@@ -297,19 +299,19 @@ void hook_describe_named(struct slot *slot) {
 }
 
 // The last word that means the function decides; one with `-` before it leaves it out.
-static bool is_recorded(const char *name, const char *type) {
-    bool recorded = *calls == '-';
+static bool is_meant(const char *words, const char *name, const char *type) {
+    bool meant = *words == '-';
     char text[NAME_BYTES];
-    for (const char *at = calls; *at; at += *at == ',') {
+    for (const char *at = words; *at; at += *at == ',') {
         size_t size = strcspn(at, ",");
         snprintf(text, sizeof(text), "%.*s", (int)size, at);
         const char *word = text + (*text == '-');
         if (!strcmp(word, "all") || !strcmp(word, type) || (!strcmp(word, "query") && is_query(name)) ||
             !fnmatch(word, name, 0))
-            recorded = word == text;
+            meant = word == text;
         at += size;
     }
-    return recorded;
+    return meant;
 }
 
 struct slot *hook_named_slot(const char *symbol) {
@@ -350,7 +352,9 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     const struct known *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
     bool probes = known && (launches ? on && ordered : hook_probing);
-    uint32_t flags = on && is_recorded(name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
+    uint32_t flags = on && is_meant(calls, name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
+    if (flags && hook_stacks && is_meant(hook_stacks, name, hook_type(slot)))
+        flags |= SLOT_STACK;
     flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
     if (slot->on_return)

@@ -22,6 +22,7 @@
 #define SLOT_BEFORE 512     // it has a handler before the call
 #define SLOT_AFTER 1024     // and one after any call
 #define SLOT_UNCOUNTED 2048 // a launch while nothing is recorded
+#define SLOT_STACK 4096     // where a call comes from is recorded
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0

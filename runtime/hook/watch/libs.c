@@ -26,6 +26,7 @@
 #include "linker.h"
 #include "maps.h"
 #include "peek.h"
+#include "unwind.h"
 #include "watched.h"
 
 // A library slimmed by gpt-patch has up to a thousand segments, and as many sections more than before.
@@ -310,7 +311,10 @@ void hook_before_close(const void *handle) {
         hook_scan_libraries();
 }
 
-void hook_after_close(void) { atomic_store(&hook_watched->unmapped, true); }
+void hook_after_close(void) {
+    atomic_store(&hook_watched->unmapped, true);
+    hook_forget_unwound();
+}
 
 static const char *find_library(uint64_t at, uint64_t *offset) {
     const char *path = NULL;

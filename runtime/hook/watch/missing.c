@@ -31,20 +31,6 @@
 
 #define MAX_SAID 5
 
-// A place for the key in the map, or NULL if there is none.
-static _Atomic uint64_t *find_in_map(struct map *map, uint64_t key) {
-    uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 40;
-    for (unsigned tries = 0; tries < 256; tries++, at++) {
-        uint64_t found = atomic_load_explicit(&map->keys[at % MAP_ENTRIES], memory_order_acquire);
-        if (!found &&
-            (atomic_compare_exchange_strong(&map->keys[at % MAP_ENTRIES], &found, key) || found == key))
-            return &map->values[at % MAP_ENTRIES];
-        if (found == key)
-            return &map->values[at % MAP_ENTRIES];
-    }
-    return NULL;
-}
-
 static const void *image_of(uint64_t handle) {
     struct object_view view;
     hook_object_look(handle, &view);
@@ -125,7 +111,7 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
         hash = (hash ^ (unsigned char)*text) * 1099511628211u;
-    _Atomic uint64_t *known = find_in_map(&hook_watched->missing, hash);
+    _Atomic uint64_t *known = hook_find_in_map(&hook_watched->missing, hash);
     if (!known || atomic_exchange(known, 1))
         return false;
     *said = atomic_fetch_add(&hook_watched->said, 1);

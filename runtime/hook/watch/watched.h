@@ -49,9 +49,12 @@ struct watched {
     _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
     _Atomic bool unseen; // it was said which libraries' calls are not recorded, see scopes.c
     struct map missing;  // what was said, see missing.c
+    struct map rules;    // how stacks are walked, see unwind.c
+    struct map stacks;   // what has a record, see sites.c
     _Atomic uint32_t said;
 };
 extern struct watched *hook_watched;
 bool hook_watched_setup(void);
+_Atomic uint64_t *hook_find_in_map(struct map *map, uint64_t key); // its place, or NULL if there is none
 
 #endif

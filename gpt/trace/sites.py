@@ -1,0 +1,155 @@
+"""Where calls came from: the stacks of `gpt-hook --stacks`, with names of functions.
+
+A frame is a file and a return address in it. The name is that of the symbol which the call before that address lies in,
+read from the file as it is now: if that was replaced or stripped, there is none or a wrong one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.errors import MalformedError
+from gpt.formats.elf import PT_LOAD, SHT_DYNSYM, SHT_SYMTAB, Elf, Section, parse_elf
+from gpt.formats.source import Source
+
+Column = npt.NDArray[np.uint64]
+
+SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
+MOST_SYMBOLS = 256 << 20  # bytes of a table
+MOST_NAME = 4096  # bytes
+# Libraries that hand on what another one asks for.
+BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
+
+
+class Frame(NamedTuple):
+    """A caller: `offset` is the return address, in the file at `path`, or as it is where that is None.
+
+    `function` is a mangled name.
+    """
+
+    path: str | None
+    offset: int
+    function: str | None = None
+
+
+class Sites:
+    """The stacks of a segment, and the calls that came from them."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, list[Frame]] = {}
+        self._calls: list[tuple[int, int, int]] = []
+        self._table: tuple[Column, Column, Column] | None = None
+        self._symbols: dict[str, Symbols | None] = {}
+
+    def __len__(self) -> int:
+        """How many calls there are."""
+        return len(self._calls)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes in a `stack` or `call_site` that is one."""
+        if record["kind"] == "stack":
+            self._stacks[record["id"]] = [Frame(one.get("path"), one["offset"]) for one in record["frames"]]
+        else:
+            self._calls.append((record["start"], record["thread"], record["stack"]))
+            self._table = None
+
+    def find(self, threads: Column, starts: Column) -> Column:
+        """The number of the stack of each call, from the thread and the start of its row; 0 if there is none."""
+        if self._table is None:
+            table = np.array(sorted(self._calls), np.uint64).reshape(-1, 3)
+            self._table = table[:, 0].copy(), table[:, 1], table[:, 2]
+        known, whose, stacks = self._table
+        found = np.zeros(len(starts), np.uint64)
+        first, last = (np.searchsorted(known, starts, side=side) for side in ("left", "right"))
+        for step in range(int((last - first).max(initial=0))):  # calls of several threads at the same moment
+            at = np.minimum(first + step, len(known) - 1)
+            found = np.where((first + step < last) & (whose[at] == threads), stacks[at], found)
+        return found
+
+    def frames(self, stack: int) -> list[Frame]:
+        """The frames of a stack with their functions, the innermost first; empty if no record has it."""
+        return [self._name(frame) for frame in self._stacks.get(stack, [])]
+
+    def asker(self, stack: int) -> Frame | None:
+        """The innermost frame that is not of a library which hands on what others ask for; else the innermost."""
+        frames = self._stacks.get(stack, [])
+        chosen = (frame for frame in frames if not os.path.basename(frame.path or "").startswith(BETWEEN))
+        found = next(chosen, frames[0] if frames else None)
+        return found and self._name(found)
+
+    def _name(self, frame: Frame) -> Frame:
+        if frame.path is None:
+            return frame
+        if frame.path not in self._symbols:
+            self._symbols[frame.path] = read_symbols(frame.path)
+        symbols = self._symbols[frame.path]
+        return frame._replace(function=symbols.find(frame.offset - 1) if symbols else None)
+
+
+class Symbols:
+    """The functions of a library."""
+
+    def __init__(self, source: Source, elf: Elf) -> None:
+        """Raises MalformedError if its tables make no sense."""
+        self._source = source
+        self._loaded = [one for one in elf.segments if one.type == PT_LOAD]
+        tables = [section for section in elf.sections if section.type in (SHT_SYMTAB, SHT_DYNSYM)]
+        found = [_read_table(source, elf, section) for section in sorted(tables, key=lambda section: section.type)]
+        rows = np.concatenate(found) if found else np.empty((0, 3), np.uint64)
+        order = np.argsort(rows[:, 0], kind="stable")
+        self._starts, self._sizes, self._names = (rows[order, column] for column in range(3))
+
+    def find(self, offset: int) -> str | None:
+        """The name of the function at a file offset."""
+        address = next((s.vaddr + offset - s.offset for s in self._loaded if 0 <= offset - s.offset < s.filesz), None)
+        if address is None or not 0 <= address < 1 << 64:
+            return None
+        at = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
+        for place in range(at, max(at - 16, -1), -1):  # a symbol without size, or of a part, may come after it
+            if address - int(self._starts[place]) < int(self._sizes[place]):
+                name = int(self._names[place])
+                return self._read_name(name, min(MOST_NAME, self._source.size - name))
+        return None
+
+    def _read_name(self, offset: int, size: int) -> str | None:
+        return self._source.pread(offset, size).split(b"\0")[0].decode("utf-8", "backslashreplace") or None
+
+
+def _read_table(source: Source, elf: Elf, section: Section) -> Column:
+    """Of each function its address, size, and the file offset of its name."""
+    if not section.in_file or section.size > MOST_SYMBOLS or not 0 <= section.link < len(elf.sections):
+        return np.empty((0, 3), np.uint64)
+    names = elf.sections[section.link]
+    size = min(section.size, source.size - section.offset) // SYMBOL.itemsize * SYMBOL.itemsize
+    rows = np.frombuffer(source.pread(section.offset, max(0, size)), SYMBOL)
+    good = np.isin(rows["info"] & 15, FUNCTIONS) & (rows["section"] != 0) & (rows["size"] != 0)
+    good &= rows["name"] < names.size
+    places = rows["name"][good].astype(np.uint64) + np.uint64(names.offset)
+    return np.stack([rows["value"][good], rows["size"][good], places], axis=1)
+
+
+def read_symbols(path: str) -> Symbols | None:
+    """Those of a file; None if that cannot be read, or is another one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise MalformedError("not a file")
+        source = Source(path, descriptor)
+        symbols = Symbols(source, parse_elf(source))
+    except (MalformedError, OSError):
+        os.close(descriptor)
+        return None
+    weakref.finalize(symbols, os.close, descriptor)
+    return symbols

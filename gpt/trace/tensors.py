@@ -1,0 +1,220 @@
+"""Which tensor was at an address when: of `tensor` records, and of lines that Neutrino's TensorTrace wrote.
+
+A tensor is there from the moment it was first seen under a name to its `tensor_end`, or to the end of the trace. The
+lines have no ends: there it is until another one is seen on part of its memory and beyond. Of several that share an
+address, as views of one memory do, the smallest is meant, and of those as large the one that was seen first.
+
+The result of a call has no name yet while the kernels run that make it. So where no tensor is known to be, the next one
+that is seen there is meant, if it is one of the next hundreds; `later` says where that is so, for it may be wrong: the
+memory may have been another one's in between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.errors import GptError, MalformedError
+
+Addresses = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+NEVER = (1 << 64) - 1
+MOST_LATER = 500  # tensors that are seen next
+LINE = re.compile(
+    r"\[call\]  (?P<time>\d+(?:\.\d+)?)  (?P<shape>.*?)  (?P<bytes>\d+)  (?P<pointer>0[xX][0-9a-fA-F]+|\d+)  "
+    r"(?P<name>.*?)  (?P<function>.*?)  (?P<file>.*):(?P<line>\d+)"
+)
+MOST_LINE = 1 << 16  # characters of one
+
+
+@dataclass
+class Tensor:
+    """A tensor: `address` to `address + size`; `names` in the order in which they were seen, each once.
+
+    `begin` and `end` are time stamps; `end` is None if it is not known. `function`, `file` and `line` are of the
+    first name.
+    """
+
+    id: int
+    address: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    function: str | None
+    file: str | None
+    line: int | None
+    end: int | None = None
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The first one."""
+        return self.names[0]
+
+
+class Found(NamedTuple):
+    """For each address the index of its tensor, or -1, and whether that was seen only later."""
+
+    tensors: Numbers
+    later: Flags
+
+
+class Tensors:
+    """The tensors of a segment, in the order in which they were seen once all records have come.
+
+    `with_ends`: those that went have an end.
+    """
+
+    def __init__(self, with_ends: bool = True) -> None:
+        self._with_ends = with_ends
+        self._records: list[dict[str, Any]] = []
+        self._ends: dict[int, int] = {}
+        self._tensors: list[Tensor] | None = None
+        self._columns: tuple[Addresses, Addresses, Addresses, Addresses] | None = None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes in a `tensor` or `tensor_end` that is one. Raises MalformedError if it makes no sense."""
+        self._tensors = self._columns = None
+        if record["kind"] == "tensor_end":
+            self._ends[record["id"]] = record["at"]
+        elif record["address"] + record["bytes"] > NEVER:
+            raise MalformedError("tensor: it is not in the address space")
+        else:
+            self._records.append(record)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them; `Found` counts in this list."""
+        if self._tensors is None:
+            found: dict[tuple[int, int, int], Tensor] = {}
+            for record in sorted(self._records, key=lambda record: record["at"]):
+                key = record["id"], record["address"], record["bytes"]
+                if key not in found:
+                    found[key] = _tensor(record, self._ends.get(record["id"]))
+                if record["name"] not in found[key].names:
+                    found[key].names.append(record["name"])
+            self._tensors = list(found.values())
+        return self._tensors
+
+    def find(self, addresses: Addresses, stamps: Addresses | int) -> Found:
+        """The tensors at these addresses, each at its time stamp, or all at one."""
+        if isinstance(stamps, int):
+            return self.at(stamps).find(addresses)
+        found = Found(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
+        times, which = np.unique(stamps, return_inverse=True)
+        order = np.argsort(which, kind="stable")
+        for stamp, part in zip(times, np.split(order, np.cumsum(np.bincount(which))[:-1]), strict=True):
+            found.tensors[part], found.later[part] = self.at(int(stamp)).find(addresses[part])
+        return found
+
+    def at(self, stamp: int) -> Memory:
+        """What is in memory at a time stamp."""
+        if self._columns is None:
+            self._columns = self._tabulate()
+        lows, highs, begins, ends = self._columns
+        there, time = ends > stamp, np.uint64(stamp)
+        now, later = np.flatnonzero(there & (begins <= time)), np.flatnonzero(there & (begins > time))[:MOST_LATER]
+        order = np.lexsort((now, highs[now] - lows[now]))  # the best one first
+        return Memory(lows, highs, np.concatenate([now[order], later]), len(now))
+
+    def _tabulate(self) -> tuple[Addresses, Addresses, Addresses, Addresses]:
+        tensors = self.tensors
+        lows = np.array([tensor.address for tensor in tensors], np.uint64)
+        highs = lows + np.array([tensor.size for tensor in tensors], np.uint64)
+        begins = np.array([tensor.begin for tensor in tensors], np.uint64)
+        ends = np.array([NEVER if tensor.end is None else tensor.end for tensor in tensors], np.uint64)
+        for i in range(0 if self._with_ends else len(tensors)):
+            touches = (lows[i + 1 :] < highs[i]) & (highs[i + 1 :] > lows[i])
+            beyond = (lows[i + 1 :] < lows[i]) | (highs[i + 1 :] > highs[i])
+            if len(others := np.flatnonzero(touches & beyond)):
+                ends[i] = begins[i + 1 + others[0]]
+        return lows, highs, begins, ends
+
+
+class Memory:
+    """Memory at one time, as pieces that belong to one tensor each."""
+
+    def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
+        """Of tensors in `order` the first that holds an address is meant; those from `now` on come later."""
+        self._edges = np.unique(np.concatenate([lows[order], highs[order]]))
+        rank = np.full(len(self._edges), len(order), np.int64)
+        first, last = (np.searchsorted(self._edges, sides[order]) for sides in (lows, highs))
+        for place in range(len(order) - 1, -1, -1):
+            rank[first[place] : last[place]] = place
+        self._later = (rank >= now) & (rank < len(order))
+        self._owners = np.append(order, -1)[rank]
+
+    def find(self, addresses: Addresses) -> Found:
+        """The tensors at these addresses."""
+        if not len(self._edges):
+            return Found(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
+        pieces = np.searchsorted(self._edges, addresses, side="right") - 1
+        before = pieces < 0
+        return Found(np.where(before, -1, self._owners[pieces]), self._later[pieces] & ~before)
+
+
+def _tensor(record: dict[str, Any], end: int | None) -> Tensor:
+    return Tensor(
+        id=record["id"],
+        address=record["address"],
+        size=record["bytes"],
+        dtype=record["dtype"],
+        shape=tuple(record["shape"]),
+        begin=record["at"],
+        function=record.get("function"),
+        file=record.get("file"),
+        line=record.get("line"),
+        end=end,
+    )
+
+
+def parse_lines(lines: Iterable[str]) -> Tensors:
+    """What Neutrino's TensorTrace wrote to `tensor.trace`. Its times are the order of the lines: they have no end, and
+    no clock in common with a trace. What has the same address, size and shape is the same tensor. Lines of another form
+    are left out, as it writes some.
+
+    Raises MalformedError if there is no line of this form.
+    """
+    found, count = Tensors(with_ends=False), 0
+    ids: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    for count, line in enumerate(lines, 1):
+        match = LINE.fullmatch(line.rstrip("\n")) if len(line) < MOST_LINE else None
+        if not match:
+            continue
+        shape = tuple(int(number) for number in re.findall(r"\d+", match["shape"]))
+        address, size = int(match["pointer"], 0), int(match["bytes"])
+        if max(shape, default=0) > NEVER or address + size > NEVER:
+            continue
+        id_ = ids.setdefault((address, size, shape), count)
+        one = {"id": id_, "at": count, "thread": 0, "name": match["name"], "address": address, "bytes": size}
+        where = {"function": match["function"], "file": match["file"], "line": int(match["line"])}
+        found.add({"kind": "tensor", **one, "dtype": "", "shape": shape, **where})
+    if count and not found.tensors:
+        raise MalformedError("no line of a tensor.trace")
+    return found
+
+
+def read_lines(path: Path) -> Tensors:
+    """Reads a `tensor.trace`. Raises GptError for a pickle, which is not read, and MalformedError."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".pkl" or file.read(1) == b"\x80":
+                raise GptError(
+                    "a pickle runs code when it is read, so it is not: take the tensor.trace beside it, or gpt.tensors",
+                    str(path),
+                )
+        with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+            return parse_lines(lines)
+    except OSError as error:
+        raise GptError.of(error, path) from None
+    except MalformedError as error:
+        raise MalformedError(error.fact, str(path)) from None

@@ -1,0 +1,61 @@
+// Where calls come from (gpt-hook --stacks): `stack` and `call_site` records. A stack has a record once; its
+// number is the place of its digest in a table.
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "call.h"
+#include "hook/write/record.h"
+#include "hook/write/thread.h"
+#include "libs.h"
+#include "sites.h"
+#include "unwind.h"
+#include "watched.h"
+
+enum { DEEPEST = 64 };
+
+const char *hook_stacks;
+
+void hook_sites_setup(void) {
+    hook_stacks = getenv("GPT_HOOK_STACKS");
+    if (hook_stacks)
+        hook_unwind_setup();
+}
+
+static bool write_stack(uint64_t id, const uint64_t *addresses, size_t count) {
+    struct gpt_frame frames[DEEPEST];
+    char buffer[1024]; // for a file that the program mapped itself, which is none
+    for (size_t i = 0; i < count; i++) {
+        uint64_t offset = 0;
+        const char *path = hook_find_file((const void *)(addresses[i] - 1), &offset, buffer, sizeof(buffer));
+        path = path == buffer ? NULL : path;
+        frames[i] =
+            (struct gpt_frame){path ? hook_str(path) : (struct gpt_str){0}, path ? offset + 1 : addresses[i]};
+    }
+    return HOOK_WRITE(stack, .id = id, .frames = {frames, count});
+}
+
+// The number of a stack, or 0.
+static uint64_t number_of(const uint64_t *addresses, size_t count) {
+    uint64_t digest = 0xcbf29ce484222325u + hook_unwind_generation();
+    for (size_t i = 0; i < count; i++)
+        digest = (digest ^ addresses[i] ^ addresses[i] >> 32) * 0x100000001b3u, digest ^= digest >> 29;
+    _Atomic uint64_t *place = hook_find_in_map(&hook_watched->stacks, digest | 1);
+    if (!place)
+        return 0;
+    uint64_t id = (uint64_t)(place - hook_watched->stacks.values) + 1;
+    if (!atomic_load_explicit(place, memory_order_relaxed) && !atomic_exchange(place, 1) &&
+        !write_stack(id, addresses, count))
+        atomic_store(place, 0);
+    return id;
+}
+
+void hook_on_site(struct frame *frame) {
+    uint64_t addresses[DEEPEST];
+    size_t count = hook_unwind(addresses, DEEPEST);
+    if (!count)
+        addresses[count++] = frame_caller(frame);
+    uint64_t id = number_of(addresses, count);
+    if (id)
+        HOOK_WRITE(call_site, .thread = frame->thread->tid, .start = frame->start, .stack = id);
+}
