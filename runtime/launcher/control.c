@@ -146,6 +146,14 @@ static int reach(pid_t pid, const char *name) {
     return -1;
 }
 
+// Whether it would take orders of this user, or is gone.
+static bool is_ours(pid_t pid) {
+    struct stat process;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d", pid);
+    return !geteuid() || stat(path, &process) || process.st_uid == geteuid();
+}
+
 static void ask(struct asking *asking, pid_t pid, const char *name) {
     static struct gpt_state state;
     int file = reach(pid, name);
@@ -157,11 +165,13 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
     got = got < 0 ? got : recv(file, &state, sizeof(state), 0);
     if (got < 0 && errno == EAGAIN)
         say(asking, pid, "does not answer: it may be stopped");
-    else if (got < 0 && errno != ECONNRESET && errno != ECONNREFUSED)
+    else if (got < 0 && errno != ECONNRESET && errno != ECONNREFUSED && errno != EPIPE)
         say(asking, pid, "%s", strerror(errno));
     else if (got < (ssize_t)sizeof(state) || state.version != GPT_CONTROL_VERSION)
-        say(asking, pid,
-            got > 0 ? "it runs under another version of gpt-hook" : "it takes no orders of this user");
+        say(asking, pid, "%s",
+            got > 0        ? "it runs under another version of gpt-hook"
+            : is_ours(pid) ? "it ended or replaced itself meanwhile"
+                           : "it takes no orders of this user");
     else if (*state.fault)
         say(asking, pid, "%s", state.fault);
     else if (asking->tells)

@@ -312,6 +312,45 @@ except OSError:
 
 
 @pytest.mark.full
+def test_an_order_that_was_not_answered_is_not_followed_later(tmp_path, program):
+    """A process that is stopped does not answer; going on, it does not do what gpt-hook ctl gave up."""
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    server.process.send_signal(signal.SIGSTOP)
+    done = ctl(server.pid, "enable")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gpt-hook: error: {server.pid}: does not answer: it may be stopped\n",
+    )
+    server.process.send_signal(signal.SIGCONT)
+    assert not status(server.pid)["recording"]
+    server.launch(2)
+    order(server.pid, "enable")
+    server.launch(3)
+    assert server.end().launches == {"foo": 3}
+
+
+@pytest.mark.full
+def test_two_at_once_and_a_process_that_ends_meanwhile(tmp_path, program):
+    for _ in range(4):
+        server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+        words = ("enable", "disable", "status")
+        line = [hooked.command("ctl", str(server.pid), words[i % 3]) for i in range(24)]
+        asking = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in line]
+        server.end()
+        for one in asking:
+            said, fault = one.communicate(timeout=60)
+            told = fault.removeprefix(f"gpt-hook: error: {server.pid}: ")
+            assert (one.returncode, told) in [
+                (0, ""),
+                *((1, f"{why}\n") for why in (
+                    "it ended or replaced itself meanwhile", "its trace has ended", "no such process",
+                    "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'",
+                )),
+            ]  # fmt: skip
+            assert said == "" or one.args[-1] == "status"
+
+
+@pytest.mark.full
 def test_a_process_that_is_killed_while_it_records(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     order(server.pid, "enable")

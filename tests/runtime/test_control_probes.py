@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.runtime import probing
 from tests.runtime.controlling import STRESS, Server, check, ctl, kill_supervisor, order, status, toggle
+from tests.runtime.graphing import GRAPHS
 
 pytestmark = pytest.mark.full
 
@@ -92,6 +94,76 @@ def test_other_probes_and_kernels(tmp_path, program):
     assert sorted(set(found)) == ["block_sched", "gmem_bytes"]
     assert found.count("gmem_bytes") == first
     assert found.count("block_sched") == 4
+
+
+def loaded(pid):
+    """Objects of kernels that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if "memfd:" in line and " r-xp " in line})
+
+
+def test_what_was_replaced_is_unloaded(tmp_path, program):
+    """A process that is looked into again and again does not grow."""
+    server = serve(tmp_path, program, "--disabled")
+    server.launch(1)
+    counts = []
+    for turn in range(8):
+        order(server.pid, "probe", ("gmem_bytes", "block_sched")[turn % 2])
+        order(server.pid, "enable")
+        launch_until(server, "with_probes", 3 * turn + 3)
+        order(server.pid, "disable")
+        server.launch(2)
+        counts.append(loaded(server.pid))
+    assert counts[0] > 0
+    assert max(counts[2:]) <= max(counts[:2]), counts
+    trace = server.end()
+    assert len(trace.of("probed")) == len(trace.of("buffer")) == 24
+
+
+def test_what_a_graph_launches_stays_loaded(tmp_path):
+    """A graph that was made before other probes were named runs as it did, until it is gone."""
+    body = (
+        GRAPHS
+        + r"""
+int main(int argc, char **argv) {
+    char line[64];
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuStreamCreate)(&streams[0], 1));
+    void *exec = NULL;
+    while (puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin)) {
+        int count = atoi(line);
+        if (!exec && !count)
+            exec = instantiated(captured(2));
+        if (count < 0) {
+            OK(D(cuGraphExecDestroy)(exec));
+            exec = NULL;
+        }
+        for (int i = count; i > 0; i--) {
+            run();
+            if (exec)
+                replay(exec, 1), launched(2);
+        }
+        check();
+        OK(D(cuCtxSynchronize)());
+    }
+}
+"""
+    )
+    server = serve(tmp_path, probing.build(tmp_path, body), "--control", "-p", "gmem_bytes")
+    launch_until(server, "with_probes", 1)
+    server.launch(0)  # makes the graph
+    server.launch(2)
+    before = loaded(server.pid)
+    order(server.pid, "probe", "block_sched")
+    launch_until(server, "with_probes", 8)
+    server.launch(3)
+    assert loaded(server.pid) > before
+    server.launch(-1)
+    server.launch(3)
+    server.launch(3)
+    assert loaded(server.pid) == before
+    server.end()
 
 
 def test_a_pipeline_of_the_users(tmp_path, program):

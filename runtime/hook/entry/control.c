@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -107,29 +108,26 @@ static void tell(struct gpt_state *state) {
     state->bytes = stat(hook_live->path, &trace) ? 0 : (uint64_t)trace.st_size;
 }
 
-static const char *keep(const char *texts, size_t size) {
-    char *kept = malloc(size);
-    return kept ? memcpy(kept, texts, size) : NULL;
-}
-
 // The texts stay: what they mean may be asked until the process ends.
 static const char *use_probes(const char *texts, size_t size) {
-    const char *found[GPT_TEXTS], *at = size && !texts[size - 1] ? keep(texts, size) : NULL;
+    const char *found[GPT_TEXTS], *at = size && !texts[size - 1] ? texts : NULL;
     if (!hook_probing || !hook_is_this_process())
         return "it was forked from a process that had loaded code, or ends";
     if (hook_settings.benchmark || hook_settings.memusage)
         return "it runs with --benchmark or --memusage, which take no other probes";
     const char *end = at + size;
-    for (int i = 0; at && i < GPT_TEXTS; i++, at += strlen(at) + 1)
+    bool kept = at != NULL;
+    for (int i = 0; kept && i < GPT_TEXTS; i++, at += strlen(at) + 1) {
         if (at >= end)
             return "no order of probes";
-        else
-            found[i] = *at ? at : NULL;
-    if (!at || !hook_make_order(&(struct order){.identity = found[GPT_IDENTITY],
-                                                .pipeline = found[GPT_PIPELINE],
-                                                .probes = found[GPT_NAMES],
-                                                .kernels = found[GPT_KERNELS],
-                                                .filter = found[GPT_FILTER]}))
+        found[i] = *at ? hook_keep_text(at) : NULL;
+        kept = !*at || found[i];
+    }
+    if (!kept || !hook_make_order(&(struct order){.identity = found[GPT_IDENTITY],
+                                                  .pipeline = found[GPT_PIPELINE],
+                                                  .probes = found[GPT_NAMES],
+                                                  .kernels = found[GPT_KERNELS],
+                                                  .filter = found[GPT_FILTER]}))
         return "memory ran out";
     hook_find_all_flags();
     return "";
@@ -147,6 +145,12 @@ static void follow(const struct gpt_order *order, const char *texts, size_t size
     tell(state);
 }
 
+// Whoever asked has said by now that it got no answer: the process was stopped, for example.
+static bool has_gone(int client) {
+    struct pollfd file = {.fd = client};
+    return poll(&file, 1, 0) > 0 && file.revents & POLLHUP;
+}
+
 // One order of the same user or root. Others learn nothing.
 static void hear(int client) {
     static struct gpt_state state;
@@ -160,7 +164,8 @@ static void hear(int client) {
     setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
                sizeof(struct timeval));
     if (getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) || (peer.uid && peer.uid != geteuid()) ||
-        (got = recv(client, &message, sizeof(message), 0)) < (ssize_t)sizeof(message.order))
+        (got = recv(client, &message, sizeof(message), 0)) < (ssize_t)sizeof(message.order) ||
+        has_gone(client))
         return;
     memset(&state, 0, sizeof(state));
     follow(&message.order, message.texts, (size_t)got - sizeof(message.order), &state);

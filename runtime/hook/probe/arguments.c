@@ -51,11 +51,17 @@ struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
         free(save);
         return NULL;
     }
-    save->probed = probed;
+    hook_hold_again(save->probed = probed);
     save->block = block;
     for (size_t i = 0; i < woven->param_count; i++)
         save->arguments[i] = block + woven->params[i].offset;
     return save;
+}
+
+void hook_free_save(struct save *save) {
+    if (save && save->probed)
+        hook_let_probed_go(save->probed);
+    free(save);
 }
 
 // A grid may count clusters. False if there are more blocks than can be.

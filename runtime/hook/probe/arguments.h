@@ -15,6 +15,7 @@ bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const u
 
 // The save of a launch, with its arguments; NULL without memory or where the parameters are not known.
 struct save *hook_new_save(struct probed *probed, const struct launch *launch);
+void hook_free_save(struct save *save);
 bool hook_size_buffers(struct save *save, const struct launch *launch); // false: they are too large
 void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
 

@@ -195,10 +195,14 @@ void hook_before_packed(struct frame *frame) {
         return;
     bool whole = any || strstr(symbol, "_v2");
     struct probed *probed = hook_find_whole((uint64_t)(kernel->func || !whole ? kernel->func : kernel->kern));
-    struct unpacked *unpacked =
-        probed && probed->woven && !probed->refused ? calloc(1, sizeof(*unpacked)) : NULL;
+    if (!probed || !hook_hold_probed(probed))
+        return;
+    struct unpacked *unpacked = probed->woven && !probed->refused ? calloc(1, sizeof(*unpacked)) : NULL;
     struct launch launch = {.extra = kernel->extra};
-    if (!unpacked || !(unpacked->save = hook_new_save(probed, &launch))) {
+    if (unpacked)
+        unpacked->save = hook_new_save(probed, &launch);
+    hook_let_probed_go(probed);
+    if (!unpacked || !unpacked->save) {
         free(unpacked);
         return;
     }
@@ -220,6 +224,6 @@ void hook_after_packed(struct frame *frame) {
     if (!unpacked)
         return;
     frame_set_arg(frame, unpacked->argument, unpacked->params);
-    free(unpacked->save);
+    hook_free_save(unpacked->save);
     free(unpacked);
 }

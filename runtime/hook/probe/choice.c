@@ -70,13 +70,15 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
     struct probed *entry = hook_find_probed(launch->function);
     struct choice choice = {.reason = "it was found without its name, or is still being made"};
     choice.first = entry && entry->kernel ? hook_find_probed(entry->kernel) : entry;
-    if (!choice.first)
-        return choice;
+    if (!choice.first || !hook_hold_probed(choice.first))
+        return (struct choice){.reason = choice.reason};
     uint64_t of = entry->kernel ? entry->asked.context : choice.first->asked.context;
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2], resident = 0, there;
     bool small = false;
-    if ((choice.reason = choice.first->refused))
+    if ((choice.reason = choice.first->refused)) {
+        hook_let_probed_go(choice.first);
         return choice;
+    }
     choice.reason = "it was not there with probes in this context yet";
     for (struct probed *at = choice.first; at && (!of || of == context);
          at = atomic_load_explicit(&at->fewer, memory_order_acquire)) {
@@ -106,7 +108,13 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
     }
     if (small)
         want_fewer(choice.first, launch, threads, resident ? resident : count_resident(launch));
+    hook_let_probed_go(choice.first);
     return choice;
+}
+
+void hook_let_choice_go(const struct choice *choice) {
+    if (choice->probed)
+        hook_let_probed_go(choice->first);
 }
 
 // One that needs more than there is need not be tried again: a cluster of it does not fit, for example.

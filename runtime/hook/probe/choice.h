@@ -13,7 +13,9 @@ struct choice {
     const char *reason; // why none runs
 };
 
+// What is to run is held until it is let go.
 struct choice hook_choose(const struct launch *launch, uint64_t context);
+void hook_let_choice_go(const struct choice *choice);
 
 #define REFUSED "the driver refused the launch with probes"
 

@@ -146,17 +146,12 @@ static void unpack(struct frame *frame, struct probed *probed) {
     frame->note = (uint64_t)save;
 }
 
-__attribute__((weak)) void hook_before_launch(struct frame *frame) {
-    frame->note = 0;
-    if (!hook_probing)
-        return;
+static void launch_with_probes(struct frame *frame, const struct choice *choice, uint64_t context,
+                               uint64_t begun) {
     const struct launch *launch = &frame->launch;
-    uint64_t begun = hook_now();
-    hook_end_burst();
-    uint64_t context = hook_current_context(), stream = hook_stream_of(frame), offset;
-    struct choice choice = hook_choose(launch, context);
-    const char *reason = find_reason(frame, &choice, context, stream);
-    struct save *save = reason ? NULL : hook_new_save(choice.probed, launch);
+    uint64_t stream = hook_stream_of(frame), offset;
+    const char *reason = find_reason(frame, choice, context, stream);
+    struct save *save = reason ? NULL : hook_new_save(choice->probed, launch);
     if (!reason && !save)
         reason = "its parameters are not passed as the kernel has them";
     if (save && !hook_size_buffers(save, launch))
@@ -171,26 +166,37 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
                                           is_dependent(frame), save->bytes},
                           &offset, &reason);
     if (slab) // else the claim said why
-        reason = hook_copy_variables(choice.bound, stream) ? NULL : "its constants cannot be copied";
+        reason = hook_copy_variables(choice->bound, stream) ? NULL : "its constants cannot be copied";
     if (save)
         save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
-    if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, &choice, stream)))
+    if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, choice, stream)))
         restore_arguments(frame, save);
     if (!slab || reason) {
         if (slab)
             hook_issue(slab, NULL);
         keep_reason(frame, reason);
-        free(save);
-        if (!*reason && choice.probed)
-            unpack(frame, choice.probed);
+        hook_free_save(save);
+        if (!*reason && choice->probed)
+            unpack(frame, choice->probed);
         return;
     }
     save->slab = slab;
     save->offset = offset;
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
-    pass_arguments(frame, choice.handle, save->arguments, NULL);
+    pass_arguments(frame, choice->handle, save->arguments, NULL);
     frame->note = (uint64_t)save;
     save->prologue = hook_now() - begun;
+}
+
+__attribute__((weak)) void hook_before_launch(struct frame *frame) {
+    frame->note = 0;
+    if (!hook_probing)
+        return;
+    uint64_t begun = hook_now(), context = hook_current_context();
+    hook_end_burst();
+    struct choice choice = hook_choose(&frame->launch, context);
+    launch_with_probes(frame, &choice, context, begun);
+    hook_let_choice_go(&choice);
 }
 
 static void write_launch(const struct frame *frame, struct save *save) {
@@ -224,7 +230,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     if (!slab) { // it has no probes
         if (!save->unpacked && (CUresult)frame->rax == CUDA_SUCCESS)
             hook_count_need(save->probed->function, save->needed);
-        free(save);
+        hook_free_save(save);
         return;
     }
     restore_arguments(frame, save);
@@ -246,7 +252,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_see_refusal(save->probed, &frame->launch, status);
     }
-    free(save);
+    hook_free_save(save);
 }
 
 // What else the program does

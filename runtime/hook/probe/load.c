@@ -19,12 +19,14 @@
 #include "pool.h"
 #include "properties.h"
 #include "settings.h"
+#include "unprobed.h"
 #include "variables.h"
 
 static struct probed *new_probed(const struct looked_up *function) {
     struct probed *probed = calloc(1, sizeof(*probed));
     if (probed)
-        *probed = (struct probed){.handle = function->handle,
+        *probed = (struct probed){.order = function->order,
+                                  .handle = function->handle,
                                   .reference = function->reference,
                                   .function = function->function,
                                   .asked = *function,
@@ -64,9 +66,15 @@ static bool check_params(const struct probed *probed) {
 
 // Contexts
 
+static const char *keep_fault(const char *text, const char *otherwise) {
+    const char *kept = hook_keep_text(text);
+    return kept ? kept : otherwise;
+}
+
 static const char *tell(const char *format, const char *what, const char *otherwise) {
-    char *text;
-    return asprintf(&text, format, what) > 0 ? text : otherwise;
+    char text[256];
+    snprintf(text, sizeof(text), format, what);
+    return keep_fault(text, otherwise);
 }
 
 // Why it cannot run there; NULL if it can.
@@ -110,11 +118,14 @@ static struct bound *bind(struct probed *probed) {
 
 static void bind_all(struct probed *first) {
     uint64_t context = hook_current_context();
+    if (!hook_hold_probed(first))
+        return;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     for (struct probed *probed = first; probed; probed = atomic_load(&probed->fewer))
         if (probed->probed && !hook_find_bound(probed, context))
             bind(probed);
     hook_relaxed_mode(mode);
+    hook_let_probed_go(first);
 }
 
 void hook_bind_missed(void) {
@@ -192,17 +203,55 @@ static unsigned count_registers(const struct probed *probed) {
     return status || count < 0 ? 0 : (unsigned)count;
 }
 
+static void free_contents(struct probed *probed) {
+    for (struct bound *bound = atomic_exchange(&probed->bounds, NULL), *next; bound; bound = next) {
+        next = bound->next;
+        free(bound->variables), free(bound->plain_variables);
+        free(bound);
+    }
+    hook_free_woven((struct woven *)probed->woven);
+    probed->woven = NULL;
+}
+
+static void drop(struct probed *probed) {
+    free_contents(probed);
+    free(probed->name);
+    free(probed);
+}
+
+void hook_unload_replaced(void) {
+    for (struct probed *probed; (probed = hook_take_replaced(hook_current_context()));) {
+        int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+        bool alive = hook_is_alive(probed->reference); // else it went with its module or context
+        for (struct probed *at = atomic_exchange(&probed->fewer, NULL), *next; at; at = next) {
+            next = atomic_load(&at->fewer);
+            if (alive)
+                unload(at);
+            drop(at);
+        }
+        if (alive)
+            unload(probed);
+        free_contents(probed);
+        probed->loaded = 0;
+        hook_let_probed_go(probed);
+        hook_relaxed_mode(mode);
+    }
+}
+
 static void enter(struct probed *probed) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : NULL;
     if (!probed->asked.registers && hook_add_probed(probed))
         return;
-    if (first && !first->refused && !probed->refused && first->asked.order == probed->asked.order) {
-        hook_add_fewer(first, probed);
-        return;
+    if (first && hook_hold_probed(first)) {
+        bool adds = !first->refused && !probed->refused && first->order == probed->order;
+        if (adds)
+            hook_add_fewer(first, probed);
+        hook_let_probed_go(first);
+        if (adds)
+            return;
     }
     unload(probed);
-    free(probed->name);
-    free(probed);
+    drop(probed);
 }
 
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer) {
@@ -217,7 +266,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     }
     probed->woven = woven;
     if (woven->fault)
-        probed->refused = strdup(woven->fault);
+        probed->refused = keep_fault(woven->fault, "the pipeline failed");
     else {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         probed->refused = load(probed, name);

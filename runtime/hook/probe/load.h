@@ -13,7 +13,8 @@ void hook_enter_function(uint64_t function, uint64_t kernel);
 
 // Loads what the pipeline made, and enters it. The answer is used up.
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer);
-void hook_bind_missed(void); // kernels that were launched in the current context before they were there
+void hook_unload_replaced(void); // what was loaded for probes that others replaced, and nobody uses any more
+void hook_bind_missed(void);     // kernels that were launched in the current context before they were there
 
 extern handler hook_before_unload, hook_after_unload;
 

@@ -90,6 +90,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
     member->reason = member->choice.reason;
     if (!member->reason)
         give_save(member, &launch);
+    hook_let_choice_go(&member->choice);
 }
 
 // Memory that nodes write to
@@ -232,7 +233,7 @@ struct members *hook_read_graph(void *graph, uint64_t context, const struct memb
 
 static void drop_save(struct save *save) {
     if (save && !atomic_fetch_sub(&save->others, 1))
-        free(save);
+        hook_free_save(save);
 }
 
 void hook_drop_members(struct members *members) {

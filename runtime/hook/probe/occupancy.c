@@ -112,15 +112,29 @@ const char *hook_compare_occupancy(struct probed *probed, const struct bound *bo
 
 // Questions
 
-// The kernel that would run with blocks of so many threads. NULL: the program's own.
-static uint64_t find_other(uint64_t handle, uint64_t threads) {
-    struct probed *at = hook_find_whole(handle);
-    for (; at && !at->refused; at = atomic_load(&at->fewer)) {
+struct other {
+    struct probed *held;
+    uint64_t function; // 0: the program's own
+};
+
+static void end_other(struct other *other) {
+    if (other->held)
+        hook_let_probed_go(other->held);
+}
+#define OTHER __attribute__((cleanup(end_other))) struct other
+
+// The kernel that would run with blocks of so many threads.
+static struct other find_other(uint64_t handle, uint64_t threads) {
+    struct other other = {.held = hook_find_whole(handle)};
+    if (!other.held || !hook_hold_probed(other.held))
+        return (struct other){0};
+    for (struct probed *at = other.held; at && !at->refused && !other.function;
+         at = atomic_load(&at->fewer)) {
         const struct bound *bound = hook_find_bound(at, hook_current_context());
         if (bound && !hook_find_obstacle(at, bound, threads))
-            return bound->function;
+            other.function = bound->function;
     }
-    return 0;
+    return other;
 }
 
 // Whether a kernel with probes may come later, be it because gpt-hook ctl says so.
@@ -144,8 +158,8 @@ static CUresult ask_again(const struct frame *frame, void *answer, uint64_t func
 // Answers by the lower number of both, which is one of 32 bits.
 static void lower(const struct frame *frame, struct question *question) {
     int *answer = (int *)frame->args[0], found = 0;
-    uint64_t other = find_other(question->handle, question->threads);
-    if (other && !ask_again(frame, &found, other) && found < *answer)
+    OTHER other = find_other(question->handle, question->threads);
+    if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
     if (may_come(question->handle))
         keep(question, (uint64_t)*answer);
@@ -162,13 +176,13 @@ void hook_after_blocks(struct frame *frame) {
 void hook_after_shared(struct frame *frame) {
     size_t *answer = (size_t *)frame->args[0], found;
     struct question question = {.handle = frame->args[1], .threads = (uint32_t)frame->args[3]};
-    uint64_t other = is_answered(frame) ? find_other(question.handle, question.threads) : 0;
-    if (other && !ask_again(frame, &found, other) && found < *answer)
+    OTHER other = is_answered(frame) ? find_other(question.handle, question.threads) : (struct other){0};
+    if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
     if (!is_answered(frame) || !may_come(question.handle))
         return;
     question.shared = *answer;
-    uint64_t blocks = (uint32_t)frame->args[2], fit = count_both(question.handle, other, &question);
+    uint64_t blocks = (uint32_t)frame->args[2], fit = count_both(question.handle, other.function, &question);
     keep(&question, fit < blocks ? fit : blocks);
 }
 
@@ -181,16 +195,16 @@ void hook_after_block_size(struct frame *frame) {
     if (!is_answered(frame) || !threads || *threads <= 0)
         return;
     struct question question = {.handle = a[2], .threads = (uint64_t)*threads};
-    uint64_t other = find_other(question.handle, 1);
-    if (other &&
-        !((general *)frame->real)((uint64_t)&found[0], (uint64_t)&found[1], other, a[3], a[4], a[5],
+    OTHER other = find_other(question.handle, 1);
+    if (other.function &&
+        !((general *)frame->real)((uint64_t)&found[0], (uint64_t)&found[1], other.function, a[3], a[4], a[5],
                                   *frame->stack) &&
         found[1] > 0)
         question.threads = (uint64_t)found[1];
     question.shared = shared_of ? shared_of((int)question.threads) : a[4];
     // The number of multiprocessors is in both grids.
-    uint64_t fit = count_both(question.handle, other, &question),
-             with = found[1] > 0 ? count_blocks(other, &question) : 0;
+    uint64_t fit = count_both(question.handle, other.function, &question),
+             with = found[1] > 0 ? count_blocks(other.function, &question) : 0;
     if (with && fit)
         *grid = (int)((uint64_t)found[0] / with * fit), *threads = found[1];
     if (may_come(question.handle))

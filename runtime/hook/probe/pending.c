@@ -23,6 +23,7 @@
 #include "pending.h"
 #include "question.h"
 #include "settings.h"
+#include "unprobed.h"
 #include "woven.h"
 
 enum { MOST_ASKED = 64, SHARE = 32 }; // questions; of this many descriptors one is for them
@@ -136,9 +137,10 @@ static bool take(struct pending *pending) {
             gpt_keep("probed", pending->key, &answer);
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {
-        char *fault;
-        bool told = asprintf(&fault, "the pipeline failed: %s", reply.fault) > 0;
-        hook_refuse(&pending->function, told ? fault : "the pipeline failed");
+        char fault[sizeof("the pipeline failed: ") + sizeof(reply.fault)];
+        snprintf(fault, sizeof(fault), "the pipeline failed: %s", reply.fault);
+        const char *kept = hook_keep_text(fault);
+        hook_refuse(&pending->function, kept ? kept : "the pipeline failed");
     }
     return true;
 }
@@ -209,6 +211,7 @@ void hook_await(uint64_t handle) {
 
 void hook_finish_lookups(void) {
     static _Atomic uint64_t passes;
+    hook_unload_replaced();
     hook_bind_missed();
     hook_ask_known();
     if (!atomic_load_explicit(&count, memory_order_acquire))

@@ -2,6 +2,7 @@
 // stays in it: a handle that comes back is entered anew, and found first.
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +42,7 @@ static struct probed *find(uint64_t handle) {
 // What was made by an earlier order is not launched any more. The function of a kernel only leads to that.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
-    return found && (found->kernel || found->asked.order == hook_order()->number) ? found : NULL;
+    return found && (found->kernel || atomic_load(&found->order) == hook_order()->number) ? found : NULL;
 }
 
 struct probed *hook_find_whole(uint64_t handle) {
@@ -81,11 +82,31 @@ static bool make_room(void) {
     return true;
 }
 
+// What was replaced and has nothing any more takes in what replaces it: there are as many as functions,
+// however often other probes are named.
+static bool take_in(struct probed *there, struct probed *added) {
+    if (!there || there->kernel || added->kernel || there->loaded || atomic_load(&there->users) ||
+        there->order >= added->order)
+        return false;
+    const size_t from = offsetof(struct probed, function);
+    if (there->woven)
+        hook_free_woven((struct woven *)there->woven);
+    if (there->name) { // somebody may read it
+        free(added->name);
+        added->name = there->name;
+    }
+    memcpy((char *)there + from, (const char *)added + from, sizeof(*there) - from);
+    atomic_store(&there->order, added->order); // others look at the rest if it is the last one
+    free(added);
+    return true;
+}
+
 bool hook_add_probed(struct probed *added) {
     pthread_mutex_lock(&lock);
-    const struct probed *there = find(added->handle);
-    bool late = there && !there->kernel && there->asked.order > added->asked.order,
-         room = !late && make_room();
+    struct probed *there = find(added->handle);
+    bool late = there && !there->kernel && there->order > added->order,
+         taken = !late && take_in(there, added), room = taken || (!late && make_room());
+    added = taken ? there : added;
     if (room) {
         if (added->loaded || added->kernel) {
             struct probed **list = added->loaded ? &all : &functions;
@@ -105,8 +126,68 @@ void hook_add_fewer(struct probed *first, struct probed *added) {
         last = next;
     added->next = all;
     all = added;
+    added->first = first;
     atomic_store_explicit(&last->fewer, added, memory_order_release);
     pthread_mutex_unlock(&lock);
+}
+
+// Users. One that begins to use it looks at the order after that, and whoever unloads it for a new order
+// looks at the users after that: one of them sees the other.
+
+static _Atomic bool any_replaced;
+
+bool hook_hold_probed(struct probed *probed) {
+    probed = probed->first ? probed->first : probed;
+    atomic_fetch_add(&probed->users, 1);
+    if (atomic_load(&probed->order) == hook_order()->number)
+        return true;
+    hook_let_probed_go(probed);
+    return false;
+}
+
+void hook_hold_again(struct probed *probed) {
+    atomic_fetch_add(probed->first ? &probed->first->users : &probed->users, 1);
+}
+
+void hook_let_probed_go(struct probed *probed) {
+    probed = probed->first ? probed->first : probed;
+    bool replaced = atomic_load(&probed->order) != hook_order()->number;
+    if (atomic_fetch_sub(&probed->users, 1) == 1 && replaced)
+        atomic_store(&any_replaced, true);
+}
+
+// With all that hang on it.
+static void take_off(struct probed *taken) {
+    for (struct probed **at = &all; *at;)
+        if (*at == taken || (*at)->first == taken)
+            *at = (*at)->next;
+        else
+            at = &(*at)->next;
+    taken->next = NULL;
+}
+
+struct probed *hook_take_replaced(uint64_t context) {
+    static _Atomic unsigned seen; // the order by which all were looked at
+    unsigned order = hook_order()->number, unused = 0;
+    if (atomic_exchange(&seen, order) == order && !atomic_exchange(&any_replaced, false))
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct probed *found = all;
+    bool others = false;
+    for (; found; found = found->next, unused = 0) {
+        if (found->first || atomic_load(&found->order) == order)
+            continue;
+        if (!found->is_library && found->asked.context != context && hook_is_alive(found->reference))
+            others = true;
+        else if (atomic_compare_exchange_strong(&found->users, &unused, 1))
+            break;
+    }
+    if (found)
+        take_off(found);
+    if (found || others)
+        atomic_store(&any_replaced, true);
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 uint64_t hook_kernel_function(uint64_t kernel, uint64_t context) {

@@ -45,7 +45,9 @@ struct bound {
 // The first one of a handle is in the table. Those that hang on it may be launched where it cannot: they have
 // fewer registers, and stand in the order of these.
 struct probed {
-    uint64_t handle; // the program's
+    _Atomic unsigned users; // of what it and those that hang on it have loaded
+    _Atomic unsigned order; // that it was asked for by
+    uint64_t handle;        // the program's
     struct reference reference;
     uint32_t function; // its id in the trace
     uint64_t kernel; // of a function that a kernel has in a context, that kernel, which has the rest; else 0
@@ -66,16 +68,28 @@ struct probed {
     _Atomic unsigned limit;         // of registers, which the last one that was asked for has; 0: none was
     _Atomic uint64_t missed;        // the context in which it was wanted and was not there
     _Atomic uint64_t launches;
-    struct probed *next; // of all
+    struct probed *first; // that it hangs on; NULL: none
+    struct probed *next;  // of all
 };
 
 struct probed *hook_find_probed(uint64_t handle); // NULL: it is not known
 struct probed *hook_find_whole(uint64_t handle);  // the same, of the function of a kernel that kernel's
 
+// What it has stays loaded until it is let go, also if other probes are named meanwhile. False: they were,
+// and nothing of it may be used but its name in the trace.
+bool hook_hold_probed(struct probed *probed);
+void hook_hold_again(struct probed *probed); // one that is held
+void hook_let_probed_go(struct probed *probed);
+
+// One of those that hang on none, or hang on one, that other probes replaced and nobody uses, of the current
+// context; it is not given again. NULL: there are none now.
+struct probed *hook_take_replaced(uint64_t context);
+
 // In a context; NULL: it is not there.
 struct bound *hook_find_bound(const struct probed *probed, uint64_t context);
 
-bool hook_add_probed(struct probed *added); // to the table; false without memory
+// To the table, which has it from then on. False without memory, or if a later one is there.
+bool hook_add_probed(struct probed *added);
 void hook_add_fewer(struct probed *first, struct probed *added);
 
 uint64_t hook_kernel_function(uint64_t kernel, uint64_t context); // that the program has of a kernel; 0: none

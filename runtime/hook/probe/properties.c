@@ -61,13 +61,17 @@ bool hook_copy_properties(const struct probed *probed, const struct bound *bound
 
 static void set_all(const struct probed *entry, const struct property *property) {
     bool kernel = entry->is_library;
-    for (struct probed *at = hook_find_whole(entry->handle); at; at = atomic_load(&at->fewer)) {
+    struct probed *first = hook_find_whole(entry->handle);
+    if (!first || !hook_hold_probed(first))
+        return;
+    for (struct probed *at = first; at; at = atomic_load(&at->fewer)) {
         const struct bound *bound = entry->kernel ? hook_find_bound(at, entry->asked.context) : NULL;
         uint64_t handle = !entry->kernel ? at->probed : bound ? bound->function : 0;
         uint64_t plain = !entry->kernel ? at->plain : bound ? bound->plain : 0;
         if ((handle && !set(handle, kernel, property)) || (plain && !set(plain, kernel, property)))
             atomic_store(&at->unfit, UNFIT_PROPERTY);
     }
+    hook_let_probed_go(first);
 }
 
 // cuFuncSetAttribute(function, attribute, value), cuKernelSetAttribute(attribute, value, kernel, device);

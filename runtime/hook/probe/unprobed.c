@@ -1,5 +1,6 @@
 // One list for all threads: most kernels have one reason, and it is met first.
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,25 @@ void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t l
 
 void hook_count_unprobed(uint32_t function, const char *reason) {
     hook_count_unprobed_times(function, reason, 1);
+}
+
+const char *hook_keep_text(const char *text) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct kept {
+        struct kept *next;
+        char text[];
+    } *kept;
+    pthread_mutex_lock(&lock);
+    struct kept *at = kept;
+    while (at && strcmp(at->text, text))
+        at = at->next;
+    if (!at && (at = malloc(sizeof(*at) + strlen(text) + 1))) {
+        strcpy(at->text, text);
+        at->next = kept;
+        kept = at;
+    }
+    pthread_mutex_unlock(&lock);
+    return at ? at->text : NULL;
 }
 
 void hook_write_unprobed(void) {

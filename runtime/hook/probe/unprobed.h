@@ -11,4 +11,7 @@ void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t l
 void hook_write_unprobed(void); // what was counted since the last time
 uint64_t hook_unprobed_total(void);
 
+// The same text for as long as the process runs, once for all that are alike. NULL without memory.
+const char *hook_keep_text(const char *text);
+
 #endif

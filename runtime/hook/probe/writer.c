@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "arguments.h"
 #include "benchmark.h"
 #include "driver_calls.h"
 #include "hook/write/clock.h"
@@ -71,7 +72,7 @@ static void write_slab(struct slab *slab) {
         else
             write_save(slab, save);
         next = save->next;
-        free(save);
+        hook_free_save(save);
     }
     slab->saves = slab->last = NULL;
     hook_forget_stage();
