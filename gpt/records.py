@@ -282,6 +282,7 @@ KINDS: dict[str, Keys] = {
         "fields": ("[field]", "layout of a record"),
         "wanted": ("u64?", "of an array or total that is counted only: the capacity that it would have"),
         "callback": ("str?", "the file that its probe file wants to be run on each launch: an absolute path"),
+        "keeps": ("str?", "last, of an array that keeps the last records if the lowest bit of its address is set"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),

@@ -168,6 +168,16 @@ class ProbeFile:
     callback: str | None = None
     source: str = field(default="", repr=False)
 
+    def replaces(self, map_: Map) -> bool:
+        """Whether each record that is saved to a map takes the place of the one before."""
+        kinds = {
+            position.kind
+            for probe in self.probes
+            for position in probe.positions
+            if any(save.map == map_.name for _, snippet in probe.snippets for save in snippet.saves)
+        }
+        return map_.capacity == 1 and kinds <= {"kernel"}
+
     @property
     def script(self) -> str | None:
         """The file that is to be run."""

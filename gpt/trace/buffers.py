@@ -43,7 +43,8 @@ class Saved(NamedTuple):
 
     Of an array and of a total, `counts` has the shape (blocks, units of a block), and `slots` (blocks, units of a
     block, capacity). Of a log, `counts` is the one count, `slots` are the entries that are there, and `units` the
-    number of the unit of each. `dropped` records did not fit; but see gpt-stream(5) on a capacity of 1.
+    number of the unit of each. `dropped` records did not fit; but see gpt-stream(5) on a capacity of 1. Of an array in
+    a launch that repeats, they came before those that are there.
     """
 
     counts: Counts
@@ -67,6 +68,7 @@ class MapLayout:
         for value, known in ((self.type, TYPES), (self.level, LEVELS)):
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
+        self.keeps_last = record.get("keeps") == "last"  # in launches that repeat
         self.unsigned = {field.name for field in fields if field.type[0] == "u"}  # its fields
         self._slot = np.dtype(
             {
@@ -147,6 +149,7 @@ class ProbedLaunch:
     grid: tuple[int, ...]
     block: tuple[int, ...]
     params: bytes  # its own, as the kernel got them
+    repeats: bool = False  # it may be several, and its arrays keep the last records
 
     @property
     def blocks(self) -> int:
@@ -165,7 +168,8 @@ def _parse_launch(record: Record) -> ProbedLaunch:
             raise MalformedError(f"probed.{key} is not three numbers from 1 on")
     numbers = {key: record[key] for key in ("id", "kernel", "function", "thread", "start", "device", "stream")}
     grid, block = tuple(record["grid"]), tuple(record["block"])
-    return ProbedLaunch(**numbers, grid=grid, block=block, params=record.get("params", b""))
+    params, repeats = record.get("params", b""), record.get("repeats") == 1
+    return ProbedLaunch(**numbers, grid=grid, block=block, params=params, repeats=repeats)
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,16 @@ class Buffer:
         if self.lost is None:
             self.map.check_size(self._parts.size, *shape)
         data, offset = self._parts.read(self.map.unit, self._files)
-        return self.map.read(data, *shape, offset, self._parts.size)
+        saved = self.map.read(data, *shape, offset, self._parts.size)
+        return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
+
+
+def _in_order(saved: Saved) -> Saved:
+    """Of an array that began again at its first slot when it was full, the records in the order they were saved."""
+    capacity = np.uint64(saved.slots.shape[2])
+    oldest = np.where(saved.counts > capacity, saved.counts % capacity, np.uint64(0))
+    order = (oldest[..., None] + np.arange(capacity, dtype=np.uint64)) % capacity
+    return saved._replace(slots=np.take_along_axis(saved.slots, order.astype(np.intp), axis=2))
 
 
 class Probes:

@@ -8,6 +8,7 @@ import pytest
 from tests import cuda
 from tests.runtime import hooked
 from tests.runtime.graphing import check_scenario, compile_scenarios
+from tests.runtime.probing import COUNT, PTX, good, saved
 from tests.tiers import first
 
 WRITES = "its graph writes a constant of which it has a copy"
@@ -404,6 +405,20 @@ SCENARIOS = {
         4 * 8,
         {},
     ),
+    "body": (  # a node outside of a conditional one, and one inside
+        """
+        void *graph, *node;
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *first = add(graph, NULL);
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
+        OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, 1, 1));
+        OK(D(cuGraphAddNode_v2)(&node, graph, &first, NULL, (size_t)1, &params));
+        add(params.conditional.phGraph_out[0], NULL);
+        replay(instantiated(graph), 2), launched(4);
+        """,
+        4,
+        {},
+    ),
     "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
         """
         void *object, *graph = captured(2), *clone;
@@ -552,6 +567,39 @@ def graphs(tmp_path_factory):
 def test_graphs(tmp_path, graphs, name):
     _, launches, reasons = SCENARIOS[name]
     check_scenario(tmp_path, graphs, name, launches, reasons, [4, 4, 4] if name == "nested" else [])
+
+
+ARRAY = """
+[map.steps]
+type = "array"
+level = "LEVEL"
+cap = CAP
+data = {n = "u32"}
+
+[probe.step]
+position = "ld.global:st.global:atom.global"
+level = "LEVEL"
+before = '''.reg .u32 %n = 0;
+add.u32 %n, %n, 1;
+SAVE [steps] {%n};'''
+"""
+
+
+@pytest.mark.parametrize(("level", "capacity"), first(("thread", 2), ("thread", 1), ("warp", 2), ("warp", 1)))
+def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, level, capacity):
+    """A kernel saves three, in order. In the body of a conditional node it may run again before they are copied."""
+    probe = tmp_path / "steps.toml"
+    probe.write_text(ARRAY.replace("LEVEL", level).replace("CAP", str(capacity)))
+    trace = good(tmp_path, graphs, "-p", str(probe), arguments=(PTX, "body"))
+    repeats = {record["id"]: record.get("repeats", 0) for record in trace.of("probed")}
+    assert sorted(repeats.values()) == [0, 0, 1, 1]
+    assert {record["keeps"] for record in trace.of("map")} == {"last"}
+    for launch, found in saved(tmp_path / "t.mp", "steps").items():
+        ran = found.counts > 0
+        assert ran.sum() == (COUNT if level == "thread" else 17)
+        assert (found.counts[ran] == 3).all() and found.dropped == (3 - capacity) * ran.sum()
+        kept = range(4 - capacity, 4) if repeats[launch] else range(1, capacity + 1)
+        assert (found.slots["n"][ran] == list(kept)).all()
 
 
 def test_turns_alone(tmp_path):

@@ -47,6 +47,26 @@ def test_an_array_has_the_slots_of_each_unit(level):
     assert not saved.slots.flags.writeable
 
 
+@pytest.mark.parametrize("repeats", [0, 1])
+def test_an_array_in_a_launch_that_repeats_keeps_the_last(repeats):
+    """Record N is in the slot with the number N modulo the capacity."""
+    found, kept = Probes(None), {0: [], 2: [0, 1], 3: [0, 1, 2], 4: [1, 2, 3], 8: [5, 6, 7]}
+    numbers = [list(range(max(0, count - 3), count)) for count in kept]
+    data = b"".join(
+        struct.pack("<Q3Q", count, *[next((n for n in last if n % 3 == slot), 0) for slot in range(3)])
+        for count, last in zip(kept, numbers, strict=True)
+    )
+    map_ = forge.probe_map("m", level="block", capacity=3, n="u64") | {"keeps": "last"}
+    launch = forge.probed(1, 1, 1, 5, 32) | ({"repeats": 1} if repeats else {})
+    for record in (map_, forge.kernel(1, 1, "k", 1), launch, forge.buffer(1, data)):
+        found.add(record)
+    (buffer,) = found.take()
+    saved = buffer.read()
+    assert saved.dropped == 6
+    for (count, last), slots in zip(kept.items(), saved.slots["n"][:, 0].tolist(), strict=True):
+        assert not repeats or slots[:count] == last
+
+
 def test_arrays_are_views_of_the_bytes():
     data = bytearray(array_bytes(9, 2))
     saved = MapLayout(forge.probe_map("m", capacity=2, **FIELDS)).read(data, BLOCKS, THREADS)

@@ -4,7 +4,8 @@ Nothing branches: the lanes that do not save run the same instructions with a pr
 save can stand anywhere, also between instructions that all lanes of a warp must reach together.
 
 A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
-goes on when slots are used up, and counts how many records were dropped.
+goes on when slots are used up, and counts how many records were dropped. An array whose address has its lowest bit set
+begins again at its first slot then: it keeps the last records.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class PlacedMap:
     param: str
     counted: bool = False
     callback: str | None = None
+    may_fill: bool = False  # an array that may be full when a record comes
 
     @property
     def type(self) -> str:
@@ -36,6 +38,11 @@ class PlacedMap:
     def capacity(self) -> int:
         """Records of a unit, or of the log."""
         return 0 if self.counted else self.wanted
+
+    @property
+    def keeps(self) -> str | None:
+        """As a `map` record has it: what an array keeps if the lowest bit of its address is set."""
+        return "last" if self.may_fill and self.type == "array" and not self.counted else None
 
     @property
     def wanted(self) -> int:
@@ -79,6 +86,10 @@ def save(
         _add(code, placed, address, values, widths, condition)
         return
     leader = condition if map_.level == "thread" else _leader(code, map_, condition)
+    if placed.keeps:
+        bit = code.once("b64", "and.b64", base, 1)
+        address = code.make("b64", "sub.u64", address, bit)
+        is_last = code.once("pred", "setp.ne.u64", bit, 0)
     if overwrite or placed.counted:
         code.put(f"red.global.add.u64 [{address}], 1", leader)
         _store(code, placed, address, 8, values, leader)
@@ -88,7 +99,12 @@ def save(
         code.put(f"st.global.u64 [{address}], {code.make('b64', 'add.u64', number, 1)}", leader)
     else:
         number = _claim(code, address, 1, leader)
-    fits = _fits(code, number, placed.capacity, leader)
+    if placed.keeps:
+        there = Condition(code.make("pred", "setp.lt.or.u64", number, placed.capacity, is_last))
+        fits = code.both(there, leader)
+        number = code.make("b64", "rem.u64", number, placed.capacity)
+    else:
+        fits = _fits(code, number, placed.capacity, leader)
     slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)
     _store(code, placed, slot, 8, values, fits)
 

@@ -127,7 +127,12 @@ class _Weaver:
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         places = itertools.count()
         self.maps = [  # of each file, by name
-            {map_.name: PlacedMap(map_, f"{self.prefix}map_{next(places)}", count, file.script) for map_ in file.maps}
+            {
+                map_.name: PlacedMap(
+                    map_, f"{self.prefix}map_{next(places)}", count, file.script, not file.replaces(map_)
+                )
+                for map_ in file.maps
+            }
             for file in files
         ]
         self.variables = Variables(module, kernel, self.prefix, relocatable)

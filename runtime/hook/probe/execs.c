@@ -191,7 +191,11 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     if (!found)
         return;
     unsigned place = hook_find_place(found);
-    struct wanted wanted = {graph, place < MOST_SETS ? NULL : hook_outgrown, found->members, false, place};
+    const struct member *node = hook_find_member(found, frame->args[1]);
+    const char *refuse = place == MOST_SETS    ? hook_outgrown
+                         : node && !node->sure ? "its graph was set of a node inside of a conditional one"
+                                               : NULL;
+    struct wanted wanted = {graph, refuse, found->members, false, place};
     struct dressed *dressed = found->updated ? NULL : dress(&wanted);
     if (found->updated || (!dressed && hook_current_context() != found->context))
         found->lost = hook_changed_late;

@@ -42,6 +42,8 @@ static struct choice choose(const struct graph_node *node, const struct launch *
 static void give_save(struct member *member, const struct launch *launch) {
     bool silent = !launch->params && !launch->extra; // so is a node that was made of packed parameters
     member->save = hook_new_save(member->choice.probed, launch);
+    if (member->save)
+        member->save->repeats = !member->sure;
     if (!member->save)
         member->reason = silent ? "the driver does not give back the parameters of its node"
                                 : "its parameters are not passed as the kernel has them";

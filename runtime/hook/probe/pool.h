@@ -18,6 +18,7 @@ struct replay;
 struct save { // a launch, and where its buffers are
     struct save *next;
     struct replay *replay;   // of a graph: it stands for the launches of all nodes, and has no kernel
+    bool repeats;            // of a node in the body of a conditional one: it runs several times, maybe
     bool unpacked;           // of a launch that is captured: it has no buffers
     _Atomic unsigned others; // that have it too, of a node
     struct slab *slab;

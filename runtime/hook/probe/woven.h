@@ -17,6 +17,7 @@ struct woven_map {
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity of one that is counted only
     bool log;
+    bool keeps_last; // if the lowest bit of its address is set
     uint32_t number; // in the trace
 };
 
