@@ -39,6 +39,7 @@ SCENARIOS = {
         set.dst = other;
         OK(D(cuGraphExecMemsetNodeSetParams)(exec, node, &set, context));
         OK(D(cuMemcpyHtoD_v2)(factor, &by, (size_t)4));
+        OK(D(cuCtxSynchronize)());
         replay(exec, 1), launched(2);
         """,
         4,
@@ -53,6 +54,7 @@ SCENARIOS = {
         OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
         OK(D(cuMemAlloc_v2)(&other, (size_t)8));
         OK(D(cuMemcpyHtoD_v2)(other, &by, (size_t)4));
+        OK(D(cuCtxSynchronize)());
         OK(D(cuGraphCreate)(&graph, 0));
         void *first = add(graph, NULL);
         CUDA_MEMCPY3D copy = {.srcMemoryType = 2, .srcDevice = other, .dstMemoryType = 2, .dstDevice = other + 4,
@@ -121,6 +123,7 @@ SCENARIOS = {
         replay(exec, 1);
         expect(3), expect(7);
         OK(D(cuMemcpyHtoD_v2)(factor, &by, (size_t)4));
+        OK(D(cuCtxSynchronize)());
         OK(D(cuGraphMemsetNodeSetParams)(nodes[1], &set));
         OK(D(cuGraphExecUpdate_v2)(exec, graphs[1], &info));
         replay(exec, 1);
