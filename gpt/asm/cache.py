@@ -5,6 +5,8 @@ it is there whole or not at all; it begins with the digest of the rest, so that 
 made anew. Each process looks at the folder before it has written a sixteenth of the limit, and if there is more than
 the limit deletes the least recently used files, down to 7/8; reading a file marks it as used. A cache that cannot be
 read or written, or is full, only costs time: no function here raises OSError.
+
+A result is code that will run: a folder that is another user's, or that others may write to, is not used.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISREG, S_IWGRP, S_IWOTH
 
 from gpt.outputs import replacing
 
@@ -58,7 +61,7 @@ class Cache:
             return None
         path = self._folder / key
         try:
-            data = path.read_bytes()
+            data = _read(self._folder, key)
         except OSError:
             return None
         try:
@@ -115,6 +118,24 @@ class Cache:
                 _remove(path)
                 total -= size
         return self._limit - total
+
+
+def _read(folder: Path, name: str) -> bytes:
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = os.stat(inside)
+        if found.st_uid != os.geteuid() or found.st_mode & (S_IWGRP | S_IWOTH):
+            raise PermissionError
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+        try:
+            if not S_ISREG(os.fstat(file).st_mode):
+                raise PermissionError
+            with open(file, "rb", closefd=False) as stream:
+                return stream.read()
+        finally:
+            os.close(file)
+    finally:
+        os.close(inside)
 
 
 def _remove(path: Path) -> None:

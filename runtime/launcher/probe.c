@@ -58,8 +58,10 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
     int status = stream ? pclose(stream) : -1;
     if (status < 0)
         fail(BAD, "-p", "%s", strerror(errno));
+    if (WIFSIGNALED(status))
+        fail(BAD, "-p", "gpt-ptx-probe, which reads the probes, was ended by signal %d", WTERMSIG(status));
     if (status)
-        exit(WIFEXITED(status) && WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
+        exit(WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
 }
 
 // What ptxas and compilers there are, which are looked for while the probes are read.

@@ -158,3 +158,25 @@ def test_several_that_write_keep_to_one_limit(tmp_path):
             writer.put(key_of([bytes([number, one])]), bytes(50_000))
             sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
             assert sizes <= (1 << 20) + len(caches) * ((1 << 16) + 50_032)
+
+
+def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
+    """It is code that will run."""
+    kept = Cache(tmp_path)
+    kept.put(KEY, b"data")
+    assert kept.get(KEY) == b"data"
+    for mode in (0o720, 0o702):
+        tmp_path.chmod(mode)
+        assert kept.get(KEY) is None
+    tmp_path.chmod(0o700)
+    if not os.geteuid():
+        os.chown(tmp_path, 1, 1)
+        assert kept.get(KEY) is None
+        os.chown(tmp_path, 0, 0)
+    (tmp_path / KEY).rename(tmp_path / OTHER)
+    (tmp_path / KEY).symlink_to(tmp_path / OTHER)
+    assert kept.get(KEY) is None
+    (tmp_path / KEY).unlink()
+    os.mkfifo(tmp_path / KEY)
+    assert kept.get(KEY) is None
+    assert kept.get(OTHER) == b"data"

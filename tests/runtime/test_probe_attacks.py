@@ -2,6 +2,7 @@
 given. On the simulated device."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -172,3 +173,20 @@ def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
     done, trace = probed(tmp_path, once, "-p", "gmem_bytes")
     assert (done.returncode, trace) == (1, None)
     assert done.stderr.startswith("gpt-hook: error: GPT_KEEP: '") and done.stderr.count("\n") == 1
+
+
+def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
+    """Before the program runs; not without a word."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("gpt-hook", "libgpthook.so", "sim"):
+        (folder / tool).symlink_to(hooked.runtime() / tool)
+    (folder / "gpt-hook").unlink()
+    shutil.copy(hooked.runtime() / "gpt-hook", folder)
+    for tool in ("gpt-ptx-probe", "gpt-asm"):
+        (folder / tool).write_text("#!/bin/sh\nkill -9 $$\n")
+        (folder / tool).chmod(0o755)
+    line = [folder / "gpt-hook", "run", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes", "true"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("gpt-hook: error: -p: gpt-ptx-probe, ")
