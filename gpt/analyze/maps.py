@@ -47,6 +47,7 @@ class MapAnalysis(ABC):
     streams = True
     name: str
     fields: tuple[str, ...]
+    log = False  # whether the map is one
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
@@ -77,8 +78,8 @@ class MapAnalysis(ABC):
     def _take(self, process: Process, buffer: Buffer) -> None:
         layout = buffer.map
         missing = [f"unsigned field '{name}'" for name in self.fields if name not in layout.unsigned]
-        if layout.type == "log" or not layout.capacity:
-            missing.append("slot for each unit")
+        if (layout.type == "log") != self.log or not layout.capacity:
+            missing.append("log of records" if self.log else "slot for each unit")
         if missing:
             raise GptError(f"map '{self.name}' has no {missing[0]}: not that of the built-in probe")
         try:

@@ -39,6 +39,7 @@ UNITS: dict[str, Callable[[Any], str]] = {
     "cycles": human_count,
     "%": human_share,
     "id": str,
+    "address": hex,
 }
 
 Record = Mapping[str, Any]

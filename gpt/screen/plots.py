@@ -20,11 +20,13 @@ from gpt.screen.units import TIMES
 SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots an inch
 ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and below; height of a panel
+HEAT = 6.0  # inches: height of a heat map
 BARS = 30  # that are drawn
 LABELS = 40  # of rows, at most
 MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
 BAR = 0.9  # height of the bars of a row
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
+LARGEST, TICKS = 4096, 12  # columns of a heat map; labels of its rows
 NAME, LABEL, SENTENCE = 90, 48, 140  # columns of a title, of a label, of a line below a title
 GRAY = "#4a5568"
 
@@ -112,6 +114,8 @@ def _height(plot: Record, columns: Columns) -> float:
     name = plot["x"] if plot["form"] == "bars" else plot["y"][0]
     rows = len(set(columns[name])) if plot["form"] in ("bars", "spans") else 0
     rows = min(rows, BARS) * 2 if plot["form"] == "bars" else rows
+    if plot["form"] == "heat":
+        return HEAT
     return min(MOST, max(LEAST, MARGIN + ROW * rows))
 
 
@@ -140,8 +144,17 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     unit_x, scale_x = _unit(told[plot["x"]].get("unit", ""), float(np.nanmax(columns[plot["x"]], initial=0)))
     most = max(float(np.nanmax(columns[name], initial=0)) for name in plot["y"])
     unit_y, scale_y = _unit(told[plot["y"][0]].get("unit", ""), most)
-    for name in plot["y"]:
-        axes.plot(columns[plot["x"]] / scale_x, columns[name] / scale_y, lw=1, label=told[name].get("title", name))
+    x = columns[plot["x"]] / scale_x
+    if "color" in plot:  # a line for each of its values
+        series, value = columns[plot["color"]], columns[plot["y"][0]] / scale_y
+        for name in dict.fromkeys(series if isinstance(series, list) else series.tolist()):
+            here = np.array([one == name for one in series]) if isinstance(series, list) else series == name
+            label = _text(readable([name])[0], LABEL) if isinstance(name, str) else None
+            axes.plot(x[here], value[here], lw=1, label=label)
+        if isinstance(series, list):
+            axes.legend(fontsize=8, frameon=False)
+    for name in () if "color" in plot else plot["y"]:
+        axes.plot(x, columns[name] / scale_y, lw=1, label=told[name].get("title", name))
     axes.set_xlabel(_axis(told[plot["x"]], unit_x))
     axes.set_ylabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit_y))
     if len(plot["y"]) > 1:
@@ -191,13 +204,27 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Rows are dense: one for each value of y that is there."""
     import numpy as np
+    from matplotlib.colors import LogNorm
 
-    x, y, color = columns[plot["x"]], columns[plot["y"][0]], columns[plot["color"]]
-    unit, scale = _unit(told[plot["x"]].get("unit", ""), float(np.nanmax(x, initial=0)))
-    drawn = axes.scatter(x / scale, y, c=color, s=2, marker="s", cmap=COLORS, rasterized=len(np.atleast_1d(x)) > MANY)
+    x, color, row = columns[plot["x"]], columns[plot["color"]], plot["y"][0]
+    values, y = np.unique(columns[row], return_inverse=True)
+    places = np.unique(x)
+    step = float(np.diff(places).min()) if len(places) > 1 else 1.0
+    column = np.rint((x - x.min()) / step).astype(np.int64)
+    column = np.minimum(column, LARGEST - 1)
+    image = np.full((len(values), int(column.max()) + 1), np.nan)
+    image[y, column] = color
+    unit, scale = _unit(told[plot["x"]].get("unit", ""), float(x.max()))
+    sides = (x.min() / scale, (x.min() + step * image.shape[1]) / scale, len(values) - 0.5, -0.5)
+    drawn = axes.imshow(image, aspect="auto", interpolation="nearest", cmap=COLORS, norm=LogNorm(), extent=sides)
+    axes.invert_yaxis()
+    ticks = np.unique(np.linspace(0, len(values) - 1, min(TICKS, len(values))).astype(int))
+    form = hex if told[row].get("unit") == "address" else str
+    axes.set_yticks(ticks, [form(int(values[tick])) for tick in ticks], fontsize=8)
     axes.set_xlabel(_axis(told[plot["x"]], unit))
-    axes.set_ylabel(_axis(told[plot["y"][0]], told[plot["y"][0]].get("unit", "")))
+    axes.set_ylabel(told[row].get("title", row))
     axes.figure.colorbar(drawn, ax=axes, label=told[plot["color"]].get("title", plot["color"]), pad=0.01, aspect=40)
 
 
@@ -228,7 +255,7 @@ def _title(axes: Any, text: str) -> None:
 def _axis(told: Record, unit: str) -> str:
     """What stands beside an axis."""
     name = told.get("title", told.get("name", ""))
-    return f"{name} ({unit})" if unit and unit not in ("id", "kernel") else name
+    return f"{name} ({unit})" if unit and unit not in ("id", "address", "kernel") else name
 
 
 def _text(text: str, width: int) -> str:

@@ -25,6 +25,8 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "stages",
     "tensorop_count",
     "warp_sched",
+    "warp_progress",
+    "dmat",
 )
 
 

@@ -85,3 +85,30 @@ def test_a_trace_without_such_a_map(name):
     done = run(name, data=forge.pack(forge.trace(forge.launches({1: 2}))))
     fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
     assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")
+
+
+PROGRESS = np.dtype([("unit", "<u8"), ("clock", "<u8"), ("flops", "<u8"), ("sm", "<u4"), ("pad", "<u4")])
+
+
+def progress(*entries):
+    """A trace of a launch whose warps saved these (warp, clock, flops, sm)."""
+    fields = {"clock": "u64", "flops": "u64", "sm": "u32"}
+    map_ = forge.probe_map("warp_progress", type_="log", capacity=len(entries), **fields)
+    found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
+    data = struct.pack("<Q", len(entries) + 2) + np.array([(*entry, 0) for entry in entries], PROGRESS).tobytes()
+    return forge.trace(*found, forge.probed(0, 3, 4, 4, 128), forge.buffer(0, data))
+
+
+def test_progress_of_warps_and_their_rate(tmp_path):
+    fast = [(8, 1000 + 10 * n, 100 * n, 0) for n in range(11)]  # 10 FLOPs a clock
+    slow = [(0, 5000 + 40 * n, 100 * n, 1) for n in range(11)]  # 2.5
+    mixed = [entry for pair in zip(fast, slow, strict=True) for entry in pair]
+    found = ask("warp_progress", progress(*mixed))
+    (row,) = found.rows["kernels"]
+    assert (row["warps"], row["records"], row["flops"], row["dropped"]) == (2, 22, 2000, 2)
+    assert row["rate"] == row["first"] == row["last"] == 4  # 2000 FLOPs in 500 clocks
+    assert [(r["progress"], r["rate"]) for r in found.rows["rates"]] == [(5.5 + 10 * n, 4) for n in range(10)]
+    warps = [(r["warp"], r["sm"], r["clock"], r["progress"]) for r in found.rows["warps"]]
+    assert warps == [(0, 1, 40 * n, 10 * n) for n in range(11)] + [(8, 0, 10 * n, 10 * n) for n in range(11)]
+    done = run("warp_progress", "--plot", tmp_path / "w.png", data=forge.pack(progress(*mixed)))
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "w.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,176 @@
+"""gpt-analyze dmat: which pages of global memory a launch accesses when.
+
+A launch can have made a hundred million accesses, 32 bytes each, in a file that is mapped: they are walked through
+BATCH at a time, twice. First, which pages there are: their numbers are marked in a bitmap from the lowest to the
+highest, or, where that is too large, collected. Then they count in a matrix of at most ROWS by COLUMNS: of pages that
+are accessed at all (the map is *dense*: addresses in between take no room), and of clocks since the first access.
+Clocks are those of the SM that accesses: SMs whose clocks differ are drawn beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+LAUNCHES = (
+    *LAUNCH,
+    Column("accesses", "u64"),
+    Column("bytes", "u64", "bytes"),
+    Column("pages", "u64"),
+    Column("clocks", "u64", "cycles"),
+    Column("dropped", "u64", title="lost", shown="any"),
+)
+ACCESSES = (
+    Column("page", "u64", "address"),
+    Column("clock", "u64", "cycles"),
+    Column("accesses", "u64"),
+)
+BATCH = 4 << 20  # accesses that are looked at together
+BITMAP = 1 << 27  # pages from the lowest to the highest that have a bitmap
+ROWS, COLUMNS = 1024, 1024  # of the matrix
+PAGE = 4096  # bytes
+TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+
+Number = Annotated[int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
+Page = Annotated[int | None, typer.Option("--page", metavar="BYTES", help="Of a page: a power of two; 4096.")]
+
+
+class Matrix(NamedTuple):
+    """The accesses of a launch: `counts` by row and column; a row begins at a page, a column is `step` clocks."""
+
+    pages: Any  # the address of each row
+    rows: int  # pages of a row
+    step: int
+    counts: Any
+
+
+class _Shown(NamedTuple):
+    number: int
+    kernel: str
+    matrix: Matrix
+    accesses: int
+
+
+class Dmat(MapAnalysis):
+    """The launches, and the matrix of one: of number `launch`, or that with most accesses."""
+
+    name = "dmat"
+    fields = ("address", "clock", "bytes")
+    log = True
+
+    def __init__(self, launch: int | None = None, page: int | None = None) -> None:
+        super().__init__()
+        page = page or PAGE
+        if page < 1 or page & (page - 1):
+            raise UsageError(f"--page is not a power of two: {page}")
+        self._shift = page.bit_length() - 1
+        self._wanted = launch
+        self._number = 0
+        self._shown: _Shown | None = None
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Counts the accesses of a launch, and how many each page has if it may be the one that is shown."""
+        self._number += 1
+        slots, size = saved.slots, 0
+        found = _find_pages(slots, self._shift)
+        for batch in _iter_batches(slots):
+            size += int(batch["bytes"].sum(dtype="u8"))
+        row = len(slots), size, len(found.pages), found.last - found.first, saved.dropped
+        if len(self._rows) < MOST_LAUNCHES:
+            self._rows.append((*launch_row(self._number, process, buffer), *row))
+        best = self._shown.accesses if self._shown else 0
+        if len(slots) and (self._wanted == self._number or (self._wanted is None and len(slots) > best)):
+            matrix = _make_matrix(slots, found, self._shift)
+            self._shown = _Shown(self._number, buffer.kernel, matrix, len(slots))
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Launches, and the matrix of one."""
+        import numpy as np
+
+        from gpt.screen.demangle import readable
+
+        yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
+        if not self._shown:
+            lines = [f"no launch with the number {self._wanted} has accesses"] if self._wanted else []
+            yield make_answer("accesses", ACCESSES, [], lines)
+            return
+        number, kernel, matrix, accesses = self._shown
+        row, column = np.nonzero(matrix.counts)
+        many = f"{matrix.rows:,} pages a row" if matrix.rows > 1 else "a page a row"
+        where = f"{many} of {1 << self._shift:,} bytes, {matrix.step:,} clocks a column"
+        said = f"launch {number}: {accesses:,} accesses, {where}"
+        title = f"{readable([kernel])[0]}\n{said}"
+        values = [matrix.pages[row], column * matrix.step, matrix.counts[row, column]]
+        drawn = plot("heat", "clock", "page", color="accesses", title=title)
+        yield make_array_answer("accesses", ACCESSES, values, [said], top=TOP_ACCESSES, plots=[drawn])
+
+
+class _Pages(NamedTuple):
+    """The numbers of the pages that are accessed, in order, and the first and the last clock.
+
+    `ranks` has the place of each page among them, by its distance to the lowest; None if they lie too far apart.
+    """
+
+    pages: Any
+    ranks: Any
+    first: int
+    last: int
+
+
+def _iter_batches(slots: Any) -> Iterator[Any]:
+    for at in range(0, len(slots), BATCH):
+        yield slots[at : at + BATCH]
+
+
+def _find_pages(slots: Any, shift: int) -> _Pages:
+    import numpy as np
+
+    if not len(slots):
+        return _Pages(np.zeros(0, np.uint64), None, 0, 0)
+    ends = [(batch["address"].min(), batch["address"].max(), batch["clock"].min(), batch["clock"].max())
+            for batch in _iter_batches(slots)]  # fmt: skip
+    low, high, first, last = np.array(ends, np.uint64).T
+    low, high, first, last = int(low.min()), int(high.max()), int(first.min()), int(last.max())
+    lowest, span = low >> shift, (high >> shift) - (low >> shift) + 1
+    if span > BITMAP:
+        parts = [np.unique(batch["address"] >> np.uint64(shift)) for batch in _iter_batches(slots)]
+        return _Pages(np.unique(np.concatenate(parts)), None, first, last)
+    here = np.zeros(span, bool)
+    for batch in _iter_batches(slots):
+        here[((batch["address"] >> np.uint64(shift)) - np.uint64(lowest)).view(np.int64)] = True
+    pages = np.flatnonzero(here).astype(np.uint64) + np.uint64(lowest)
+    return _Pages(pages, np.cumsum(here, dtype=np.int32) - 1, first, last)
+
+
+def _make_matrix(slots: Any, found: _Pages, shift: int) -> Matrix:
+    import numpy as np
+
+    rows = -(-len(found.pages) // ROWS)
+    step = (found.last - found.first) // COLUMNS + 1
+    height, width = -(-len(found.pages) // rows), (found.last - found.first) // step + 1
+    counts = np.zeros(height * width, np.int64)
+    for batch in _iter_batches(slots):
+        page = batch["address"] >> np.uint64(shift)
+        if found.ranks is None:
+            rank = np.searchsorted(found.pages, page)
+        else:
+            rank = found.ranks[(page - found.pages[0]).view(np.int64)]
+        column = ((batch["clock"] - np.uint64(found.first)) // np.uint64(step)).astype(np.int64)
+        counts += np.bincount((rank // rows).astype(np.int64) * width + column, minlength=height * width)
+    return Matrix(found.pages[::rows] << np.uint64(shift), rows, step, counts.reshape(height, width))
+
+
+ANALYSIS = Analysis("Show which pages of memory a launch accesses when.", Dmat, {"launch": Number, "page": Page})

@@ -1,0 +1,90 @@
+"""gpt-analyze dmat: on accesses of known pages at known clocks."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from tests.analyze.asked import Answers, ask, run
+from tests.trace import forge
+
+FIELDS = {"address": "u64", "clock": "u64", "bytes": "u32"}
+ENTRY = np.dtype([("unit", "<u8"), ("address", "<u8"), ("clock", "<u8"), ("bytes", "<u4"), ("pad", "<u4")])
+PAGE, LOW, CLOCK = 4096, 0x7F0000000000, 1 << 40
+
+
+def log(accesses, lost):
+    """Bytes of a log of (address, clock), and of the count of some more."""
+    entries = np.zeros(len(accesses), ENTRY)
+    entries["address"], entries["clock"] = np.array(accesses, np.uint64).T
+    entries["bytes"] = 4
+    return struct.pack("<Q", len(accesses) + lost) + entries.tobytes()
+
+
+def trace(*launches):
+    capacity = max(map(len, launches))
+    map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=capacity, **FIELDS)
+    found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
+    for number, accesses in enumerate(launches):
+        data = log(accesses, lost=3 if len(accesses) == capacity else 0)
+        found += [forge.probed(number, 3, 4, 1, 32), forge.buffer(number, data)]
+    return forge.trace(*found)
+
+
+ACCESSES = [
+    (LOW, CLOCK),
+    (LOW + 4, CLOCK),
+    (LOW + PAGE, CLOCK + 5),
+    (LOW + 900 * PAGE, CLOCK + 9),
+    (LOW + PAGE, CLOCK + 5),
+]
+
+
+def test_accesses_by_page_and_clock():
+    found = ask("dmat", trace(ACCESSES, ACCESSES[:2]))
+    cells = [(row["page"] - LOW, row["clock"], row["accesses"]) for row in found.rows["accesses"]]
+    assert cells == [(0, 0, 2), (PAGE, 5, 2), (900 * PAGE, 9, 1)]
+    assert [(r["accesses"], r["bytes"], r["pages"], r["clocks"], r["dropped"]) for r in found.rows["launches"]] == [
+        (5, 20, 3, 9, 3), (2, 8, 1, 0, 0),
+    ]  # fmt: skip
+    found = ask("dmat", trace(ACCESSES, ACCESSES[:2]), args=("--launch", 2, "--page", 4))
+    cells = [(row["page"] - LOW, row["clock"], row["accesses"]) for row in found.rows["accesses"]]
+    assert cells == [(0, 0, 1), (4, 0, 1)]
+
+
+@pytest.mark.parametrize("far", [1 << 20, 1 << 45])  # with a bitmap, and without
+def test_many_pages_share_rows(far):
+    random = np.random.default_rng(1)
+    pages = random.integers(0, 5000, 20_000)
+    clocks = random.integers(0, 3000, 20_000)
+    accesses = np.stack([LOW + PAGE * pages + far * (pages > 2500), CLOCK + clocks], 1)
+    accesses[0] = LOW, CLOCK
+    accesses[1] = LOW + PAGE * 4999 + far, CLOCK + 2999
+    found = ask("dmat", trace(accesses.tolist()))
+    there = np.unique(accesses[:, 0] // PAGE)
+    rows = -(-len(there) // 1024)
+    wanted = {}
+    for address, clock in accesses.tolist():
+        rank = int(np.searchsorted(there, address // PAGE)) // rows * rows
+        key = int(there[rank]) * PAGE, (clock - CLOCK) // 3 * 3
+        wanted[key] = wanted.get(key, 0) + 1
+    assert {(r["page"], r["clock"]): r["accesses"] for r in found.rows["accesses"]} == wanted
+
+
+def test_text_and_picture(tmp_path):
+    data = forge.pack(trace(ACCESSES))
+    done = run("dmat", "--plot", tmp_path / "d.png", data=data)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "0x7f0000000000" in done.stdout.decode() and (tmp_path / "d.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_makes_no_sense():
+    data = forge.pack(trace(ACCESSES))
+    done = run("dmat", "--page", 3, data=data)
+    assert done.returncode == 2 and b"--page is not a power of two: 3" in done.stderr
+    found = Answers(run("dmat", "--json", "--launch", 7, data=data).stdout)
+    assert found.verdicts["accesses"] == ["no launch with the number 7 has accesses"]
+    array = forge.probe_map("dmat", **FIELDS)
+    wrong = forge.trace(array, forge.kernel(3, 4, "k", 1), forge.probed(0, 3, 4, 1, 32), forge.buffer(0, bytes(32)))
+    done = run("dmat", data=forge.pack(wrong))
+    assert b"map 'dmat' has no log of records: not that of the built-in probe" in done.stderr
