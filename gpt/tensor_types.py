@@ -49,11 +49,11 @@ def is_module(type_: type) -> bool:
     return any(base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in type_.__mro__)
 
 
-def iter_parameters(name: str, module: Any) -> Iterator[tuple[str, Any]]:
+def iter_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """The parameters and buffers of a module, without those of the modules in it."""
     inside = object.__getattribute__(module, "__dict__")
     for part in ("_parameters", "_buffers"):
-        yield from ((f"{name}.{key}", value) for key, value in list((inside.get(part) or {}).items()))
+        yield from list((inside.get(part) or {}).items())
 
 
 def _is_wrapper(type_: type) -> bool:

@@ -36,8 +36,9 @@ import functools
 import itertools
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,6 +70,7 @@ class Seen(NamedTuple):
 
 
 Sink = Callable[[Seen], object]
+_Key = tuple[Any, ...]  # a name in a piece of code: id() of that, the variable, what it has inside
 
 
 class _Known:
@@ -79,14 +81,14 @@ class _Known:
     def __init__(self, facts: Facts) -> None:
         self.id = next(_ids)
         self.facts = facts
-        self.names: set[tuple[int, str]] = set()
+        self.names: set[_Key] = set()
         self.ref: weakref.ref[Any] | None = None
 
 
 _ids = itertools.count(1)
 _known: dict[int, _Known] = {}  # by id() of the object
 _readers: dict[type, Reader | None] = {}  # None: not a tensor
-_looked_at: dict[CodeType, bool] = {}
+_looked_at: dict[int, tuple[CodeType, bool]] = {}  # by id(); code that is here has it alone
 _told: set[str] = set()
 os.register_at_fork(after_in_child=_known.clear)  # the trace of the child knows none of them
 
@@ -144,29 +146,24 @@ class trace:
 
     def __init__(self, also: Sink | None = None) -> None:
         self._also = also
-        self._on = False
-        self._handler: Callable[[FrameType, str, Any], None] | None = None
 
     def __enter__(self) -> trace:
-        hook = _find_hook()
-        if not (hook or self._also):
+        if not (_find_hook() or self._also):
             return self
-        self._on = True
         _see_variables(sys._getframe(1), self._also)
         current = sys.getprofile()
         if current is None:
-            self._handler = self._on_event
-            sys.setprofile(self._handler)
-        elif not isinstance(getattr(current, "__self__", None), trace):
+            sys.setprofile(self._on_event)
+        elif not _is_ours(current):
             _say_once("there is another profiler: variables are looked at only where the block begins and ends")
+        _entered.append(current is None)
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if not self._on:
+        if not (_find_hook() or self._also):
             return
-        if self._handler is not None and sys.getprofile() is self._handler:
+        if _entered.pop() and _is_ours(sys.getprofile()):
             sys.setprofile(None)
-        self._handler, self._on = None, False
         _see_variables(sys._getframe(1), self._also)
         _forget_variables(sys._getframe(1))
 
@@ -181,12 +178,30 @@ class trace:
         return traced  # type: ignore[return-value]
 
     def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call":
-            if frame.f_back is not None:
-                _see_variables(frame.f_back, self._also)
-            _see_variables(frame, self._also)
-        elif event == "c_call" and getattr(arg, "__module__", None) != "builtins":
-            _see_variables(frame, self._also)
+        try:
+            if event == "call":
+                if frame.f_back is not None:
+                    _see_variables(frame.f_back, self._also)
+                _see_variables(frame, self._also)
+            elif event == "c_call" and getattr(arg, "__module__", None) != "builtins":
+                _see_variables(frame, self._also)
+        except Exception:  # no place on the stack, not even to say so
+            pass
+
+
+class _Entered(threading.local):
+    """For each block that a thread is in, whether it turned the profile function on. Tasks may leave in any order."""
+
+    def __init__(self) -> None:
+        blocks: list[bool] = []
+        self.append, self.pop = blocks.append, blocks.pop
+
+
+_entered = _Entered()
+
+
+def _is_ours(profiler: Any) -> bool:
+    return isinstance(getattr(profiler, "__self__", None), trace)
 
 
 def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = None, **named: Any) -> None:
@@ -195,9 +210,10 @@ def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = N
     if not (hook or also):
         return
     frame = sys._getframe(1)
+    _choose(frame.f_code)
     try:
         for name, value in itertools.chain((tensors or {}).items(), named.items()):
-            _look(str(name), value, frame, also, MOST_DEPTH)
+            _look(str(name), value, frame, also, MOST_DEPTH, (id(frame.f_code), str(name)))
     except Exception as error:
         _say_once(f"{type(error).__name__}: {error}")
 
@@ -205,23 +221,31 @@ def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = N
 def _see_variables(frame: FrameType, also: Sink | None) -> None:
     try:
         code = frame.f_code
-        wanted = _looked_at.get(code)
-        if wanted is None:
-            if len(_looked_at) >= MOST_TYPES:
-                _looked_at.clear()
-            wanted = _looked_at[code] = not any(part in code.co_filename for part in NOT_LOOKED_AT)
-        if wanted:
-            for name, value in _variables(frame, code):
-                reader = _readers.get(type(value), _MISSING)
-                if reader is not None:
-                    _look(name, value, frame, also, MOST_DEPTH)
+        place = id(code)
+        looked_at = _looked_at.get(place) or _choose(code)
+        if not looked_at[1]:
+            return
+        for name, value in _variables(frame, code):
+            if _readers.get(type(value), _MISSING) is not None:
+                known = _known.get(id(value))
+                if known is None or known.ref is None or (place, name) not in known.names:
+                    _look(name, value, frame, also, MOST_DEPTH, (place, name))
     except Exception as error:  # of ours, or of a sink: the program is not to have it
         _say_once(f"{type(error).__name__}: {error}")
 
 
+def _choose(code: CodeType) -> tuple[CodeType, bool]:
+    if len(_looked_at) >= MOST_TYPES:
+        _looked_at.clear()
+    wanted = not any(part in code.co_filename for part in NOT_LOOKED_AT)
+    return _looked_at.setdefault(id(code), (code, wanted))
+
+
 def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
     found = frame.f_locals
-    if not code.co_flags & OPTIMIZED:  # a module, which may have many more than it uses here
+    if not code.co_flags & OPTIMIZED:  # a module, which may have many more than it uses here, or a class
+        if type(found) is not dict:
+            return ()
         return [(name, found[name]) for name in code.co_names if name in found]
     return list(found.items())
 
@@ -234,7 +258,7 @@ def _forget_variables(frame: FrameType) -> None:
             found.clear()
 
 
-def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int) -> None:
+def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int, key: _Key) -> None:
     type_ = type(value)
     reader = _readers.get(type_, _MISSING)
     if reader is _MISSING:
@@ -243,11 +267,14 @@ def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int
         inside = issubclass(type_, CONTAINERS) or is_module(type_)
         reader = _readers[type_] = _look_into if inside else find_reader(type_)
     if reader is _look_into:
-        if depth:
-            for inner, one in _items(name, value):
-                _look(inner, one, frame, also, depth - 1)
+        form, items = _items(name, value) if depth else ("", ())
+        for index, one in items:
+            if _readers.get(type(one), _MISSING) is not None:
+                known, inner = _known.get(id(one)), (key[0], name, index)
+                if known is None or known.ref is None or inner not in known.names:
+                    _look(form.format(index), one, frame, also, depth - 1, inner)
     elif reader is not None and name != "self":  # in a method of its own
-        _see(name, value, reader, frame, also)
+        _see(name, value, reader, frame, also, key)
 
 
 def _look_into(value: Any) -> Facts | None:
@@ -260,25 +287,23 @@ def _MISSING(value: Any) -> Facts | None:
     raise NotImplementedError
 
 
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The first of what is in a container. Of a list whose first item cannot be a tensor, none."""
+def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
+    """The first of what is in a container, and how it is named. Of a list whose first item is no tensor, none."""
+    escaped = name.replace("{", "{{").replace("}", "}}")
+    form = escaped + "[{!r}]"
     if isinstance(value, dict):
-        for key, one in list(itertools.islice(dict.items(value), MOST_ITEMS)):
-            if isinstance(key, str | int):
-                yield f"{name}[{key!r}]", one
-    elif is_module(type(value)):
-        yield from iter_parameters(type(value).__name__ if name == "self" else name, value)
-    elif not (type(value) is list and value and _readers.get(type(value[0]), _MISSING) is None):
-        base = list if isinstance(value, list) else tuple
-        for index, one in enumerate(base.__getitem__(value, slice(MOST_ITEMS))):
-            yield f"{name}[{index}]", one
+        items = list(itertools.islice(dict.items(value), MOST_ITEMS))
+        return form, [(key, one) for key, one in items if isinstance(key, str | int)]
+    if isinstance(value, tuple):
+        return form, enumerate(tuple.__getitem__(value, slice(MOST_ITEMS)))
+    if isinstance(value, list):
+        first = list.__getitem__(value, slice(MOST_ITEMS))
+        return form, () if first and _readers.get(type(first[0]), _MISSING) is None else enumerate(first)
+    return (type(value).__name__ if name == "self" else escaped) + ".{}", iter_parameters(value)
 
 
-def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | None) -> None:
-    code = frame.f_code
-    known, key = _known.get(id(value)), (id(code), name)
-    if known is not None and known.ref is not None and key in known.names:
-        return
+def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | None, key: _Key) -> None:
+    code, known = frame.f_code, _known.get(id(value))
     facts = reader(value)
     if facts is None:
         return

@@ -230,6 +230,71 @@ def test_a_function_may_be_wrapped_and_blocks_nested():
     assert ("first", "callee") in names(found)
 
 
+def test_one_block_may_be_entered_many_times():
+    found, block = [], tensors.trace()
+    block = tensors.trace(also=found.append)
+
+    def work():
+        for _ in range(20):
+            with block:
+                with block:
+                    callee(Pointed(0x10))
+                callee(Pointed(0x20))
+                assert sys.getprofile() is not None
+            assert sys.getprofile() is None
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([seen for seen in found if seen.name == "first"]) == 4 * 40
+
+
+def test_the_end_of_the_stack_is_where_it_was():
+    def deep(x, depth):
+        return deep(x, depth + 1) if depth < 1 << 20 else 0
+
+    def limit():
+        with pytest.raises(RecursionError):
+            deep(Pointed(), 0)
+        return True
+
+    with tensors.trace(also=lambda seen: None):
+        assert limit()
+        callee(Pointed())
+    assert sys.getprofile() is None
+
+
+def test_namespaces_of_others_are_left_alone():
+    class Noted(dict):
+        def __getitem__(self, key):
+            asked.append(key)
+            return dict.__getitem__(self, key)
+
+    class Meta(type):
+        @classmethod
+        def __prepare__(cls, name, bases):
+            return Noted()
+
+        def __new__(cls, name, bases, space):
+            return type.__new__(cls, name, bases, dict(space))
+
+    def make():
+        class Made(metaclass=Meta):
+            x = Pointed()
+            y = callee(x)
+
+        return Made
+
+    asked = []
+    make()
+    before, asked = asked, []
+    with tensors.trace(also=lambda seen: None):
+        make()
+    assert asked == before and "x" in asked
+
+
 def test_faults_are_said_once_and_the_program_goes_on(capsys):
     def fails(seen):
         raise ValueError("no")
