@@ -63,21 +63,23 @@ def make_array_answer(
     verdict: Sequence[str] = (),
     top: int | None = None,
     plots: Sequence[Record] = (),
+    texts: Sequence[str] = (),
 ) -> Record:
-    """An `answer` with an array for each column, none of which is text; a number stands for an array of it."""
+    """An `answer` with an array for each column; a number stands for an array of it, and text is a place in `texts`."""
     import numpy as np
 
     declared, fields, stride = [], [], 0
     for column in columns:
         declared.append({**column.declare(), "offset": stride})
-        fields.append("<" + packed.TYPES[column.type.rstrip("?")])
+        type_ = column.type.rstrip("?")
+        fields.append("<" + packed.TYPES["u32" if type_ == packed.TEXT else type_])
         stride += np.dtype(fields[-1]).itemsize
     rows = np.empty(len(values[0]), [(column.name, field) for column, field in zip(columns, fields, strict=True)])
     for column, array in zip(columns, values, strict=True):
         if rows[column.name].dtype.kind == "u" and np.asarray(array).dtype.kind == "f":
             array = np.clip(np.rint(array), 0, 1 << 63)
         rows[column.name] = array
-    keys = {"columns": declared, "stride": stride, "texts": [], "rows": rows.tobytes()}
+    keys = {"columns": declared, "stride": stride, "texts": list(texts), "rows": rows.tobytes()}
     return _make(name, keys, verdict, top, plots)
 
 

@@ -4,7 +4,8 @@ A launch can have made a hundred million accesses, 32 bytes each, in a file that
 BATCH at a time, twice. First, which pages there are: their numbers are marked in a bitmap from the lowest to the
 highest, or, where that is too large, collected. Then they count in a matrix of at most ROWS by COLUMNS: of pages that
 are accessed at all (the map is *dense*: addresses in between take no room), and of clocks since the first access.
-Clocks are those of the SM that accesses: SMs whose clocks differ are drawn beside each other.
+Clocks are those of the SM that accesses: SMs whose clocks differ are drawn beside each other. A row has the name of the
+tensor that is in its first page, if `gpt.tensors` recorded the tensors.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, 
 from gpt.analyze.command import Analysis
 from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 from gpt.errors import UsageError
+from gpt.trace.kinds import TENSORS
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
     from gpt.trace.process import Process
+    from gpt.trace.tensors import Tensor
 
 LAUNCHES = (
     *LAUNCH,
@@ -35,7 +38,19 @@ ACCESSES = (
     Column("page", "u64", "address"),
     Column("clock", "u64", "cycles"),
     Column("accesses", "u64"),
+    Column("tensor", "text?", shown="any"),
 )
+TENSORS_OF = (
+    Column("tensor", "text"),
+    Column("name", "text", shown="never"),
+    Column("shape", "text"),
+    Column("dtype", "text", title="type"),
+    Column("accesses", "u64"),
+    Column("share", "f64", "%"),
+    Column("bytes", "u64", "bytes"),
+    Column("address", "u64", "address"),
+)
+NONE = (1 << 32) - 1  # no text
 BATCH = 4 << 20  # accesses that are looked at together
 BITMAP = 1 << 27  # pages from the lowest to the highest that have a bitmap
 ROWS, COLUMNS = 1024, 1024  # of the matrix
@@ -58,7 +73,8 @@ class Matrix(NamedTuple):
 
 class _Shown(NamedTuple):
     number: int
-    kernel: str
+    process: Process
+    buffer: Buffer
     matrix: Matrix
     accesses: int
 
@@ -72,6 +88,7 @@ class Dmat(MapAnalysis):
 
     def __init__(self, launch: int | None = None, page: int | None = None) -> None:
         super().__init__()
+        self.kinds |= TENSORS
         page = page or PAGE
         if page < 1 or page & (page - 1):
             raise UsageError(f"--page is not a power of two: {page}")
@@ -94,7 +111,7 @@ class Dmat(MapAnalysis):
         best = self._shown.accesses if self._shown else 0
         if len(slots) and (self._wanted == self._number or (self._wanted is None and len(slots) > best)):
             matrix = _make_matrix(slots, found, self._shift)
-            self._shown = _Shown(self._number, buffer.kernel, matrix, len(slots))
+            self._shown = _Shown(self._number, process, buffer, matrix, len(slots))
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Launches, and the matrix of one."""
@@ -107,15 +124,43 @@ class Dmat(MapAnalysis):
             lines = [f"no launch with the number {self._wanted} has accesses"] if self._wanted else []
             yield make_answer("accesses", ACCESSES, [], lines)
             return
-        number, kernel, matrix, accesses = self._shown
+        number, process, buffer, matrix, accesses = self._shown
         row, column = np.nonzero(matrix.counts)
         many = f"{matrix.rows:,} pages a row" if matrix.rows > 1 else "a page a row"
         where = f"{many} of {1 << self._shift:,} bytes, {matrix.step:,} clocks a column"
         said = f"launch {number}: {accesses:,} accesses, {where}"
-        title = f"{readable([kernel])[0]}\n{said}"
-        values = [matrix.pages[row], column * matrix.step, matrix.counts[row, column]]
-        drawn = plot("heat", "clock", "page", color="accesses", title=title)
-        yield make_array_answer("accesses", ACCESSES, values, [said], top=TOP_ACCESSES, plots=[drawn])
+        owners = _find_tensors(process, buffer.launch.start, matrix.pages, 1 << self._shift)
+        tensors = [process.tensors.tensors[at] for at in np.unique(owners[owners >= 0])]
+        texts = [_describe(tensor) for tensor in tensors]
+        which = np.where(owners < 0, NONE, np.searchsorted(np.unique(owners[owners >= 0]), owners))
+        more = {"lane": "tensor"} if tensors else {}
+        title = f"{readable([buffer.kernel])[0]}\n{said}"
+        drawn = plot("heat", "clock", "page", color="accesses", title=title, **more)
+        values = [matrix.pages[row], column * matrix.step, matrix.counts[row, column], which[row]]
+        yield make_array_answer("accesses", ACCESSES, values, [said], TOP_ACCESSES, [drawn], texts)
+        if tensors:
+            of = matrix.counts.sum(axis=1)
+            counts = [int(of[which == at].sum()) for at in range(len(tensors))]
+            rows = [
+                (text, t.name, "x".join(map(str, t.shape)), t.dtype, count, 100 * count / accesses, t.size, t.address)
+                for text, t, count in zip(texts, tensors, counts, strict=True)
+            ]
+            rows.sort(key=lambda row: -row[4])
+            yield make_answer("tensors", TENSORS_OF, rows, ["a row of pages counts for one tensor"], top=TOP_LAUNCHES)
+
+
+def _find_tensors(process: Process, start: int, pages: Any, size: int) -> Any:
+    """For each address of a page the number of the tensor at its beginning, or at its end; -1 if there is none."""
+    import numpy as np
+
+    if not process.tensors.tensors:
+        return np.full(len(pages), -1)
+    begin, end = (process.tensors.find(addresses, start).tensors for addresses in (pages, pages + np.uint64(size - 1)))
+    return np.where(begin < 0, end, begin)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.name} {'x'.join(map(str, tensor.shape))} {tensor.dtype}"
 
 
 class _Pages(NamedTuple):

@@ -27,6 +27,7 @@ MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
 BAR = 0.9  # height of the bars of a row
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
 LARGEST, TICKS = 4096, 12  # columns of a heat map; labels of its rows
+HUES, PALEST = 24, 0.25  # names in its legend; how much of its color the least has
 NAME, LABEL, SENTENCE = 90, 48, 140  # columns of a title, of a label, of a line below a title
 GRAY = "#4a5568"
 
@@ -214,18 +215,42 @@ def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     step = float(np.diff(places).min()) if len(places) > 1 else 1.0
     column = np.rint((x - x.min()) / step).astype(np.int64)
     column = np.minimum(column, LARGEST - 1)
-    image = np.full((len(values), int(column.max()) + 1), np.nan)
-    image[y, column] = color
+    shape = len(values), int(column.max()) + 1
     unit, scale = _unit(told[plot["x"]].get("unit", ""), float(x.max()))
-    sides = (x.min() / scale, (x.min() + step * image.shape[1]) / scale, len(values) - 0.5, -0.5)
-    drawn = axes.imshow(image, aspect="auto", interpolation="nearest", cmap=COLORS, norm=LogNorm(), extent=sides)
+    sides = (x.min() / scale, (x.min() + step * shape[1]) / scale, len(values) - 0.5, -0.5)
+    form: Any = {"aspect": "auto", "interpolation": "nearest", "extent": sides}
+    if "lane" in plot:
+        _draw_hues(axes, columns[plot["lane"]], (y, column), color, np.zeros((*shape, 4)), form)
+    else:
+        image = np.full(shape, np.nan)
+        image[y, column] = color
+        drawn = axes.imshow(image, cmap=COLORS, norm=LogNorm(), **form)
+        label = told[plot["color"]].get("title", plot["color"])
+        axes.figure.colorbar(drawn, ax=axes, label=label, pad=0.01, aspect=40)
     axes.invert_yaxis()
     ticks = np.unique(np.linspace(0, len(values) - 1, min(TICKS, len(values))).astype(int))
-    form = hex if told[row].get("unit") == "address" else str
-    axes.set_yticks(ticks, [form(int(values[tick])) for tick in ticks], fontsize=8)
+    number = hex if told[row].get("unit") == "address" else str
+    axes.set_yticks(ticks, [number(int(values[tick])) for tick in ticks], fontsize=8)
     axes.set_xlabel(_axis(told[plot["x"]], unit))
     axes.set_ylabel(told[row].get("title", row))
-    axes.figure.colorbar(drawn, ax=axes, label=told[plot["color"]].get("title", plot["color"]), pad=0.01, aspect=40)
+
+
+def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:
+    """Each name has a hue, and what is less is paler. The first HUES names stand in the legend."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    known = [name for name in dict.fromkeys(names) if name is not None]
+    hues = colormaps["tab10"]
+    number: dict[str | None, Any] = {name: hues(at % hues.N)[:3] for at, name in enumerate(known)}
+    number[None] = (0.5, 0.5, 0.5)
+    image[(*places, slice(0, 3))] = [number[name] for name in names]
+    image[(*places, 3)] = PALEST + (1 - PALEST) * np.log1p(values) / np.log1p(values.max())
+    axes.imshow(image, **form)
+    patches = [Patch(color=number[name], label=_text(name, LABEL)) for name in known[:HUES]]
+    patches += [Patch(color=number[None], label="no name")] if None in names else []
+    axes.legend(handles=patches, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {

@@ -88,3 +88,21 @@ def test_what_makes_no_sense():
     wrong = forge.trace(array, forge.kernel(3, 4, "k", 1), forge.probed(0, 3, 4, 1, 32), forge.buffer(0, bytes(32)))
     done = run("dmat", data=forge.pack(wrong))
     assert b"map 'dmat' has no log of records: not that of the built-in probe" in done.stderr
+
+
+def test_pages_have_the_names_of_their_tensors(tmp_path):
+    def tensor(id_, name, address, size, at=1):
+        return forge.records.make("tensor", id=id_, at=at, thread=1, name=name, address=address, bytes=size,
+                                  dtype="float32", shape=[size // 4])  # fmt: skip
+
+    named = [tensor(1, "q", LOW, 2 * PAGE), tensor(2, "out", LOW + 900 * PAGE + 64, 64),
+             tensor(3, "gone", LOW, 64), forge.records.make("tensor_end", id=3, at=2)]  # fmt: skip
+    segment = trace([*ACCESSES, (LOW + 500 * PAGE, CLOCK)])
+    segment[-1:-1] = named  # after the buffer: they come when they come
+    found = ask("dmat", segment)
+    cells = [(row["page"] - LOW, row.get("tensor")) for row in found.rows["accesses"]]
+    owned = [(0, "q 2048 float32"), (PAGE, "q 2048 float32")]
+    assert cells == [*owned, (500 * PAGE, None), (900 * PAGE, None)]  # "out" begins and ends within its page
+    assert [(r["name"], r["accesses"], r["shape"]) for r in found.rows["tensors"]] == [("q", 4, "2048")]
+    done = run("dmat", "--plot", tmp_path / "d.svg", data=forge.pack(segment))
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "d.svg").exists()
