@@ -109,7 +109,7 @@ test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five
 
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
-	@TEST_FULL=1 $(VENV)/bin/python -m pytest -q -n auto -m "full or hypothesis" $(ARGS)
+	@TEST_FULL=1 $(VENV)/bin/python -m pytest -q -n auto -m "(full or hypothesis) and not soak" $(ARGS)
 
 soak: $(READY) runtime ## stress of the hook (killed under load, many processes, threads, programs and functions); three minutes
 	@echo "soak: pytest"

@@ -73,6 +73,66 @@ int main(int argc, char **argv) {
 }
 """
 
+# Two streams with executable graphs of three kernels, which come and go; it prints how often it launched them.
+STRESS = (
+    "#include <poll.h>\n"
+    + GRAPHS
+    + r"""
+static volatile int stop, failures;
+static void *context;
+static _Atomic int replays;
+static void *work(void *number) { // two streams, an executable graph each, and one that comes and goes
+    long self = (long)number;
+    unsigned one = 1, none = 0, count = 400;
+    CUdeviceptr mine;
+    unsigned found[420];
+    void *stream, *graph, *exec, *params[] = {&mine, &none, &count};
+    OK(cuCtxSetCurrent(context));
+    OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(found)));
+    OK(D(cuMemsetD32_v2)(mine, 1, (size_t)420));
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuStreamCreate)(&stream, 1));
+    while (!stop) {
+        OK(D(cuStreamBeginCapture_v2)(stream, 2));
+        for (int i = 0; i < 3; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        OK(D(cuStreamEndCapture)(stream, &graph));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        OK(D(cuGraphDestroy)(graph));
+        int times = self ? 20 : 1;
+        for (int i = 0; i < times; i++)
+            OK(D(cuGraphLaunch)(exec, stream));
+        replays += times;
+        if (self)
+            OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuGraphExecDestroy)(exec)); // of the first thread, while it runs
+    }
+    OK(D(cuStreamSynchronize)(stream));
+    OK(D(cuMemcpyDtoH_v2)(found, mine, sizeof(found)));
+    for (int i = 1; i < 400; i++)
+        failures += found[i] != found[0];
+    failures += found[419] != 1;
+    return NULL;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[3];
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuCtxGetCurrent)(&context));
+    puts("ready"), fflush(stdout);
+    for (long i = 0; i < 3; i++)
+        pthread_create(&threads[i], NULL, work, (void *)i);
+    for (struct pollfd file = {0, POLLIN, 0}; !poll(&file, 1, 100);) // until its input ends
+        OK(D(cuModuleGetFunction)(&(void *){NULL}, module, "other"));
+    stop = 1;
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    printf("%d", replays);
+    return failures != 0;
+}
+"""
+)
+
 
 def compile_scenarios(folder, scenarios, helpers=""):
     """The program that runs the scenario that its second argument names."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime import probing
-from tests.runtime.controlling import STRESS, Server, check, ctl, kill_supervisor, order, status, toggle
-from tests.runtime.graphing import GRAPHS
+from tests.runtime import graphing, hooked, probing
+from tests.runtime.controlling import STRESS, Server, check, ctl, kill_supervisor, order, periods, status, toggle
+from tests.tiers import soak
 
 pytestmark = pytest.mark.full
 
@@ -123,7 +123,7 @@ def test_what_was_replaced_is_unloaded(tmp_path, program):
 def test_what_a_graph_launches_stays_loaded(tmp_path):
     """A graph that was made before other probes were named runs as it did, until it is gone."""
     body = (
-        GRAPHS
+        graphing.GRAPHS
         + r"""
 int main(int argc, char **argv) {
     char line[64];
@@ -236,6 +236,22 @@ def test_toggled_ten_times_a_second_under_load(tmp_path, options, kills):
     order(server.pid, "disable")
     state = toggle(server, 80, kills)
     assert check(server.end(), state) == []
+
+
+@pytest.mark.parametrize(("turns", "kills"), [(40, False), (60, True), soak(600, True)])
+def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
+    """Each replay that was recorded is counted for each of its three kernels, with probes or without and why."""
+    server = serve(tmp_path, probing.build(tmp_path, graphing.STRESS), "--disabled", "-p", "gmem_bytes")
+    order(server.pid, "enable")
+    hooked.wait_until(lambda: status(server.pid)["with_probes"])
+    state = toggle(server, turns, kills)
+    trace = server.end()
+    replays, probed = trace.names["cuGraphLaunch"], trace.of("probed")
+    assert len(periods(trace)) == state["periods"]
+    assert replays > 0
+    assert len(probed) + sum(probing.unprobed(trace).values()) == 3 * replays
+    assert {r["launch"] for r in trace.of("buffer")} == {r["id"] for r in probed}
+    assert not any("lost" in record for record in trace.of("buffer"))
 
 
 def test_the_supervisor_is_killed(tmp_path, program):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.graphing import GRAPHS, check_scenario, compile_scenarios
+from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
 from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, unprobed
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
@@ -402,67 +402,6 @@ def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
     assert unprobed(trace) == {"it was found without its name, or is still being made": 4}
 
 
-STRESS = (
-    GRAPHS
-    + r"""
-static volatile int stop, failures;
-static void *context;
-static _Atomic int replays;
-static void *work(void *number) { // two streams, an executable graph each, and one that comes and goes
-    long self = (long)number;
-    unsigned one = 1, none = 0, count = 400;
-    CUdeviceptr mine;
-    unsigned found[420];
-    void *stream, *graph, *exec, *params[] = {&mine, &none, &count};
-    OK(cuCtxSetCurrent(context));
-    OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(found)));
-    OK(D(cuMemsetD32_v2)(mine, 1, (size_t)420));
-    OK(D(cuCtxSynchronize)());
-    OK(D(cuStreamCreate)(&stream, 1));
-    while (!stop) {
-        OK(D(cuStreamBeginCapture_v2)(stream, 2));
-        for (int i = 0; i < 3; i++)
-            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
-        OK(D(cuStreamEndCapture)(stream, &graph));
-        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
-        OK(D(cuGraphDestroy)(graph));
-        int times = self ? 20 : 1;
-        for (int i = 0; i < times; i++)
-            OK(D(cuGraphLaunch)(exec, stream));
-        replays += times;
-        if (self)
-            OK(D(cuStreamSynchronize)(stream));
-        OK(D(cuGraphExecDestroy)(exec)); // of the first thread, while it runs
-    }
-    OK(D(cuStreamSynchronize)(stream));
-    OK(D(cuMemcpyDtoH_v2)(found, mine, sizeof(found)));
-    for (int i = 1; i < 400; i++)
-        failures += found[i] != found[0];
-    failures += found[419] != 1;
-    return NULL;
-}
-int main(int argc, char **argv) {
-    pthread_t threads[3];
-    setup(argv[1]);
-    OK(D(cuCtxSynchronize)());
-    OK(D(cuCtxGetCurrent)(&context));
-    puts("ready"), fflush(stdout);
-    for (long i = 0; i < 3; i++)
-        pthread_create(&threads[i], NULL, work, (void *)i);
-    for (int i = 0; i < 50; i++) {
-        OK(D(cuModuleGetFunction)(&(void *){NULL}, module, "other"));
-        usleep(100000);
-    }
-    stop = 1;
-    for (int i = 0; i < 3; i++)
-        pthread_join(threads[i], NULL);
-    printf("%d", replays);
-    return failures != 0;
-}
-"""
-)
-
-
 def helpers(folder):
     """Processes of a gpt-hook whose trace is in the folder, but for the program itself."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -477,11 +416,13 @@ def test_streams_threads_and_a_killed_broker(tmp_path):
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     out = tmp_path / "t.mp"
     line = hooked.command("run", "-o", out, "--device", "sim", "-p", "gmem_bytes", program, PTX)
-    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(line, env=env, text=True, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(1)
         for broker in helpers(tmp_path):
             os.kill(broker, signal.SIGKILL)
+        time.sleep(4)
         replays = int(process.communicate(timeout=100)[0])
     assert process.returncode == 0
     trace = hooked.Trace(out)

@@ -248,6 +248,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->thread = thread;
     frame->timed = NULL;
     frame->probed = false;
+    frame->off = frame->flags & SLOT_UNCOUNTED;
     if (slot->layout == LAYOUT_LAUNCH)
         frame->launch = decode_launch(frame, slot);
     if (LIKELY(thread)) {

@@ -362,8 +362,8 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))
         flags |= SLOT_COUNTED | SLOT_QUERY;
     if (launches)
-        flags |=
-            SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0) | (on ? 0 : SLOT_UNCOUNTED);
+        flags |= SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0);
+    flags |= !on && (launches || !strcmp(name, "cuGraphLaunch")) ? SLOT_UNCOUNTED : 0;
     flags |= slot->words < STACK_WORDS ? SLOT_SCALAR : 0;
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;

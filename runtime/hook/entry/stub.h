@@ -21,7 +21,7 @@
 #define SLOT_LEAN 256       // a call is a row of time and result, and nothing else
 #define SLOT_BEFORE 512     // it has a handler before the call
 #define SLOT_AFTER 1024     // and one after any call
-#define SLOT_UNCOUNTED 2048 // a launch while nothing is recorded
+#define SLOT_UNCOUNTED 2048 // a launch, also of a graph, while nothing is recorded
 #define SLOT_STACK 4096     // where a call comes from is recorded
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16

@@ -107,7 +107,7 @@ void hook_before_replay(struct frame *frame) {
     if (!graph->captured) {
         if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
             graph->no_room = "its stream takes no event or copy";
-        graph->quiet = !hook_recording || !hook_order()->identity;
+        graph->quiet = frame->off || !hook_order()->identity;
         if (bytes && !graph->no_room && !graph->quiet)
             graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
                                      &graph->offset, &graph->no_room);

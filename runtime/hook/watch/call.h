@@ -84,7 +84,8 @@ struct frame {
     struct launch launch;
     uint32_t flags; // of the slot, when the call began
     bool probed;    // a launch was made with probes
-    char pad[11];
+    bool off;       // nothing was recorded when the call began
+    char pad[10];
 };
 
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
