@@ -141,6 +141,7 @@ int main(int argc, char **argv) {
         }
         for (int i = count; i > 0; i--) {
             run();
+            OK(D(cuCtxSynchronize)());
             if (exec)
                 replay(exec, 1), launched(2);
         }
