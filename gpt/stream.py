@@ -101,8 +101,8 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
-    """The records of a file that is a part of a segment. Raises MalformedError."""
-    return (record for record, _ in _split(_blocks(file), name))
+    """The records of a file that is a part of a segment, to its end. Raises MalformedError."""
+    return (record for record, _ in _split(iter(lambda: file.read(BLOCK), b""), name))
 
 
 class Segments:

@@ -98,7 +98,7 @@ def start(asked: Asked, command: list[str]) -> int:
         "hook_path": hook[1],
         "python": python,
         "sizes": {found.name: found.size for found in loaded.maps},
-        "probe": _texts(loaded, path),
+        "probe": str(path),
         "benchmark": asked.benchmark,
     }
     os.environ |= {
@@ -125,15 +125,6 @@ def _choose_hook(asked: Asked, loaded: ProbeFile, probe: Path) -> tuple[str, str
         return named, loaded.script
     given = Path(named).resolve()
     return named, str(given if asked.callback and given.is_file() else find_hook(named, probe) or "")
-
-
-def _texts(loaded: ProbeFile, path: Path) -> dict[str, str]:
-    """The probe as probe.toml; one in Python beside it, as it is."""
-    if path.suffix != ".py":
-        return {"probe.toml": loaded.source}
-    from gpt.probe.read.show import to_toml
-
-    return {"probe.py": loaded.source, "probe.toml": to_toml(loaded)}
 
 
 def _use_driver(driver: Path) -> None:

@@ -68,6 +68,7 @@ class TraceFolder:
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
+        self._layouts: dict[int, MapLayout] = {}  # of the same
         self._modules: dict[int, Record] = {}
         self._tensors: list[Record] = []
         self._known: set[int] = set()  # functions that have a folder
@@ -91,6 +92,7 @@ class TraceFolder:
                 self._loads.append(events.function_line(self.process.functions[-1], iter(self.process.apis.values())))
             case "map":
                 self._maps[record["id"]] = record
+                self._layouts[record["id"]] = MapLayout(record)
             case "kernel" if "maps" in record:
                 self._kernels[record["id"]] = record
             case "probed":
@@ -210,7 +212,7 @@ class TraceFolder:
     def _needed_line(self, probed: Record) -> str:
         blocks, threads = math.prod(probed["grid"]), math.prod(probed["block"])
         maps = self._kernels.get(probed["kernel"], {}).get("maps", [])
-        needed = sum(MapLayout(self._maps[map_]).size(blocks, threads) for map_ in maps)
+        needed = sum(self._layouts[map_].size(blocks, threads) for map_ in maps)
         return f"[exec] probe-mem {needed} (bytes)"
 
     def _write_launch(self, launch: WholeLaunch) -> None:

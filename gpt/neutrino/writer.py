@@ -20,6 +20,7 @@ from gpt import cli, messages, stream
 from gpt.errors import GptError, MalformedError
 from gpt.neutrino.folder import TraceFolder
 from gpt.neutrino.kernels import Settings
+from gpt.probe.read.load import load_probes
 from gpt.stream import Segments
 from gpt.trace.callbacks import Callbacks
 from gpt.trace.whole import Launches
@@ -40,7 +41,7 @@ class Writer:
         self._settings = Settings(
             asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
         )
-        self._probe = {name: text.encode() for name, text in asked["probe"].items()}
+        self._probe = _read_probe(Path(asked["probe"]))
         self._folders: dict[int, TraceFolder] = {}  # by segment
         self._callbacks = Callbacks(PATIENCE, 1, True, asked["python"])
 
@@ -108,6 +109,16 @@ class Writer:
     def _failed(self) -> Iterator[tuple[tuple[str, str], int]]:
         for fault in self._callbacks.faults:
             yield fault, self._callbacks.failed[fault[0]]
+
+
+def _read_probe(path: Path) -> dict[str, bytes]:
+    """The probe as probe.toml; one in Python beside it, as it is."""
+    loaded = load_probes(path)
+    if path.suffix != ".py":
+        return {"probe.toml": loaded.source.encode()}
+    from gpt.probe.read.show import to_toml
+
+    return {"probe.py": loaded.source.encode(), "probe.toml": to_toml(loaded).encode()}
 
 
 def write() -> int:

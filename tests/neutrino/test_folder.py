@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt import records
+from gpt.neutrino.command import TOOLS
 from gpt.neutrino.writer import Writer
 from tests.trace import forge
 
@@ -29,7 +30,7 @@ LAUNCH = [MODULE, FUNCTION, MAP, KERNEL, forge.probed(1, 5, 2, 2, 64) | {"params
 def asked(folder, **more):
     words = {"kernels": "", "filter": "", "hook": "block_sched.py", "hook_path": "", "python": sys.executable}
     places = {"parent": str(folder / "trace"), "kept": str(folder / "kept")}
-    read = {"sizes": {"block_sched": 16}, "probe": {"probe.toml": "# probe\n"}}
+    read = {"sizes": {"block_sched": 16}, "probe": str(TOOLS / "block_sched.toml")}
     return words | places | read | {"benchmark": False} | more
 
 
@@ -60,7 +61,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
         f"[info] trace in {folder}",
     ]
     assert sorted(path.name for path in folder.iterdir()) == ["event.log", "kernel", "probe.toml", "result"]
-    assert (folder / "probe.toml").read_text() == "# probe\n"
+    assert (folder / "probe.toml").read_bytes() == (TOOLS / "block_sched.toml").read_bytes()
     assert [path.name for path in (folder / "kernel").iterdir()] == [FOLDER]
     assert (folder / "kernel" / FOLDER / "kernel.info").read_text() == f"{NAME}\n2\n1\n1,16\nblock_sched.py\n"
     (result,) = (folder / "result").iterdir()
@@ -274,3 +275,22 @@ def test_tensors_have_lines(tmp_path):
     _, (folder,) = write(tmp_path, forge.trace(MODULE, tensor))
     wanted = "[call]  1000000000000002000  torch.Size([4, 8])  64  4096  q  forward  a.py:7\n"
     assert (folder / "tensor.trace").read_text() == wanted
+
+
+def test_a_probe_in_python_is_there_in_both_forms(tmp_path):
+    text = """
+from neutrino import probe, Map
+import neutrino.language as nl
+
+@Map(level="thread", type="array", size=8, cap=1)
+class m:
+    n: nl.u64
+
+@probe(pos="kernel", level="thread")
+def end():
+    m.save(nl.clock())
+"""
+    (tmp_path / "mine.py").write_text(text)
+    _, (folder,) = write(tmp_path, forge.trace(MODULE), probe=str(tmp_path / "mine.py"))
+    assert (folder / "probe.py").read_text() == text
+    assert "[map.m]" in (folder / "probe.toml").read_text()

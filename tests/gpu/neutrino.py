@@ -1,0 +1,171 @@
+"""Neutrino's commands on the GPU, as its notebooks have them: on Triton's kernels and on what torch.compile makes.
+
+    python tests/gpu/neutrino.py
+
+Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of what they compute, which must be those of a
+run without probes. Each folder is read by its own generated reader, and its sums must be closed forms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from gpt.neutrino.command import PACKAGE, TOOLS  # noqa: E402
+
+OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
+BIN = Path(sys.executable).parent
+WORKLOAD = ROOT / "tests" / "gpu" / "probe_workload.py"
+ZEROS = """
+import os
+import torch
+import triton
+import triton.language as tl
+from neutrino.utils.tensortrace import TensorTrace
+
+@triton.jit
+def zeros(out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.zeros([BLOCK], dtype=tl.float16))
+
+def fill(out):
+    zeros[(out.numel() // 1024,)](out, BLOCK=1024)
+
+with TensorTrace() as t:
+    a = torch.empty((4096, 4096), dtype=torch.float16, device="cuda")
+    for _ in range(3):
+        fill(a)
+torch.cuda.synchronize()
+print("max memory:", torch.cuda.max_memory_allocated())
+"""
+BLOCKS = 4096 * 4096 // 1024
+FILTERED = "distribution:copy"
+
+
+def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command of the notebook, in its folder."""
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(folder / "cache")}
+    line = [str(word) for word in words]
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=1800, check=False)
+
+
+def read(folder: Path) -> list[Any]:
+    """Header and records of each result, by the generated reader: all kernels have the same maps."""
+    names: dict[str, Any] = {}
+    exec(next(folder.glob("kernel/*/read.py")).read_text(), names)
+    return [names["parse"](path) for path in sorted((folder / "result").iterdir(), key=lambda path: float(path.stem))]
+
+
+def events(folder: Path, begin: str) -> list[str]:
+    return [line for line in (folder / "event.log").read_text().splitlines() if line.startswith(begin)]
+
+
+class Checks:
+    """What was found, and what of it is wrong."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, what: str, holds: bool, **found: Any) -> None:
+        self.rows.append({"what": what, "holds": holds, **found})
+        print(f"{'holds' if holds else 'WRONG':6} {what:44} {found}", flush=True)
+
+
+def first_steps(folder: Path, checks: Checks) -> None:
+    """Section 1: block_sched."""
+    (folder / "block_sched").mkdir()
+    (folder / "block_sched" / "raw.py").write_text(ZEROS)
+    done = run(
+        folder, "neutrino", "-p", "block_sched", "--tracedir", "block_sched", sys.executable, "block_sched/raw.py"
+    )
+    (name,) = os.listdir(folder / "block_sched" / "trace")
+    trace = folder / "block_sched" / "trace" / name
+    lines = [line for line in done.stdout.splitlines() if line.startswith("No.block")]
+    said = done.stderr.strip().split(" ")[-1] == f"block_sched/trace/{name}"
+    checks.add("block_sched: a line a launch, the folder last", said and len(lines) == 3, lines=lines[:1])
+    launches = read(trace)
+    whole = all(len(blocks) == BLOCKS and header.gridDimX == BLOCKS for header, _, blocks in launches)
+    checks.add("block_sched: all warps are in the results", whole and len(launches) == 3)
+    log = next(trace.glob("kernel/*/process.log")).read_text()
+    used = re.findall(r"Used (\d+) registers", log)
+    checks.add("process.log: ptxas on both", len(used) == 2 and "cmem[0]" in log, registers=used)
+    tensors = (trace / "tensor.trace").read_text().splitlines()
+    known = {f"{int(line.split('  ')[4]):#x}" for line in tensors}
+    addresses = {line.split()[3] for line in events(trace, "[exec]") if " param " in line}
+    checks.add("TensorTrace: the tensor of each launch", addresses <= known, tensors=len(tensors))
+
+
+def sums(folder: Path, checks: Checks) -> None:
+    """gmem_bytes of a kernel that writes a matrix, and a picture of its accesses."""
+    (folder / "zeros.py").write_text(ZEROS)
+    done = run(folder, "neutrino", "-p", "gmem_bytes", "-k", "zeros", sys.executable, "zeros.py")
+    found = [line for line in done.stdout.splitlines() if line.startswith("gmem_bytes")]
+    checks.add("gmem_bytes: the matrix", found == [f"gmem_bytes:{2 * 4096 * 4096}"] * 3, found=found[:1])
+    done = run(folder, "neutrino", "-t", "dmat", "-k", "zeros", sys.executable, "zeros.py")
+    picture = folder / done.stdout.splitlines()[-1]
+    checks.add("dmat: a picture", picture.suffix == ".png" and picture.exists(), picture=picture.name)
+
+
+def slowdown(folder: Path, checks: Checks) -> None:
+    """The loop over METRICS and COMMANDS."""
+    for metric in ("block_sched", "tensorop_count", "gmem_bytes"):
+        shutil.copy(TOOLS / f"{metric}.toml", folder)
+        words = ["--benchmark", "-p", f"./{metric}.toml", "--filter", FILTERED, sys.executable, WORKLOAD, "triton"]
+        done = run(folder, "neutrino", *words)
+        tracedir = done.stderr.strip().split(" ")[-1]
+        os.rename(folder / tracedir, folder / f"trace-{metric}")
+        lines = [line.split() for line in events(folder / f"trace-{metric}", "[benchmark]")]
+        impacts = sorted(float(words[10]) for words in lines)
+        checks.add(f"--benchmark -p ./{metric}.toml", bool(lines), launches=len(lines),
+                   impact=impacts[len(impacts) // 2] if impacts else None)  # fmt: skip
+
+
+def memory(folder: Path, checks: Checks) -> None:
+    """The loop over MODELS and TESTS, on modules that torch.compile made."""
+    for test in ("block_sched", "gmem_bytes", "tensorop_count", "dmat"):
+        done = run(folder, "neutrino", "-p", test, "--memusage", sys.executable, WORKLOAD, "decode")
+        most = 0
+        for line in done.stderr.split("\n"):
+            path = folder / line.strip().split(" ")[-1]
+            if "[info] trace in" in line:
+                most = max([most, *(int(found.split(" ")[2]) for found in events(path, "[exec] probe-mem"))])
+        checks.add(f"-p {test} --memusage", done.returncode == 0 and most > 0, most=most)
+
+
+def results(folder: Path, checks: Checks) -> None:
+    """What programs compute is the same with probes."""
+    for what in ("triton", "decode"):
+        bare = run(folder, sys.executable, WORKLOAD, what)
+        done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", sys.executable, WORKLOAD, what)
+        kept = [line for line in done.stdout.splitlines() if line.startswith(what)]
+        traces = list((folder / f"same-{what}").iterdir())
+        saved = sum(len(list((trace / "result").iterdir())) for trace in traces)
+        backup = sum(len(events(trace, "[exec] backup")) for trace in traces)
+        same = kept == [line for line in bare.stdout.splitlines() if line.startswith(what)] != []
+        checks.add(f"{what}: the same results", same and saved > 0, launches=saved, unprobed=backup)
+
+
+def main() -> int:
+    """Runs all; the status is 1 if anything is wrong."""
+    checks = Checks()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, part in enumerate((first_steps, sums, slowdown, memory, results)):
+            (here := Path(folder, str(number))).mkdir()
+            part(here, checks)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "neutrino.json").write_text(json.dumps({"package": str(PACKAGE), "rows": checks.rows}, indent=1))
+    return int(not all(row["holds"] for row in checks.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
