@@ -107,17 +107,49 @@ static bool check_callbacks(const char *shown) {
     return any;
 }
 
+// Of a file that is there, and stays: not of a FIFO.
+static bool digest_file(const char *path, char digest[65]) {
+    struct stat status;
+    bool small = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL;
+    FILE *file = small ? fopen(path, "re") : NULL;
+    char *data = file ? malloc((size_t)status.st_size + 1) : NULL;
+    if (data)
+        gpt_sha256(data, fread(data, 1, (size_t)status.st_size, file), digest);
+    if (file)
+        fclose(file);
+    free(data);
+    return data != NULL;
+}
+
+static bool is_file(const char *probe) { return strchr(probe, '/') || !access(probe, F_OK); } // else built in
+
+// A pipeline begins when it is needed, and may again: results are kept under what a file holds now.
+static void add_checks(const struct probing *probing) {
+    char digest[65];
+    for (size_t i = 0; i < probing->probe_count; i++) {
+        const char *path = is_file(probing->probes[i]) ? absolute(probing->probes[i]) : NULL;
+        if (!path || !digest_file(path, digest))
+            continue;
+        add(&pipeline, "{ [ \"$(sha256sum <");
+        add_quoted(&pipeline, path);
+        add(&pipeline,
+            ")\" = '%s  -' ] || { echo 'the file of a probe has changed since gpt-hook read it' >&2; "
+            "false; }; } &&\n",
+            digest);
+    }
+}
+
 static void use_probes(const struct probing *probing) {
     char *const *probes = probing->probes;
     struct gpt_bytes show = {0};
+    add_checks(probing);
     add_stage("gpt-extract");
     add(&pipeline, " --ptx |");
     size_t start = pipeline.size;
     add_stage("gpt-ptx-probe");
     for (size_t i = 0; i < probing->probe_count; i++) {
-        bool file = strchr(probes[i], '/') || !access(probes[i], F_OK); // else a built-in one
         add(&pipeline, " -p");
-        add_quoted(&pipeline, file ? absolute(probes[i]) : probes[i]);
+        add_quoted(&pipeline, is_file(probes[i]) ? absolute(probes[i]) : probes[i]);
     }
     add(&show, "exec%.*s --show%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
     add(&identity, "\n");
@@ -133,18 +165,10 @@ static void use_probes(const struct probing *probing) {
 
 static bool add_digest(const char *path) {
     char digest[65];
-    struct stat status;
-    bool small = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL;
-    FILE *file = small ? fopen(path, "re") : NULL;
-    char *data = file ? malloc((size_t)status.st_size + 1) : NULL;
-    if (data) {
-        gpt_sha256(data, fread(data, 1, (size_t)status.st_size, file), digest);
+    bool there = digest_file(path, digest);
+    if (there)
         add(&identity, "%s %s\n", path, digest);
-    }
-    if (file)
-        fclose(file);
-    free(data);
-    return data != NULL;
+    return there;
 }
 
 // The contents of the files that a command names, wherever in it: as they are named, as -pFILE, or in PATH.

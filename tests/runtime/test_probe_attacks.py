@@ -190,3 +190,31 @@ def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("gpt-hook: error: -p: gpt-ptx-probe, ")
+
+
+def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
+    """Its results would be kept as those of the probe that was read."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        FILE *file = fopen(argv[2], "a");
+        fputs("# another one\n", file), fclose(file);
+        setup(argv[1]);
+        run(), check();
+        return 0;
+    }
+    """
+    )
+    probe = tmp_path / "it's.toml"
+    show = ["gpt-ptx-probe", "-p", "gmem_bytes", "--show"]
+    probe.write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    program = build(tmp_path, source)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = []
+    for changed in (probe, "/dev/null"):
+        options = ("-f", "-p", probe, "-p", "block_sched")
+        done = hooked.run(tmp_path / "t.mp", program, PTX, changed, options=options, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        found.append(unprobed(hooked.Trace(tmp_path / "t.mp")))
+    assert found == [{"the pipeline failed: the file of a probe has changed since gpt-hook read it": 1}, {}]
