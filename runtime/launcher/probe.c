@@ -107,7 +107,6 @@ static bool check_callbacks(const char *shown) {
     return any;
 }
 
-// Of a file that is there, and stays: not of a FIFO.
 static bool digest_file(const char *path, char digest[65]) {
     struct stat status;
     bool small = !stat(path, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TOOL;
@@ -121,13 +120,20 @@ static bool digest_file(const char *path, char digest[65]) {
     return data != NULL;
 }
 
-static bool is_file(const char *probe) { return strchr(probe, '/') || !access(probe, F_OK); } // else built in
+// Else it is a built-in one, also where a folder has its name.
+static bool is_file(const char *probe) {
+    struct stat status;
+    return strchr(probe, '/') || (!stat(probe, &status) && !S_ISDIR(status.st_mode));
+}
 
 // A pipeline begins when it is needed, and may again: results are kept under what a file holds now.
 static void add_checks(const struct probing *probing) {
     char digest[65];
     for (size_t i = 0; i < probing->probe_count; i++) {
+        struct stat status;
         const char *path = is_file(probing->probes[i]) ? absolute(probing->probes[i]) : NULL;
+        if (path && !stat(path, &status) && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+            fail(USAGE, path, "not a regular file: a pipeline reads it again when it begins");
         if (!path || !digest_file(path, digest))
             continue;
         add(&pipeline, "{ [ \"$(sha256sum <");

@@ -218,3 +218,15 @@ def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         found.append(unprobed(hooked.Trace(tmp_path / "t.mp")))
     assert found == [{"the pipeline failed: the file of a probe has changed since gpt-hook read it": 1}, {}]
+
+
+def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
+    """A folder with the name of a built-in one; and a FIFO, as <(COMMAND) of a shell, can be read once only."""
+    monkeypatch.chdir(tmp_path)
+    Path("gmem_bytes").mkdir()
+    check_bytes(good(tmp_path, once, "-p", "gmem_bytes"), 1)
+    (tmp_path / "t.mp").unlink()
+    os.mkfifo("fifo")
+    done, trace = probed(tmp_path, once, "-p", "fifo")
+    assert (done.returncode, trace) == (2, None)
+    assert done.stderr.startswith(f"gpt-hook: error: {tmp_path}/fifo: not a regular file")
