@@ -14,11 +14,12 @@ Each tensor on the device gets a `tensor` record when it is first seen under a n
 type, shape, address and bytes; and a `tensor_end` when the program gives it up. Both are on the clock of the launches.
 gpt/trace/tensors.py finds the tensor that was at an address at a time.
 
-While `trace` is on, the variables of a function are looked at whenever it begins, and whenever it calls another one: so
-a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after the
-kernels that made it. Lists, tuples and dictionaries in variables are looked into, and the parameters of a module that
-is `self`. It is about the thread that calls it alone: others, as those that run a backward pass, have none of it, or
-one of their own.
+While `trace` is on, the variables of a function are looked at when it begins and returns, and when it calls another.
+So a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after
+the kernels that made it. Python does not tell of calls of objects that are not functions, as those of ctypes and CuPy's
+kernels: names come with the next call then, or when the function returns. Lists, tuples and dictionaries in variables
+are looked into, and modules of PyTorch, for their own parameters and buffers. It is about the thread that enters it
+alone: others, as those that run a backward pass, have none of it, or one of their own.
 
 A tensor is what has data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. Nothing
 of theirs is imported here, and nothing but the standard library at all. Their memory is not kept: up to Python 3.12 a
@@ -183,7 +184,7 @@ class trace:
                 if frame.f_back is not None:
                     _see_variables(frame.f_back, self._also)
                 _see_variables(frame, self._also)
-            elif event == "c_call" and getattr(arg, "__module__", None) != "builtins":
+            elif event == "return" or (event == "c_call" and getattr(arg, "__module__", None) != "builtins"):
                 _see_variables(frame, self._also)
         except Exception:  # no place on the stack, not even to say so
             pass

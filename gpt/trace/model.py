@@ -139,17 +139,24 @@ class TraceModel:
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.
 
-        `process` is a place in `processes`; a `duration` of 0 is that of a call that did not return.
+        `process` is a place in `processes`; a `duration` of 0 is that of a call that did not return. Two more may be
+        named: `stamp`, the start as a time stamp, which `tensors` of the process are asked with; and `stack`, where the
+        call came from, a number in `sites` of the process, 0 where that is not recorded.
         """
-        fields = [*CALL, *((name, WIDTHS[ARGUMENTS[name]]) for name in names)]
+        known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()} | {"stamp": "<u8", "stack": "<u8"}
+        fields = [*CALL, *((name, known[name]) for name in names)]
         return self._gather("calls", fields, ("start",), self._by_thread)
 
     def gpu_times(self) -> npt.NDArray[np.void]:
         """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known."""
         return self._gather("gpu_times", GPU, ("begin", "call"), None)
 
-    def _by_thread(self, found: npt.NDArray[np.void], threads: Threads) -> None:
+    def _by_thread(self, found: npt.NDArray[np.void], threads: Threads, rows: Rows, process: Process) -> None:
         found["thread"] = threads
+        if "stamp" in (found.dtype.names or ()):
+            found["stamp"] = rows["start"]
+        if "stack" in (found.dtype.names or ()):
+            found["stack"] = process.sites.find(threads, rows["start"])
 
     def _gather(self, kind: str, fields: Any, stamps: tuple[str, ...], more: Any) -> npt.NDArray[np.void]:
         batches = self._batches[kind]
@@ -161,7 +168,7 @@ class TraceModel:
             process = self.processes[number]
             part["process"] = number
             if more:
-                more(part, threads)
+                more(part, threads, rows, process)
             for name in set(rows.dtype.names or ()) & set(found.dtype.names or ()):
                 if name in stamps:
                     part[name] = self.times(process, rows[name])

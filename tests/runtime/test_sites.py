@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import gpt.trace
 from gpt import stream
 from gpt.trace.kinds import CALLS, SITES
 from gpt.trace.process import iter_processes
@@ -62,6 +63,16 @@ def test_a_stack_has_a_record_once(tmp_path):
     (stack,) = trace.of("stack")
     assert {record["stack"] for record in trace.of("call_site")} == {stack["id"]}
     assert stack["frames"][0]["path"] == str(tmp_path / "client")
+
+
+def test_the_model_of_a_trace_has_them(tmp_path):
+    source = ALLOC + 'int main(void) { setup(); outer(64); outer(64); launch(kernel("foo")); }'
+    walked(tmp_path, source, "-O2", "-rdynamic")
+    model = gpt.trace.open(tmp_path / "t.mp")
+    calls = model.calls("bytes", "stack")
+    asked = calls[model.chosen(calls, op="alloc")]
+    frame = model.first.sites.asker(int(asked["stack"][0]))
+    assert len(asked) == 2 and frame and frame.function == "inner" and not calls["stack"][calls["bytes"] != 64].any()
 
 
 def test_functions_that_are_meant(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import gpt.trace
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
@@ -68,6 +69,35 @@ print("done")
     assert list(record) == ["kind", "id", "at", "thread", "name", "address", "bytes", "dtype", "shape", "function",
                             "file", "line"]  # fmt: skip
     assert (record["dtype"], record["function"], record["file"]) == ("float16", "<module>", "<string>")
+
+
+def test_calls_find_the_tensors_that_they_used(tmp_path):
+    """Of memory that is used again. Calls of ctypes are not seen: `made` gets its name when the function returns."""
+    source = """
+begin()
+def make(n):
+    work(Tensor(n))
+    made = Tensor(n)
+    cu.cuMemsetD8_v2(made.memory, 1, c_size_t(n))
+    return made
+with gpt.tensors.trace():
+    for n in (10, 10, 10):
+        first = Tensor(n)
+        work(first)
+        del first
+        second = make(n)
+        work(second)
+        del second
+"""
+    traced(tmp_path, source)
+    model = gpt.trace.open(tmp_path / "t.mp")
+    calls, process = model.calls("to", "stamp", "stack"), model.first
+    calls = calls[model.chosen(calls, name="cuMemsetD8")]
+    assert not calls["stack"].any()
+    found = process.tensors.find(calls["to"], calls["stamp"])
+    names = [process.tensors.tensors[i].name if i >= 0 else None for i in found.tensors.tolist()]
+    assert names == ["first", "data", "made", "made"] * 3
+    assert found.later.tolist() == [False, False, True, False] * 3
 
 
 def test_names_of_any_kind(tmp_path):
