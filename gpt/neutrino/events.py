@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt.neutrino.results import Section
+from gpt.neutrino.results import ResultSection
 from gpt.trace.process import Api, LoadedFunction, Process
 
 Record = dict[str, Any]
@@ -97,7 +97,7 @@ def iter_launch(probed: Record, realtime: int, params: Sequence[Record]) -> Iter
     yield f"[exec] grid {grid} block {block} shared {probed['shared']}"
 
 
-def iter_buffers(blocks: int, sections: Sequence[Section]) -> Iterator[str]:
+def iter_buffers(blocks: int, sections: Sequence[ResultSection]) -> Iterator[str]:
     """What the probes of a launch saved."""
     for section in sections:
         size = section.size(blocks)

@@ -19,7 +19,7 @@ from gpt import stream
 from gpt.errors import GptError
 from gpt.neutrino import events
 from gpt.neutrino.kernels import KernelFolders, Settings
-from gpt.neutrino.results import Section, make_section, write_result
+from gpt.neutrino.results import ResultSection, make_section, write_result
 from gpt.outputs import replacing
 from gpt.trace.buffers import Buffer, MapLayout, Probes, Saved
 from gpt.trace.kinds import CALLS, LOADS
@@ -222,7 +222,7 @@ class TraceFolder:
         self._find(probed["function"], probed["kernel"], "")
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
-        found: list[tuple[Section, Saved]] = []
+        found: list[tuple[ResultSection, Saved]] = []
         for buffer in _iter_buffers(launch):
             size = self._settings.sizes.get(buffer.map.name, 0)
             try:

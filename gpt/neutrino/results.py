@@ -30,7 +30,7 @@ CHUNK = 16 << 20  # bytes of records that are made at once
 MOST = 1 << 60  # bytes of a file
 
 
-class Section(NamedTuple):
+class ResultSection(NamedTuple):
     """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these.
 
     `entries` is how many records a log has.
@@ -74,7 +74,7 @@ def dtype_of(saved: Saved, size: int) -> np.dtype[np.void]:
     return pack_fields([(name, field[0].str) for name, field in ordered], size)
 
 
-def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: int) -> Section:
+def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: int) -> ResultSection:
     """How a map lies in the file."""
     units = layout.units(launch.threads)
     whole = launch.threads // WARP if layout.level == "warp" else units
@@ -83,10 +83,10 @@ def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: in
         count = len(saved.units)
         most = np.unique(saved.units, return_counts=True)[1].max() if count else 0
         capacity = max(1, int(most))
-    return Section(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count)
+    return ResultSection(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count)
 
 
-def write_result(file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[Section, Saved]]) -> int:
+def write_result(file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, Saved]]) -> int:
     """Writes a launch, and returns the size of the file. Raises OSError."""
     blocks = math.prod(probed["grid"])
     at = HEADER.size + SECTION.size * len(found)
@@ -120,7 +120,7 @@ def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray
     return made
 
 
-def _iter_dense(section: Section, saved: Saved, record: np.dtype[np.void]) -> Iterator[bytes]:
+def _iter_dense(section: ResultSection, saved: Saved, record: np.dtype[np.void]) -> Iterator[bytes]:
     """Units of all blocks: the whole ones, then the rest."""
     for start, end in ((0, section.whole), (section.whole, section.units)):
         if start == end:
@@ -131,7 +131,7 @@ def _iter_dense(section: Section, saved: Saved, record: np.dtype[np.void]) -> It
 
 
 def _write_sparse(
-    file: int, start: int, section: Section, saved: Saved, record: np.dtype[np.void], blocks: int
+    file: int, start: int, section: ResultSection, saved: Saved, record: np.dtype[np.void], blocks: int
 ) -> None:
     """The entries of a log, each where its unit is: what lies between is a hole of the file."""
     assert saved.units is not None
@@ -153,7 +153,7 @@ def _write_sparse(
             data, at = data[done:], at + done
 
 
-def _place(units: npt.NDArray[np.int64], section: Section, blocks: int) -> npt.NDArray[np.int64]:
+def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
     """Where units are among those of the file."""
     block, unit = np.divmod(units, section.units)
     rest = section.units - section.whole
