@@ -23,6 +23,7 @@ from gpt import stream
 from gpt.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+from gpt.trace.clock import LIMIT
 from gpt.trace.follow import Follow
 from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
 from gpt.trace.params import Argument
@@ -173,7 +174,7 @@ class TraceModel:
                 if name in stamps:
                     part[name] = self.times(process, rows[name])
                 elif name == "duration":
-                    part[name] = process.clock.durations(rows[name])
+                    part[name] = np.minimum(process.clock.durations(rows[name]), LIMIT)
                 else:
                     part[name] = rows[name]
         return found[np.argsort(found[stamps[0]], kind="stable")]

@@ -137,3 +137,11 @@ def test_stages_of_what_is_launched_once():
         ("Initialization", 5 * MS), ("Inference", 3 * MS), ("Total", 8 * MS),
     ]  # fmt: skip
     assert ask("stages", made(("cuInit", 0, 1))).verdicts["stages"] == ["no process launched anything"]
+
+
+def test_the_wildest_times_are_no_fault():
+    wild = [forge.launch(start, took, 1, 1) for start in (1, 1 << 63) for took in (1, 1 << 63, (1 << 64) - 1)]
+    for name in ("gaps", "stages"):
+        segment = made(*launches((1, 1), (2, 1)), more=[forge.calls(wild, forge.LAUNCH)])
+        done = run(name, data=forge.pack(segment))
+        assert (done.returncode, done.stderr) == (0, b"")
