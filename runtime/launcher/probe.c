@@ -225,10 +225,12 @@ static const char *check_size(const char *text) {
     char *end;
     double value = strtod(text, &end);
     const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    if (!isdigit((unsigned char)*text) || (*end && (!unit || end[1])) || value > 1e15)
-        fail(USAGE, "--max-memory", "not a size: '%s' (as 512M or 2G)", text);
+    bool is_plain = text + strspn(text, "0123456789.") == end; // neither hexadecimal nor with an exponent
     for (size_t i = 0; unit && i <= (size_t)(unit - units); i++)
         value *= 1024;
+    if (!isdigit((unsigned char)*text) || !is_plain || (*end && (!unit || end[1])) || value < 1 ||
+        value > 1e18)
+        fail(USAGE, "--max-memory", "not a size: '%s' (as 512M or 2G)", text);
     snprintf(bytes, sizeof(bytes), "%.0f", value);
     return bytes;
 }

@@ -157,6 +157,29 @@ def test_which_launches(tmp_path, launches, options, with_probes, without):
         check_bytes(trace, with_probes)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("option", ["--launch-skip", "--launch-count"])
+def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        void *params[] = {&items, &added, &count};
+        for (int i = 0; i < 5; i++) {
+            IS(1, cuLaunchKernel(function, 6, 1, 1, 1025, 1, 1, 0, NULL, params, NULL));
+            run();
+        }
+        check();
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes", option, "3")
+    with_probes = {"--launch-skip": 2, "--launch-count": 3}[option]
+    assert (len(trace.of("probed")), *unprobed(trace).values()) == (with_probes, 5 - with_probes)
+
+
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     """Buffers of 720 KB, and room for two of them."""
     source = (
@@ -360,6 +383,7 @@ def test_a_pipeline_that_is_late_is_used_later(tmp_path):
         (("-p", "gmem_bytes", "--launch-skip", "1.5"), 2, "not a number: '1.5'"),
         (("-p", "gmem_bytes", "--sample", "1/0"), 2, "not a share: '1/0'"),
         (("-p", "gmem_bytes", "--max-memory", "2X"), 2, "not a size: '2X'"),
+        *((("-p", "gmem_bytes", "--max-memory", size), 2, "not a size") for size in ("0", "0x100000", "9999999999G")),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, launches, options, status, said):

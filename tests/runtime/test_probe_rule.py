@@ -216,6 +216,27 @@ def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
     check_bytes(run_main(tmp_path, body, before=before), 200)
 
 
+def test_pools_of_memory_are_the_programs(tmp_path):
+    """The device's own, and one that the program made current and small."""
+    body = r"""
+        CUmemPoolProps props = {.allocType = 1, .location = {1, 0}, .maxSize = 1 << 20};
+        void *pool, *own;
+        OK(D(cuDeviceGetDefaultMemPool)(&pool, 0));
+        OK(D(cuMemPoolCreate)(&own, &props));
+        for (int i = 0; i < 4; i++) {
+            uint64_t used = 1, most = 1;
+            run();
+            OK(D(cuCtxSynchronize)());
+            OK(D(cuMemPoolGetAttribute)(i < 2 ? pool : own, 7, &used));
+            OK(D(cuMemPoolGetAttribute)(i < 2 ? pool : own, 8, &most));
+            assert(!used && !most);
+            OK(D(cuDeviceSetMemPool)(0, own));
+        }
+        check();
+    """
+    check_bytes(run_main(tmp_path, body), 4)
+
+
 LIE = r"""
 import sys, msgpack
 for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size=1):

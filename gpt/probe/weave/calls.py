@@ -2,7 +2,7 @@
 
 The functions on the way from a kernel to a probe in a device function get a parameter more, as do their prototypes
 and calls. Around such a call, and at the ends of such a function, the registers go to the state's memory and come
-back. A function whose address is taken may be called from anywhere: a kernel with a probe in one is left alone.
+back. A kernel with a probe in a function that another kernel calls, too, is left alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
             continue
         reason, params = "", parse_params(module, function.item) or ()
         if named[name] != expected[name]:
-            reason = "whose address is taken, or which another kernel calls"
+            reason = "which another kernel calls"
         elif any(s.word == ".reg" for p in params for s in p.specifiers):
             reason = "whose parameters are registers"
         elif any(None in p.declarator.dimensions for p in params):  # an array of no size has to be the last one

@@ -15,7 +15,9 @@ the address of a variable, in whose place 0 stands.
 What goes to `.shared` and `.local` is new for each launch. What stays impossible leaves the kernel alone: textures,
 samplers and surfaces, which are not memory; a variable of a function's own, which cannot be found by name; a call
 through a pointer. That would run a function of the program's module, and may need more registers and stack than
-ptxas, which does not see it, assigns to the kernel.
+ptxas, which does not see it, assigns to the kernel. For the same reason it must not take the address of a function,
+which other kernels may call; nor pass on that of a variable in constant memory: it would be that of the copy, which is
+not kept as the program's is, and goes with the kernel.
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ _OWN = compiled(r"[;{}:\n]\s*\.(?:global|const|tex)\b", re.ASCII)
 _OPCODE = compiled(rf"(?:{tokens.GUARD})?+{tokens.OPCODE}{tokens.MODIFIERS}", re.ASCII)
 _BEHIND = compiled(r"\s*([+-][^,;\[\](){}]*?)?\s*(?=[],;])", re.ASCII)
 _WIDE = compiled(r"\.[busf]64\b", re.ASCII)
+_GENERIC = compiled(r"\bcvta\.const\b\S*\s+(%[\w$]+)", re.ASCII)
+_DERIVED = compiled(r"\s*(?:@!?%[\w$]+\s+)?(?:add|sub|mov|cvta)\.\S*\s+(%[\w$]+)\s*,(.*)", re.ASCII | re.DOTALL)
+_REGISTER = compiled(r"%[\w$]+", re.ASCII)
+_BRACKETS = compiled(r"\[[^\[\]]*\]", re.ASCII)
+_MOVED = compiled(rf"\bmov\.[bus]64\s+{tokens.NAME}\s*,\s*({tokens.NAME})\s*[;+]", re.ASCII)
 
 
 class Variable(NamedTuple):
@@ -144,6 +151,13 @@ class Variables:
         module = self.module
         if re.search(r"\.call(?:prototype|targets)\b", module.skeleton):
             raise LeftAlone("it calls through a pointer, so what it needs when loaded alone is not known", self.kernel)
+        if any(map(self._passes_constant, module.functions)):
+            raise LeftAlone(
+                "it passes on the address of a variable in constant memory, of which it has a copy", self.kernel
+            )
+        functions = {item.name for item in module.items if item.kind == "func"}
+        if name := next((found[1] for found in _MOVED.finditer(module.skeleton) if found[1] in functions), None):
+            raise LeftAlone(f"it takes the address of function '{name}', which other kernels may call", self.kernel)
         for function in module.functions:
             if _OWN.search(module.skeleton, function.body, function.end):
                 for statement in module.statements(function):
@@ -154,6 +168,22 @@ class Variables:
                 raise LeftAlone(f"the size of '{name}', which is defined elsewhere, is not known", self.kernel)
         if (count := len(self._offsets)) and 8 * count + sum(self._sizes[n] or 0 for n in self._constants) > CONSTANT:
             raise LeftAlone(f"no room for {count} addresses in constant memory", self.kernel)
+
+    def _passes_constant(self, function: Item) -> bool:
+        """Whether a generic address in constant memory is used for more than reading there, as debug builds do."""
+        text = self.module.skeleton[function.body : function.end]
+        held = set(_GENERIC.findall(text))
+        statements = [_BRACKETS.sub("", part) for part in text.split(";")] if held else []
+        before = 0
+        while before < len(held):
+            before = len(held)
+            for statement in statements:
+                derived = _DERIVED.match(statement)
+                if held.intersection(_REGISTER.findall(derived[2] if derived else statement)):
+                    if not derived:
+                        return True
+                    held.add(derived[1])
+        return False
 
     # What is edited
 

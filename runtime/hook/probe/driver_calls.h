@@ -45,7 +45,8 @@
     CALL(record, "cuEventRecord", uint64_t, uint64_t)                                                        \
     CALL(query, "cuEventQuery", uint64_t)                                                                    \
     CALL(free_memory, "cuMemGetInfo_v2", size_t *, size_t *)                                                 \
-    CALL(alloc, "cuMemAllocAsync", CUdeviceptr *, size_t, uint64_t)                                          \
+    CALL(create_pool, "cuMemPoolCreate", uint64_t *, const CUmemPoolProps *)                                 \
+    CALL(alloc, "cuMemAllocFromPoolAsync", CUdeviceptr *, size_t, uint64_t, uint64_t)                        \
     CALL(free, "cuMemFreeAsync", CUdeviceptr, uint64_t)                                                      \
     CALL(alloc_host, "cuMemAllocHost_v2", void **, size_t)                                                   \
     CALL(clear, "cuMemsetD8Async", CUdeviceptr, unsigned char, size_t, uint64_t)                             \

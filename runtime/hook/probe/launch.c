@@ -126,9 +126,18 @@ static void keep_reason(struct frame *frame, const char *reason) {
     frame->note = *reason ? (uint64_t)reason | IS_REASON : 0;
 }
 
+// What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
+static void forget_launch(const struct frame *frame) {
+    struct probed *first = hook_find_whole(frame->launch.function);
+    if (first && atomic_load(&first->launches))
+        atomic_fetch_sub(&first->launches, 1);
+}
+
 static void count_reason(const struct frame *frame) {
     struct probed *probed = hook_find_probed(frame->launch.function);
-    if ((CUresult)frame->rax == CUDA_SUCCESS)
+    if ((CUresult)frame->rax != CUDA_SUCCESS)
+        forget_launch(frame);
+    else
         hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function),
                             (const char *)(frame->note & ~IS_REASON));
 }
@@ -230,6 +239,8 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     if (!slab) { // it has no probes
         if (!save->unpacked && (CUresult)frame->rax == CUDA_SUCCESS)
             hook_count_need(save->probed->function, save->needed);
+        else if (!save->unpacked)
+            forget_launch(frame);
         hook_free_save(save);
         return;
     }
@@ -251,7 +262,8 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_see_refusal(save->probed, &frame->launch, status);
-    }
+    } else
+        forget_launch(frame);
     hook_free_save(save);
 }
 

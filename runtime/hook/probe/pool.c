@@ -30,6 +30,7 @@ struct pool {
     struct pool *next;
     struct reference reference;
     uint64_t context, stream;
+    uint64_t memory;      // the driver's pool: the program's own are as they would be
     char *stage;          // goes with the context
     uint64_t bytes, most; // of all slabs, and the scratch
     uint64_t scratch, scratch_size;
@@ -54,6 +55,12 @@ static uint64_t most_bytes(void) {
     return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
 }
 
+static bool make_memory(struct pool *pool) {
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props);
+}
+
 // The pool of the current context, under the lock.
 static struct pool *find_pool(uint64_t context) {
     struct pool *pool = pools;
@@ -64,7 +71,7 @@ static struct pool *find_pool(uint64_t context) {
     pool->context = context;
     pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     pool->most = most_bytes();
-    if (hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING)) {
+    if (hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) || !make_memory(pool)) {
         free(pool);
         return NULL;
     }
@@ -109,7 +116,7 @@ static struct slab *make_slab(struct pool *pool, uint64_t size) {
     pool->bytes += size;
     if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
         hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.alloc(&slab->address, size, pool->stream) ||
+        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
         hook_do.clear(slab->address, 0, size, pool->stream) || hook_do.record(slab->done, pool->stream)) {
         free_slab(pool, slab);
         return NULL;
@@ -180,7 +187,7 @@ bool hook_make_scratch(void) {
     pthread_mutex_lock(&lock);
     struct pool *pool = find_pool(hook_current_context());
     uint64_t size = pool && !pool->scratch ? scratch_bytes() : 0;
-    if (size && has_room(pool, size) && !hook_do.alloc(&pool->scratch, size, pool->stream)) {
+    if (size && has_room(pool, size) && !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
         pool->scratch_size = size;
         pool->bytes += size;
         hook_do.wait_stream(pool->stream); // other streams are to use it

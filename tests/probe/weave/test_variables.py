@@ -198,6 +198,13 @@ def test_debug_information_names_no_variable(tmp_path):
     assert re.search(r"DW_TAG_subprogram(?s:.*?)DW_AT_high_pc +: 0x[1-9a-f](?s:.*?)DW_AT_name +: k\n", told)
 
 
+TAKEN = "mov.u64 %rd1, c; cvta.const.u64 %rd2, %rd1; add.s64 %rd3, %rd2, 8; ld.u32 %r1, [%rd3];"
+
+
+def test_a_constant_that_is_read_by_its_generic_address(tmp_path):
+    check(kernel(TAKEN, ".const .u32 c;"), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -207,6 +214,9 @@ def test_debug_information_names_no_variable(tmp_path):
         (kernel("", ".tex .u32 old;"), "it uses 'old', a tex"),
         (kernel(".global .u32 own;"), "function 'k' has variables of its own"),
         (kernel("x: .callprototype _ ();\ncall %rd1, (), x;"), "it calls through a pointer"),
+        (kernel(f"{TAKEN} st.global.u64 [a], %rd3;", ".const .u32 c;"), "it passes on the address of a variable in"),
+        (kernel(f"{TAKEN} setp.eq.u64 %p1, %rd2, 0;", ".const .u32 c;"), "it passes on the address of a variable in"),
+        (kernel("mov.u64 %rd1, f;", ".func f() { ret; }"), "it takes the address of function 'f'"),
         (kernel("", ".extern .const .b8 c[];"), "the size of 'c', which is defined elsewhere, is not known"),
         (kernel("", ".const .b8 c[65533];.global .u32 g;"), "no room for 1 addresses in constant memory"),
         (kernel("{ .reg .b32 a; }"), "function 'k' uses the name of a variable for something else"),

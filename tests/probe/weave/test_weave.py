@@ -255,14 +255,14 @@ def test_a_function_whose_address_is_taken_gets_no_probe():
     text = text.replace(
         b"    .reg .b32 %r<3>;\n    {", b"    .reg .b32 %r<3>; .reg .b64 %f;\n    mov.u64 %f, leaf;\n    {"
     )
-    with pytest.raises(LeftAlone, match="function 'leaf', whose address is taken"):
+    with pytest.raises(LeftAlone, match="it takes the address of function 'leaf'"):
         weave(text, "k", [simple("ld.global", "mov.u32 %a, 1;")])
 
 
 def test_function_that_another_kernel_calls():
     leaf = ".func leaf() { .reg .b32 %r<3>; .reg .b64 %rd<3>; ld.global.u32 %r1, [%rd1]; ret; }\n"
     data = kernel("call leaf; ret;", f"{HEAD}{leaf}.entry child() {{ call leaf; ret; }}\n")
-    with pytest.raises(LeftAlone, match=r"function 'leaf', .* which another kernel calls"):
+    with pytest.raises(LeftAlone, match=r"function 'leaf', which another kernel calls"):
         weave(data, "k", [simple("ld.global", "mov.u32 %a, 1;")])
 
 
