@@ -22,7 +22,10 @@ void sim_end_module(struct object *object) {
     sim_end_code(object);
 }
 
-void sim_end_function(struct object *object) { free(((struct function *)object)->name); }
+void sim_end_function(struct object *object) {
+    free(((struct function *)object)->name);
+    free(((struct function *)object)->earlier);
+}
 
 // Takes the code over.
 static CUresult add(void **handle, enum kind kind, void *owner, struct code *code) {

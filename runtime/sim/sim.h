@@ -309,7 +309,8 @@ struct function { // also a kernel
     char *name;
     struct reference kernel; // of a library, that this is a function of
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
-    uint32_t set; // bits of attributes that the program set
+    uint32_t set;            // bits of attributes that the program set
+    struct earlier *earlier; // or NULL: what the API before CUDA 4.0 set
 };
 int sim_function_attribute(const struct function *function, int attribute);
 // occupancy.c: blocks of it that a multiprocessor holds at once

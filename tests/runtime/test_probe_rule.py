@@ -216,6 +216,37 @@ def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
     check_bytes(run_main(tmp_path, body, before=before), 200)
 
 
+def test_launches_before_cuda_4(tmp_path):
+    """They are as without probes, and counted."""
+    body = r"""
+        void *stream;
+        OK(D(cuStreamCreate)(&stream, 0));
+        IS(1, D(cuLaunchGrid)(function, 6, 1));
+        OK(D(cuFuncSetBlockShape)(function, 70, 1, 1));
+        OK(D(cuFuncSetSharedSize)(function, 16));
+        OK(D(cuParamSetv)(function, 0, &items, 8));
+        OK(D(cuParamSeti)(function, 8, added));
+        OK(D(cuParamSeti)(function, 12, count));
+        OK(D(cuParamSetSize)(function, 16));
+        OK(D(cuLaunchGrid)(function, 6, 1));
+        expect(3);
+        OK(D(cuLaunchGridAsync)(function, 3, 2, stream)); // its blocks (*, 1) do what (*, 0) do
+        OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+        OK(D(cuFuncSetBlockShape)(function, 1024, 1, 1));
+        OK(D(cuLaunch)(function));
+        expect(3);
+        run();
+        unsigned found[420];
+        OK(D(cuMemcpyDtoH_v2)(found, items, sizeof(found)));
+        assert(!memcmp(found, want, sizeof(want)));
+    """
+    trace = run_main(tmp_path, body)
+    check_bytes(trace, 1)
+    assert trace.launches == {"scale": 4}
+    assert unprobed(trace) == {"it is launched by a function that CUDA has given up": 3}
+
+
 def test_pools_of_memory_are_the_programs(tmp_path):
     """The device's own, and one that the program made current and small."""
     body = r"""

@@ -106,6 +106,14 @@ static struct launch decode_launch(const struct frame *frame, const struct slot 
         }
         return launch;
     }
+    if (slot->special == SPECIAL_LAUNCH_OLD) {
+        bool grid = strcmp(slot->symbol, "cuLaunch") != 0,
+             stream = !strcmp(slot->symbol, "cuLaunchGridAsync");
+        return (struct launch){
+            .function = frame->args[0],
+            .stream = stream ? frame->args[3] : 0,
+            .grid = {grid ? (uint32_t)frame->args[1] : 1, grid ? (uint32_t)frame->args[2] : 1, 1}};
+    }
     struct launch launch = {
         .function = frame->args[0],
         .stream = frame->stack[2],

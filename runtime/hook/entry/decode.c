@@ -107,6 +107,9 @@ static const struct known table[] = {
     {"cuLaunchKernel", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH)},
     {"cuLaunchCooperativeKernel", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_COOPERATIVE)},
     {"cuLaunchKernelEx", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_EX)},
+    {"cuLaunch", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_OLD)},
+    {"cuLaunchGrid", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_OLD)},
+    {"cuLaunchGridAsync", "kernel", "launch", LAUNCH(SPECIAL_LAUNCH_OLD)},
     {"cuLaunchHostFunc", "stream", "host", OBJECT(IN(1), IN(0))},
 
     {"cuGraphLaunch", "graph", "launch", OBJECT(IN(0), IN(1)), .probe_before = hook_before_replay,

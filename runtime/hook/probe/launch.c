@@ -129,7 +129,7 @@ static void keep_reason(struct frame *frame, const char *reason) {
 // What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_whole(frame->launch.function);
-    if (first && atomic_load(&first->launches))
+    if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
         atomic_fetch_sub(&first->launches, 1);
 }
 
@@ -203,6 +203,12 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         return;
     uint64_t begun = hook_now(), context = hook_current_context();
     hook_end_burst();
+    if (frame->slot->special == SPECIAL_LAUNCH_OLD) {
+        const struct probed *first = hook_find_whole(frame->launch.function);
+        keep_reason(frame, first && first->refused ? first->refused
+                                                   : "it is launched by a function that CUDA has given up");
+        return;
+    }
     struct choice choice = hook_choose(&frame->launch, context);
     launch_with_probes(frame, &choice, context, begun);
     hook_let_choice_go(&choice);

@@ -18,11 +18,12 @@ enum special {
     SPECIAL_NONE,
     SPECIAL_LAUNCH, // the arguments of cuLaunchKernel
     SPECIAL_LAUNCH_COOPERATIVE,
-    SPECIAL_LAUNCH_EX, // the configuration of cuLaunchKernelEx
-    SPECIAL_PITCH,     // cuMemAllocPitch
-    SPECIAL_COPY_2D,   // CUDA_MEMCPY2D
-    SPECIAL_COPY_3D,   // CUDA_MEMCPY3D
-    SPECIAL_TIMES_2,   // bytes are two times the value
+    SPECIAL_LAUNCH_EX,  // the configuration of cuLaunchKernelEx
+    SPECIAL_LAUNCH_OLD, // function, width and height of the grid, stream: as far as it has them
+    SPECIAL_PITCH,      // cuMemAllocPitch
+    SPECIAL_COPY_2D,    // CUDA_MEMCPY2D
+    SPECIAL_COPY_3D,    // CUDA_MEMCPY3D
+    SPECIAL_TIMES_2,    // bytes are two times the value
     SPECIAL_TIMES_4,
     SPECIAL_AREA_1, // bytes are width times height, the arguments 3 and 4, times the size of an item
     SPECIAL_AREA_2,
