@@ -95,6 +95,8 @@ class Callbacks:
         command = [*([self._python] if callback.endswith(".py") else []), callback, str(path)]
         fault = None
         try:
+            if not callback.startswith("/"):  # no program of PATH
+                raise ValueError("not an absolute path")
             self._running = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
             )

@@ -26,6 +26,7 @@ class Dumping(Stage):
         self._launches = Launches(private)
         self._follows = True
         self._diags: list[Record] = []
+        self._headers: dict[int, list[Record]] = {}  # of what was dumped, by pid
         self._inside = False  # a segment
 
     def run(self, files: list[Path], wants: tuple[str, str] | None) -> int:
@@ -80,8 +81,16 @@ class Dumping(Stage):
     def _note(self, where: str, fact: str) -> None:
         self._diags.append(self.warn(where, fact))
 
+    def _name(self, launch: WholeLaunch) -> str:
+        """The pid of its process; PID.2 of the second one that has it."""
+        known, header = self._headers.setdefault(launch.pid, []), launch.around[0]
+        if not any(one is header for one in known):
+            known.append(header)
+        number = next(n for n, one in enumerate(known, 1) if one is header)
+        return f"{launch.pid}.{number}" if number > 1 else str(launch.pid)
+
     def _dump(self, launch: WholeLaunch) -> None:
-        path = self._folder / f"{launch.pid}-{launch.id}.mp"
+        path = self._folder / f"{self._name(launch)}-{launch.id}.mp"
         fault = launch.fault
         try:
             if not fault:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import MalformedError, MissingError, TruncatedError
+from gpt.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.formats.paths import open_regular
 
 Record = dict[str, Any]
@@ -98,8 +98,8 @@ class Parts:
     def read(self, unit: int | None, files: SideFiles) -> tuple[Bytes, int]:
         """The bytes, and where in them the buffer begins; a unit has so many, None for a log.
 
-        Raises MissingError if they are lost, if a file is absent, or if memory does not suffice; TruncatedError if a
-        file is too short; MalformedError if the records make no sense.
+        Raises MissingError if they are lost, if a file is absent or another one, or if memory does not suffice;
+        TruncatedError if a file is too short; MalformedError if the records make no sense.
         """
         if self.lost is not None:
             raise MissingError(self.lost)
@@ -135,6 +135,11 @@ class Parts:
         return joined
 
 
+def _wrong(part: Part, fact: str) -> GptError:
+    """What is wrong with what a part holds: of a file that is not the one that was written, it is lost."""
+    return MalformedError(f"buffer: {fact}") if part.data is not None else MissingError(f"{part.path}: {fact}")
+
+
 def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Part, unit: int) -> None:
     """Puts units at their places in that of the part."""
     if not unit or part.at % unit or part.length % unit:
@@ -142,7 +147,7 @@ def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Par
     count, step = held.size // (NUMBER + unit), NUMBER + unit
     numbers = np.ndarray((count,), "<u8", held, 0, (step,)) - np.uint64(part.at // unit)
     if numbers.max() >= part.length // unit:  # one before its first is huge
-        raise MalformedError("buffer: a unit that is not of its part")
+        raise _wrong(part, "a unit that is not of its part")
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
@@ -162,9 +167,9 @@ def _unpack(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryvie
             data = zstandard.ZstdDecompressor(max_window_size=MAX_PART).decompress(stored, allow_extra_data=False)
             found = len(data)
     except zstandard.ZstdError as error:
-        raise MalformedError(f"buffer: not a frame of zstd: {error}") from None
+        raise _wrong(part, f"not a frame of zstd: {error}") from None
     if found != wanted:
-        raise MalformedError(f"buffer: a frame of {found} bytes, not of {wanted}")
+        raise _wrong(part, f"a frame of {found} bytes, not of {wanted}")
     return data
 
 

@@ -165,6 +165,22 @@ def test_what_makes_no_sense_is_malformed(wrong, said, tmp_path):
             buffer.read()
 
 
+@pytest.mark.parametrize(
+    ("held", "keys", "said"),
+    [
+        (DATA, {"codec": "zstd", "packed": 24}, "b: not a frame of zstd"),
+        (pack(DATA + b"x"), {"codec": "zstd", "packed": 24}, "b: a frame of 97 bytes"),
+        (struct.pack("<Q", 99) + DATA[:16], {"units": 1}, "b: a unit that is not of its part"),
+    ],
+)
+def test_a_file_that_is_another_one(held, keys, said, tmp_path):
+    """What it should have is lost, and what is elsewhere is not."""
+    (tmp_path / "b").write_bytes(held)
+    _, (buffer,) = take(part(path="b", **keys), folder=tmp_path)
+    with pytest.raises(MissingError, match=said):
+        buffer.read()
+
+
 def test_a_file_that_ends_before_a_frame(tmp_path):
     (tmp_path / "b").write_bytes(DATA)
     _, (buffer,) = take(part(path="b", offset=90, codec="zstd", packed=10), folder=tmp_path)
