@@ -102,7 +102,8 @@ class MapAnalysis(ABC):
         if self._read:
             return None
         if self._known:
-            return f"no launch has a buffer of map '{self.name}'"
+            ran = list(self._done.verdict())[:1]
+            return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])
         return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
 
     def answer(self) -> Answers:
@@ -117,6 +118,6 @@ class MapAnalysis(ABC):
 
     def _lost_lines(self) -> Iterator[str]:
         for reason, count in self._lost.most_common(3):
-            yield f"{count:,} launches lost what they saved: {reason}"
+            yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
         if more := sum(sorted(self._lost.values())[:-3]):
             yield f"{more:,} launches lost what they saved for other reasons"

@@ -184,9 +184,9 @@ def test_what_ran_without_probes_and_what_was_lost_is_said():
     found = ask("block_sched", [*segment[:-1], *more])  # it has no end
     assert found.verdicts["kernels"][1:] == [
         "4 launches ran with probes, 18 without: no probe was asked for (10), no PTX (7), late (1)",
-        "1 launches lost what they saved: the disk is full",
-        "1 launches lost what they saved: nowhere: cannot be found from standard input",
-        "1 launches lost what they saved: it was not written before the process was killed",
+        "1 launch lost what it saved: the disk is full",
+        "1 launch lost what it saved: nowhere: cannot be found from standard input",
+        "1 launch lost what it saved: it was not written before the process was killed",
     ]
     assert [(row["kernel"], row["reason"], row["launches"]) for row in found.rows["unprobed"]] == [
         ("_Z1kv", "no PTX", 5),
@@ -222,6 +222,17 @@ def test_a_trace_without_such_a_map(segment, fact):
     assert done.returncode == 1 and done.stderr.decode().startswith(f"gpt-analyze: error: {fact}")
     assert len(done.stderr.splitlines()) == 1
     assert (b"no PTX" in done.stdout) == (segment[0] is MAP)
+
+
+def test_why_no_launch_has_a_buffer_is_said():
+    lost = forge.buffer(0, bytes(32), lost="the disk is full")
+    segment = forge.trace(MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 1, 1), lost)
+    done = run("block_sched", data=forge.pack(segment))
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "gpt-analyze: error: no launch has a buffer of map 'block_sched'; 1 launch ran with probes; "
+        "1 launch lost what it saved: the disk is full\n"
+    )
 
 
 @pytest.mark.parametrize(
