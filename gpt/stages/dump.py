@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -50,13 +51,21 @@ def dump(
     printed = _open(output) if output else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
     folder = Path(tempfile.mkdtemp(prefix="gpt-dump."))
-    try:
-        if dumps:
-            dumps.mkdir(mode=0o700, exist_ok=True)
-        stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
-        return stage.run(files or [], None if quiet else LAUNCH)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _keep(folder):
+        try:
+            if dumps:
+                dumps.mkdir(mode=0o700, exist_ok=True)
+            stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
+            return stage.run(files or [], None if quiet else LAUNCH)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(folder: Path) -> subprocess.Popen[bytes]:
+    """A process that removes the folder when this one has ended, however it did."""
+    command = ["/bin/sh", "-c", 'read -r end; exec rm -rf -- "$0"', str(folder)]
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
 
 def _open(path: Path) -> int:

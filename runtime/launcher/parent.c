@@ -61,6 +61,10 @@ static int wait_for_program(void) {
 }
 
 static _Noreturn void end_as(int status, int reader_status) {
+    if (!reader_counts && WIFSIGNALED(reader_status))
+        fprintf(stderr,
+                "gpt-hook: warning: gpt-dump was ended by signal %d: callbacks and the trace end there\n",
+                WTERMSIG(reader_status));
     if (WIFSIGNALED(status)) {
         setrlimit(RLIMIT_CORE, &(struct rlimit){0}); // there is one already
         signal(WTERMSIG(status), SIG_DFL);
@@ -81,7 +85,7 @@ static _Noreturn void supervise(const sigset_t *passed) {
     sigprocmask(SIG_UNBLOCK, passed, NULL);
     int null =
         open("/dev/null", O_RDWR); // whoever is at the other end of what is open waits for the program only
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2 + reader_counts; i++) // gpt-dump has standard error as long
         dup2(null, i);
     close_range(3, ~0u, 0);
     int status = wait_for_program(), reader_status = 0;

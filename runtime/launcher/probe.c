@@ -86,6 +86,27 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
+// A text as it stands between quotes in TOML, up to the quote that ends it. Of characters that --show escapes
+// by their number, those below 128 are known.
+static void read_string(const char *at, char text[PATH_MAX]) {
+    static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
+    size_t size = 0;
+    for (; *at && *at != '"' && size < PATH_MAX - 1; at++) {
+        const char *found = *at == '\\' && at[1] ? strchr(escapes, at[1]) : NULL;
+        unsigned code;
+        if (found) {
+            text[size++] = values[found - escapes];
+            at++;
+        } else if (sscanf(at, "\\u%4x", &code) == 1 && code < 128) {
+            text[size++] = (char)code;
+            at += strlen("u0000");
+        } else {
+            text[size++] = *at;
+        }
+    }
+    text[size] = '\0';
+}
+
 // Whether a probe names a file that is to be run on its results. One that is absent ends here.
 static bool check_callbacks(const char *shown) {
     static const char key[] = "\ncallback = \"";
@@ -93,10 +114,7 @@ static bool check_callbacks(const char *shown) {
     for (const char *at = shown; (at = strstr(at, key));) {
         char name[PATH_MAX];
         at += strlen(key);
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, "\n"), at);
-        char *quote = strrchr(name, '"');
-        if (quote)
-            *quote = '\0';
+        read_string(at, name);
         const char *suffix = strrchr(name, '.');
         if (*name != '/' && (suffix || strchr(name, '/')))
             fail(MISSING, name, "no such callback beside its probe file, nor beside the built-in probes");

@@ -108,6 +108,15 @@ def test_the_status_is_the_programs(tmp_path, program, how):
     assert launches(tmp_path) == 2
 
 
+@pytest.mark.full
+def test_a_folder_of_any_name(tmp_path, program):
+    folder = tmp_path / 'it\'s "a"\\b\n\x01 folder'
+    folder.mkdir()
+    probe(folder)
+    done = run(folder, program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\ncallback\ncallback\n", "")
+
+
 @pytest.mark.parametrize(
     ("callback", "said"),
     [
@@ -197,3 +206,12 @@ def test_a_callback_that_hangs_does_not_hold_the_program(tmp_path, program):
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 0
     assert launches(tmp_path) == 2
+
+
+@pytest.mark.full
+def test_a_callback_that_kills_what_runs_it(tmp_path, program):
+    """It is said, and the folder with the launches goes all the same."""
+    probe(tmp_path, "#!/bin/sh\nkill -9 $PPID\n")
+    done = run(tmp_path, program)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr == ("gpt-hook: warning: gpt-dump was ended by signal 9: callbacks and the trace end there\n")

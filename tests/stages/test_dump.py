@@ -11,6 +11,7 @@ import pytest
 
 from gpt import records, stream
 from gpt.trace.buffers import Probes
+from tests.runtime import hooked
 from tests.stages.contract import run
 from tests.trace import forge
 
@@ -223,3 +224,27 @@ def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
         assert process.stdout.read().endswith(forge.pack(launches(0)[-1:])[-8:])
         assert process.poll() is None
         assert process.wait(30) == 0
+
+
+def test_processes_with_one_number_have_files_of_their_own(tmp_path):
+    """exec keeps the pid, and the launches of the new program are counted from 1 again."""
+    done = dump(tmp_path, [launches(1), launches(1)], "--dumps", "d")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(os.listdir(tmp_path / "d")) == ["10-1.mp", "10.2-1.mp"]
+
+
+def test_a_program_is_not_looked_for(tmp_path):
+    done = dump(tmp_path, [launches(2, "true")])
+    assert done.returncode == 1
+    assert done.stderr == b"gpt-dump: warning: true: not an absolute path; it is not run\n"
+
+
+def test_the_folder_goes_also_if_it_is_killed(tmp_path):
+    data = forge.pack(launches(1, script(tmp_path, "#!/bin/sh\nsleep 5", "hook")))
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env) as process:
+        process.stdin.write(data)
+        process.stdin.flush()
+        hooked.wait_until(lambda: [*tmp_path.glob("gpt-dump.*/*.mp")])
+        process.kill()
+    hooked.wait_until(lambda: not [*tmp_path.glob("gpt-dump.*")])
