@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.probing import CLIENT, PTX, build, check_bytes, kept
+from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, kept, probed, unprobed
 
 pytestmark = pytest.mark.full
 
@@ -83,3 +83,53 @@ def test_ends_that_are_not(tmp_path, program, how, number):
     assert seconds < 20
     assert len(trace.of("probed")) == 5 >= len(trace.of("buffer"))
     assert how == "exec" or trace.records[-1]["kind"] != "end"
+
+
+def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path):
+    """The driver may be locked then: it is not called any more, and the process ends at once."""
+    source = (
+        "#include <signal.h>\n#include <sys/wait.h>\n"
+        + CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        int status, bad = 0;
+        for (int i = 0; i < 16; i++)
+            if (!fork()) {
+                setup(argv[1]);
+                signal(SIGALRM, _exit);
+                ualarm(2000 + 500 * i, 0);
+                for (;;)
+                    run();
+            }
+        while (wait(&status) > 0)
+            bad += status != SIGALRM << 8;
+        return bad;
+    }
+    """
+    )
+    start = time.monotonic()
+    done, _ = probed(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert done.returncode == 0
+    assert time.monotonic() - start < 30
+
+
+def test_a_thread_that_launches_while_another_one_ends_the_process(tmp_path):
+    """What was launched before is in the trace; what comes after has no probes, and its reason."""
+    source = (
+        CLIENT
+        + r"""
+    static void *leave(void *unused) { usleep(20000), exit(0); }
+    int main(int argc, char **argv) {
+        pthread_t thread;
+        setup(argv[1]);
+        pthread_create(&thread, NULL, leave, NULL);
+        for (;;)
+            run();
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    buffers = trace.of("buffer")
+    assert len(trace.of("probed")) - 1 <= len(buffers) >= 2  # but for that which is under way
+    assert {r.get("lost") for r in buffers} == {None}
+    assert unprobed(trace).keys() <= {"the process was about to end"}

@@ -404,3 +404,19 @@ def test_a_program_of_the_cuda_runtime(tmp_path, options):
     assert len(trace.of("probed")) + sum(unprobed(trace).values()) == sum(trace.launches.values()) + added
     assert unprobed(trace).get("it was not there with probes in this context yet", 0) <= 3  # after a reset
     assert set(lost(trace)) <= {None, "the device failed"}
+
+
+def test_streams_that_launch_once(tmp_path):
+    """What one has and does not use goes to others when there is no more."""
+    body = r"""
+        void *stream, *params[] = {&items, &added, &count};
+        for (int i = 0; i < 200; i++) {
+            OK(D(cuStreamCreate)(&stream, 1));
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+            usleep(500);
+        }
+        OK(D(cuCtxSynchronize)());
+    """
+    trace = run_main(tmp_path, body, "--max-memory", "20M")
+    assert 20 < len(trace.of("probed")) == len(trace.of("buffer"))
+    assert lost(trace).count(None) == len(trace.of("probed")) == 200 - sum(unprobed(trace).values())

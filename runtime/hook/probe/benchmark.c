@@ -10,6 +10,7 @@
 
 #include "benchmark.h"
 #include "driver_calls.h"
+#include "hook/watch/driver.h"
 #include "hook/watch/streamops.h"
 #include "launch.h"
 #include "variables.h"
@@ -55,13 +56,23 @@ static bool bind_variables(const struct probed *probed, struct bound *bound) {
     return bound->plain_variables != NULL;
 }
 
+// Twice as much as the L2 cache, whose lines do not leave it in the order in which they came.
+static uint64_t scratch_bytes(void) {
+    CUdevice device;
+    int size = 0;
+    bool known = !hook_do.get_device(&device) &&
+                 !hook_do.device_attribute(&size, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device);
+    return known && size > 0 && !hook_driver_is_simulated() ? 2 * (uint64_t)size : 256;
+}
+
 const char *hook_bind_plain(const struct probed *probed, struct bound *bound) {
     bound->plain = probed->plain;
     if ((probed->is_library && hook_do.kernel_function(&bound->plain, probed->plain)) ||
         !bind_variables(probed, bound))
         return "--benchmark: it, or a variable of it, is not found as assembled without probes";
-    return hook_make_scratch() ? NULL
-                               : "--benchmark: no memory within --max-memory to flush the L2 cache with";
+    return hook_make_scratch(scratch_bytes())
+               ? NULL
+               : "--benchmark: no memory within --max-memory to flush the L2 cache with";
 }
 
 // Launches

@@ -14,6 +14,7 @@
 #include "hook/watch/watched.h"
 #include "hook/write/clock.h"
 #include "hook/write/record.h"
+#include "hook/write/rows.h"
 #include "hook/write/thread.h"
 #include "launch.h"
 #include "load.h"
@@ -292,15 +293,18 @@ void hook_before_stream_ends(struct frame *frame) {
 void hook_before_context_ends(struct frame *frame) {
     (void)frame;
     if (hook_probing)
-        hook_drain_all();
+        hook_drain_all(CONTEXT_ENDS);
 }
 
 void hook_end_probing(void) {
     if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
         return;
-    hook_drain_all();
+    const struct thread *thread = hook_this_thread();
+    bool within_driver = thread && hook_call_in_flight(thread); // whose locks it may have
+    if (!within_driver)
+        hook_drain_all(PROCESS_ENDS);
     hook_probe_stop();
-    hook_lose_rest();
+    hook_lose_rest(within_driver);
 }
 
 // The program's memory comes first: an allocation that failed is tried again without our buffers.

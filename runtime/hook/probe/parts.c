@@ -52,7 +52,7 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
 }
 
 const char *hook_why_lost(const struct slab *slab) {
-    return slab->failed == CUDA_ERROR_NOT_READY ? "its kernel had not ended when the process did"
+    return slab->failed == CUDA_ERROR_NOT_READY ? "it was not read before the process ended"
                                                 : "the device failed";
 }
 

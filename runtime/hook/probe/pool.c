@@ -11,7 +11,6 @@
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
-#include "hook/watch/driver.h"
 #include "hook/watch/objects.h"
 #include "hook/write/calm.h"
 #include "hook/write/thread.h"
@@ -23,8 +22,9 @@
 enum {
     SLAB = 4 << 20,
     HELD = 64 << 10,
-    PATIENCE = 60
-}; // bytes of an ordinary slab, of one of a graph; seconds at the end
+    PATIENCE = 60,
+    HASTE = 1,
+}; // bytes of an ordinary slab, of one of a graph; seconds of a wait, and if the driver may never answer
 
 struct pool {
     struct pool *next;
@@ -40,11 +40,12 @@ struct pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static struct pool *pools;
+static bool ends; // the process: nothing is claimed any more
 
-static struct timespec patience(void) {
+static struct timespec in_seconds(int seconds) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += PATIENCE;
+    end.tv_sec += seconds;
     return end;
 }
 
@@ -124,22 +125,31 @@ static struct slab *make_slab(struct pool *pool, uint64_t size) {
     return slab;
 }
 
+static bool is_pending(const struct pool *pool) {
+    const struct slab *slab = pool->slabs;
+    while (slab && slab->state != SLAB_DRAINING)
+        slab = slab->next;
+    return slab != NULL;
+}
+
 static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
 
 // Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now. The
-// default stream of another thread cannot be named: at the end, the legacy stream waits for it.
-static void drain(struct slab *slab, uint32_t thread, bool at_end) {
+// default stream of another thread cannot be named: at the end, the legacy stream waits for it. When the
+// process ends, what another thread is launching is left out.
+static void drain(struct slab *slab, uint32_t thread, enum moment moment) {
     int capturing = 0;
     uint64_t stream = slab->stream;
     if (stream == CU_STREAM_PER_THREAD_HANDLE && slab->thread != thread) {
-        if (!at_end)
+        if (moment == ON_THE_WAY)
             return;
         stream = CU_STREAM_LEGACY_HANDLE;
     }
-    if (slab->issuing || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) || !slab->used ||
-        hook_do.is_capturing(stream, &capturing) || capturing || hook_do.record(slab->event, stream))
+    if ((slab->issuing && moment != PROCESS_ENDS) || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) ||
+        !slab->used || hook_do.is_capturing(stream, &capturing) || capturing ||
+        hook_do.record(slab->event, stream))
         return;
     slab->state = SLAB_DRAINING;
     hook_write_later(slab);
@@ -174,20 +184,11 @@ static bool has_room(struct pool *pool, uint64_t size) {
 
 // The L2 cache
 
-// Twice as much as the cache, whose lines do not leave it in the order in which they came.
-static uint64_t scratch_bytes(void) {
-    CUdevice device;
-    int size = 0;
-    bool known = !hook_do.get_device(&device) &&
-                 !hook_do.device_attribute(&size, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device);
-    return known && size > 0 && !hook_driver_is_simulated() ? 2 * (uint64_t)size : 256;
-}
-
-bool hook_make_scratch(void) {
+bool hook_make_scratch(uint64_t size) {
     pthread_mutex_lock(&lock);
     struct pool *pool = find_pool(hook_current_context());
-    uint64_t size = pool && !pool->scratch ? scratch_bytes() : 0;
-    if (size && has_room(pool, size) && !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
+    if (pool && !pool->scratch && has_room(pool, size) &&
+        !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
         pool->scratch_size = size;
         pool->bytes += size;
         hook_do.wait_stream(pool->stream); // other streams are to use it
@@ -248,28 +249,32 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
         if (slab->state == SLAB_OPEN)
             slab->state = SLAB_FULL;
         if (slab->state == SLAB_FULL && !claim->dependent)
-            drain(slab, claim->thread, false);
+            drain(slab, claim->thread, ON_THE_WAY);
     }
     return open_slab(pool, claim, reason);
 }
 
+// Sends slabs of other streams back, for later launches. True if any is on its way.
+static bool drain_others(struct pool *pool, const struct claim *claim) {
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+        if (!claim->dependent || !is_of(slab, claim->stream, claim->thread))
+            drain(slab, claim->thread, ON_THE_WAY);
+    return is_pending(pool);
+}
+
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
+    static bool in_vain; // a wait of --complete: a kernel may wait for what the program does next
     struct slab *slab = NULL;
-    struct timespec end = patience();
+    struct timespec end = in_seconds(PATIENCE);
     *reason = "the device takes no buffers";
     pthread_mutex_lock(&lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    struct pool *pool = find_pool(claim->context);
-    while (pool && !(slab = claim_once(pool, claim, reason)) && hook_settings.complete &&
-           claim->bytes <= pool->most) {
-        bool pending = false;
-        for (struct slab *other = pool->slabs; other; other = other->next) {
-            drain(other, claim->thread, false);
-            pending |= other->state == SLAB_DRAINING;
-        }
-        if (!pending || pthread_cond_timedwait(&returned, &lock, &end))
-            break;
-    }
+    struct pool *pool = ends ? NULL : find_pool(claim->context);
+    if (ends)
+        *reason = "the process was about to end";
+    while (pool && !(slab = claim_once(pool, claim, reason)) && claim->bytes <= pool->most &&
+           drain_others(pool, claim) && hook_settings.complete && !in_vain)
+        in_vain = pthread_cond_timedwait(&returned, &lock, &end) != 0;
     if (slab) {
         *offset = slab->used;
         slab->used += hook_rounded(claim->bytes);
@@ -340,7 +345,7 @@ uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 void hook_issue(struct slab *slab, struct save *save) {
     pthread_mutex_lock(&lock);
     slab->issuing--;
-    if (save) {
+    if (save && (slab->state == SLAB_OPEN || slab->state == SLAB_FULL)) { // else the process ends
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
     }
@@ -350,14 +355,14 @@ void hook_issue(struct slab *slab, struct save *save) {
 // Draining
 
 // A stream of UINT64_MAX stands for all. Another context than that of the thread is its for a moment.
-static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, bool at_end) {
+static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum moment moment) {
     uint64_t unused;
     if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
         return false;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     for (struct slab *slab = pool->slabs; slab; slab = slab->next)
         if (stream == UINT64_MAX || is_of(slab, stream, thread))
-            drain(slab, thread, at_end);
+            drain(slab, thread, moment);
     hook_relaxed_mode(mode);
     hook_do.pop_context(&unused);
     return true;
@@ -370,38 +375,33 @@ void hook_drain(uint64_t stream, uint32_t thread) {
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next)
         if (pool->context == context || stream != UINT64_MAX) // a stream may be of any
-            drain_pool(pool, stream, thread, false);
+            drain_pool(pool, stream, thread, ON_THE_WAY);
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_pending(const struct pool *pool) {
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
-        if (slab->state == SLAB_DRAINING)
-            return true;
-    return false;
-}
-
-void hook_drain_all(void) {
-    struct timespec end = patience();
+void hook_drain_all(enum moment moment) {
+    struct timespec end = in_seconds(PATIENCE);
     if (!pools) // nor is there a trace in a process that does not use the driver
         return;
     struct thread *thread = hook_this_thread();
     pthread_mutex_lock(&lock);
+    ends |= moment == PROCESS_ENDS;
     for (struct pool *pool = pools; pool; pool = pool->next)
-        if (drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, true))
+        if (drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
                 continue;
     pthread_mutex_unlock(&lock);
 }
 
-void hook_lose_rest(void) {
-    struct timespec end = patience();
+void hook_lose_rest(bool within_driver) {
+    struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next) {
         for (struct slab *slab = pool->slabs; slab; slab = slab->next)
             if (slab->saves && slab->state != SLAB_DRAINING && slab->state != SLAB_DEAD) {
                 slab->state = SLAB_DRAINING;
-                slab->failed = CUDA_ERROR_LAUNCH_FAILED;
+                slab->failed =
+                    hook_is_alive(pool->reference) ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
                 hook_write_later(slab);
             }
         hook_wait_no_longer();

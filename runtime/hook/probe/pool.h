@@ -37,6 +37,8 @@ struct save { // a launch, and where its buffers are
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
+enum moment { ON_THE_WAY, CONTEXT_ENDS, PROCESS_ENDS };
+
 // What a launch needs.
 struct claim {
     uint64_t context, stream;
@@ -57,11 +59,14 @@ struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current c
 void hook_let_go(struct slab *slab);                         // once its event has come
 
 void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
-void hook_drain_all(void);                         // and waits for it: the process or context ends
-void hook_lose_rest(void);       // the process ends: what is still on its way is said to be lost
-bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
-bool hook_make_scratch(void); // of the current context, larger than its L2 cache; false without room for it
-bool hook_flush(uint64_t stream); // the L2 cache, by setting that memory
-uint64_t hook_our_stream(void);   // of the current context, in which no kernel is; 0: there is none
+void hook_drain_all(enum moment moment);           // and waits for it, a minute at most
+
+// The process ends, perhaps within a call of the driver, by a signal handler: what is still on its way is
+// said to be lost.
+void hook_lose_rest(bool within_driver);
+bool hook_give_slabs_back(void);       // of the current context, to the driver; false if none was free
+bool hook_make_scratch(uint64_t size); // of the current context, once; false without room for it
+bool hook_flush(uint64_t stream);      // the L2 cache, by setting that memory
+uint64_t hook_our_stream(void);        // of the current context, in which no kernel is; 0: there is none
 
 #endif
