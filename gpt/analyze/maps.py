@@ -28,7 +28,7 @@ LAUNCH = (  # columns of a launch, before those of its map
     Column("threads", "u64"),
     Column("params", "text?", shown="never"),
 )
-KILLED, ABSENT = "it was not written before the process was killed", "it is not in the trace"
+KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace"
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:

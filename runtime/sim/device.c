@@ -11,7 +11,7 @@
 
 bool sim_initialized;
 int sim_major, sim_minor;
-uint64_t sim_delay;
+uint64_t sim_delay, sim_memory;
 bool sim_runs = true;
 unsigned sim_timeout;
 
@@ -68,6 +68,8 @@ API cuInit(unsigned flags) {
     }
     const char *delay = getenv("GPT_SIM_DELAY");
     sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
+    const char *memory = getenv("GPT_SIM_MEMORY");
+    sim_memory = memory ? strtoull(memory, NULL, 10) : 0;
     const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
     sim_runs = !what || strcmp(what, "none");
     sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
@@ -115,6 +117,6 @@ API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
 API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    *bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    *bytes = sim_total_memory();
     return CUDA_SUCCESS;
 }

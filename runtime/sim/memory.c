@@ -148,10 +148,14 @@ static bool drop(uint64_t start, enum memory type) {
     return true;
 }
 
+size_t sim_total_memory(void) {
+    return sim_memory ? sim_memory : (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum memory type) {
     if (!memory || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    if (size > SIZE_MAX - 4096)
+    if (size > SIZE_MAX - 4096 || (sim_memory && type != PINNED && sim_used(NULL) + size > sim_memory))
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *made = aligned_alloc(512, (size + 511) & ~(size_t)511);
     if (!made || !add((uint64_t)made, size, owner, type)) {
@@ -299,7 +303,7 @@ API cuMemGetInfo_v2(size_t *unused, size_t *total) {
     IN_CONTEXT;
     if (!unused || !total)
         return CUDA_ERROR_INVALID_VALUE;
-    *total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    *total = sim_total_memory();
     uint64_t used = sim_used(NULL);
     *unused = used < *total ? *total - used : 0;
     return CUDA_SUCCESS;

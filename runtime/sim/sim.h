@@ -115,6 +115,7 @@ void sim_end_link(struct object *object), sim_end_held(struct object *object);
 extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
 extern uint64_t sim_delay;       // ns that all work takes at least
+extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machine has
 extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
 extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
 int sim_attribute(int attribute);
@@ -176,6 +177,7 @@ struct range {
 const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
 uint64_t sim_used(const void *pool); // bytes; NULL: of device memory
+size_t sim_total_memory(void);
 bool sim_map_range(uint64_t start, uint64_t size);
 void sim_unmap_range(uint64_t start);
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);

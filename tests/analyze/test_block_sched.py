@@ -186,7 +186,7 @@ def test_what_ran_without_probes_and_what_was_lost_is_said():
         "4 launches ran with probes, 18 without: no probe was asked for (10), no PTX (7), late (1)",
         "1 launch lost what it saved: the disk is full",
         "1 launch lost what it saved: nowhere: cannot be found from standard input",
-        "1 launch lost what it saved: it was not written before the process was killed",
+        "1 launch lost what it saved: the trace ends before it was written",
     ]
     assert [(row["kernel"], row["reason"], row["launches"]) for row in found.rows["unprobed"]] == [
         ("_Z1kv", "no PTX", 5),

@@ -420,3 +420,24 @@ def test_streams_that_launch_once(tmp_path):
     trace = run_main(tmp_path, body, "--max-memory", "20M")
     assert 20 < len(trace.of("probed")) == len(trace.of("buffer"))
     assert lost(trace).count(None) == len(trace.of("probed")) == 200 - sum(unprobed(trace).values())
+
+
+def test_memory_that_the_program_needs(tmp_path):
+    """Buffers of launches that have not ended are given back, too: an allocation works as it does without probes."""
+    body = r"""
+        void *params[] = {&items, &added, &count};
+        CUdeviceptr all;
+        for (int i = 0; i < 2; i++) {
+            OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+            OK(D(cuMemAlloc_v2)(&all, (size_t)99 << 20));
+            IS(2, D(cuMemAlloc_v2)(&total, (size_t)99 << 20));
+            OK(D(cuMemFree_v2)(all));
+        }
+    """
+    program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
+    env["GPT_SIM_DELAY"] = "100000"
+    done = hooked.run(tmp_path / "t.mp", program, PTX, options=("-p", "gmem_bytes"), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]

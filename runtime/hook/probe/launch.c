@@ -307,10 +307,15 @@ void hook_end_probing(void) {
     hook_lose_rest(within_driver);
 }
 
-// The program's memory comes first: an allocation that failed is tried again without our buffers.
+// The program's memory comes first: an allocation that failed is tried again without our buffers, first
+// without those that nobody uses.
 void hook_allocate_again(struct frame *frame) {
     typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
     const uint64_t *a = frame->args;
-    if (hook_probing && hook_give_slabs_back())
-        frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
+    for (int i = 0; i < 2 && hook_probing && (CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY; i++) {
+        if (i)
+            hook_drain_all(MEMORY_NEEDED);
+        if (hook_give_slabs_back())
+            frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
+    }
 }

@@ -40,7 +40,8 @@ struct pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static struct pool *pools;
-static bool ends; // the process: nothing is claimed any more
+static bool ends;    // the process: nothing is claimed any more
+static bool in_vain; // a wait in a call: some kernel waits for what the program does next
 
 static struct timespec in_seconds(int seconds) {
     struct timespec end;
@@ -263,7 +264,6 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
-    static bool in_vain; // a wait of --complete: a kernel may wait for what the program does next
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
     *reason = "the device takes no buffers";
@@ -386,10 +386,15 @@ void hook_drain_all(enum moment moment) {
     struct thread *thread = hook_this_thread();
     pthread_mutex_lock(&lock);
     ends |= moment == PROCESS_ENDS;
-    for (struct pool *pool = pools; pool; pool = pool->next)
-        if (drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
-            while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
-                continue;
+    bool needed = moment == MEMORY_NEEDED;
+    for (struct pool *pool = pools; pool && !(needed && in_vain); pool = pool->next) {
+        if ((needed && pool->context != hook_current_context()) ||
+            !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
+            continue;
+        while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
+            continue;
+        in_vain |= needed && is_pending(pool);
+    }
     pthread_mutex_unlock(&lock);
 }
 

@@ -37,7 +37,7 @@ struct save { // a launch, and where its buffers are
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
-enum moment { ON_THE_WAY, CONTEXT_ENDS, PROCESS_ENDS };
+enum moment { ON_THE_WAY, MEMORY_NEEDED, CONTEXT_ENDS, PROCESS_ENDS };
 
 // What a launch needs.
 struct claim {
@@ -59,7 +59,7 @@ struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current c
 void hook_let_go(struct slab *slab);                         // once its event has come
 
 void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
-void hook_drain_all(enum moment moment);           // and waits for it, a minute at most
+void hook_drain_all(enum moment moment); // and waits for it, a minute at most; of memory, in this context
 
 // The process ends, perhaps within a call of the driver, by a signal handler: what is still on its way is
 // said to be lost.
