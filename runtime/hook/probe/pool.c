@@ -73,7 +73,8 @@ static struct pool *find_pool(uint64_t context) {
     pool->context = context;
     pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     pool->most = most_bytes();
-    if (hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) || !make_memory(pool)) {
+    if (!hook_begin_writing() || hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) ||
+        !make_memory(pool)) {
         free(pool);
         return NULL;
     }
@@ -405,8 +406,7 @@ void hook_lose_rest(bool within_driver) {
         for (struct slab *slab = pool->slabs; slab; slab = slab->next)
             if (slab->saves && slab->state != SLAB_DRAINING && slab->state != SLAB_DEAD) {
                 slab->state = SLAB_DRAINING;
-                slab->failed =
-                    hook_is_alive(pool->reference) ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
+                slab->failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
                 hook_write_later(slab);
             }
         hook_wait_no_longer();

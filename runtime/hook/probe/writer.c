@@ -128,12 +128,18 @@ void hook_wait_no_longer(void) {
     pthread_mutex_unlock(&lock);
 }
 
+bool hook_begin_writing(void) {
+    pthread_mutex_lock(&lock);
+    begun = begun || hook_start_thread(work);
+    pthread_mutex_unlock(&lock);
+    return begun;
+}
+
 void hook_write_later(struct slab *slab) {
     pthread_mutex_lock(&lock);
     slab->later = NULL;
     *last = slab;
     last = &slab->later;
-    if (begun || (begun = hook_start_thread(work)))
-        pthread_cond_signal(&news);
+    pthread_cond_signal(&news);
     pthread_mutex_unlock(&lock);
 }

@@ -5,6 +5,7 @@
 
 #include "slab.h"
 
+bool hook_begin_writing(void);            // not when the process ends, perhaps within malloc
 void hook_write_later(struct slab *slab); // once its event has come
 void hook_wait_no_longer(void);           // what has not come is lost
 
