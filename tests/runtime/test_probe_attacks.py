@@ -230,3 +230,37 @@ def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
     done, trace = probed(tmp_path, once, "-p", "fifo")
     assert (done.returncode, trace) == (2, None)
     assert done.stderr.startswith(f"gpt-hook: error: {tmp_path}/fifo: not a regular file")
+
+
+def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
+    """For which device it is to be made is known later."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *library, *kernel, *context;
+        setup(argv[1]);
+        OK(cuCtxSetCurrent(NULL));
+        FILE *file = fopen(argv[1], "r");
+        assert(fread(text, 1, sizeof(text) - 1, file));
+        OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+        OK(D(cuLibraryGetKernel)(&kernel, library, "scale"));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        OK(D(cuLibraryGetModule)(&module, library));
+        function = kernel;
+        for (int i = 0; i < 600; i++) {
+            run();
+            OK(D(cuCtxSynchronize)());
+            usleep(argc > 2 ? 0 : 50000);
+        }
+        check();
+        return 0;
+    }
+    """
+    )
+    program = build(tmp_path, source)
+    good(tmp_path, program, "-p", "gmem_bytes", "--launch-count", "1")
+    trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, "once more"))  # now it is kept
+    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    check_bytes(trace, 599)

@@ -1,6 +1,6 @@
-// A look-up while nothing is probed leaves the function here, and one by an earlier order stays. As soon as
-// they are wanted they are asked for: in the program's next look-up, load or wait for the GPU, which waits
-// for none of them.
+// A look-up while nothing is probed, or of a library's kernel before there is a context, leaves the function
+// here, and one by an earlier order stays. As soon as they are wanted they are asked for: in the program's
+// next look-up, load or wait for the GPU, which waits for none of them.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -41,7 +41,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
     int is_wanted = wanted;
     if (!is_wanted)
         wanted = is_wanted = getenv(GPT_CONTROL) ? 1 : -1;
-    struct known *added = is_wanted > 0 ? copy(function, name) : NULL;
+    struct known *added = is_wanted > 0 || !asked ? copy(function, name) : NULL;
     if (!added)
         return;
     added->function.order = asked ? function->order : 0;
@@ -98,7 +98,7 @@ static struct known *collect(unsigned order) {
 void hook_ask_known(void) {
     const struct order *order = hook_order();
     if (!order->identity || !atomic_load(&hook_recording) ||
-        atomic_load_explicit(&all_asked, memory_order_relaxed) == order->number)
+        atomic_load_explicit(&all_asked, memory_order_relaxed) == order->number || !hook_current_context())
         return;
     for (struct known *known = collect(order->number), *next; known; known = next) {
         next = known->next;

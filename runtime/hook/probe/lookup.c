@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
 #include "hook/write/recording.h"
 #include "known.h"
@@ -20,6 +21,8 @@ static void look_up(uint64_t handle, const char *name, bool waits) {
     hook_finish_lookups();
     if (!name || !hook_object_look(handle, &view))
         return;
+    asks &=
+        view.kind != OBJECT_KERNEL || hook_current_context(); // else there is no device yet that it is for
     struct looked_up function = {.handle = handle,
                                  .module = view.parent,
                                  .context = view.kind == OBJECT_KERNEL ? 0 : view.context,
