@@ -1,14 +1,15 @@
 """gpt-hook -p: what programs do with CUDA graphs, beside launching them, goes as without probes. On the simulated
 device."""
 
+import os
 import subprocess
 
 import pytest
 
 from tests import cuda
-from tests.runtime import hooked
+from tests.runtime import hooked, simulated
 from tests.runtime.graphing import check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, good, saved
+from tests.runtime.probing import COUNT, PTX, good, probed, saved, unprobed
 from tests.tiers import first
 
 WRITES = "its graph writes a constant of which it has a copy"
@@ -603,6 +604,23 @@ def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, lev
         assert (found.counts[ran] == 3).all() and found.dropped == (3 - capacity) * ran.sum()
         kept = range(4 - capacity, 4) if repeats[launch] else range(1, capacity + 1)
         assert (found.slots["n"][ran] == list(kept)).all()
+
+
+@pytest.mark.full
+@simulated.needs_cxx
+def test_a_program_of_the_cuda_runtime(tmp_path):
+    """What tests/gpu/probe_graphs.py runs on a GPU."""
+    program = simulated.compile_cuda(tmp_path, hooked.ROOT / "tests/gpu/probe_graphs.cu", "-std=c++17")
+    bare = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
+    said = subprocess.run([program], env=bare, capture_output=True, text=True, check=True, timeout=100).stdout
+    assert said.count("\n") > 5
+    done, trace = probed(tmp_path, program, "-p", "gmem_bytes", arguments=())
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+    assert len(trace.of("probed")) == 99 and unprobed(trace) == {}
+    found = saved(tmp_path / "t.mp", "gmem_bytes")
+    assert len(found) == 99
+    for units in found.values():
+        assert units.slots["read"].sum() == units.slots["written"].sum() == 4 << 14
 
 
 def test_turns_alone(tmp_path):
