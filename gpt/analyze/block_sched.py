@@ -153,7 +153,7 @@ class BlockSched(MapAnalysis):
         rows = [(name, kernel.launches, *kernel.row()) for name, kernel in ordered]
         yield make_answer("kernels", KERNELS, rows, [total.line(), *verdict], top=TOP)
         more = self._number - len(self._rows)
-        verdict = [f"{more:,} more launches are only in the sums"] if more else []
+        verdict = [f"only in the sums: {more:,} of the launches"] if more else []
         yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
         if self.shown:
             yield from _iter_shown(self.shown, self._wanted is None)
@@ -189,7 +189,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
         schedule.end,
     ]
     more = len(schedule.block) - MOST_BLOCKS
-    verdict = [f"{more:,} more blocks are not listed"] if more > 0 else []
+    verdict = [f"not listed: {more:,} of the blocks"] if more > 0 else []
     values = [array[:MOST_BLOCKS] for array in values]
     when = ("began", "ended") if known else ("begin", "end")
     drawn = plot("spans", when[0], "sm", end=when[1], lane="slot", color="block", title=_describe(shown))
@@ -203,7 +203,7 @@ def _describe(shown: Shown) -> str:
     launch, totals = shown.launch, shown.totals
     shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))
     cycles = f"{totals.running:,.0f} cycles running, {totals.scheduling:,.0f} scheduling an SM"
-    where = f"{launch.blocks:,} blocks on {totals.sms} SMs; {cycles}"
+    where = f"blocks: {launch.blocks:,}, SMs: {totals.sms}; {cycles}"
     return f"{readable([shown.kernel])[0]}\ngrid {shape[0]}, block {shape[1]}: {where}"
 
 

@@ -446,6 +446,7 @@ def test_whatever_comes_there_is_an_answer_or_one_error(changes):
         assert b"internal" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_wildest_rows_are_no_fault():
     rows = []
     for field, code in enumerate("QQIiQQQQ"):

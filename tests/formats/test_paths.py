@@ -8,6 +8,7 @@ import pytest
 from gpt import records, stream
 from tests.formats.samples import ONE, image
 from tests.stages.tools import run
+from tests.tiers import every
 from tests.trace import forge
 
 ODD = {  # what stands there: the fact that is said of it
@@ -64,7 +65,7 @@ def test_loaded_libraries(folder, name):
     assert len(done.kind("element")) == 1
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", every(3, ODD))
 def test_libraries(folder, name):
     odd = [records.make("library", path=name, type="elf", size=0), records.make("library_end", path=name)]
     good = run("gpt-extract", "good.cubin", cwd=folder).records[1:-1]

@@ -12,6 +12,7 @@ from gpt.formats.source import Source
 from gpt.formats.zips import Zip
 from tests.formats import forge
 from tests.stages.tools import MIB, extract
+from tests.tiers import every
 
 LIBRARY = "a.so"
 
@@ -118,7 +119,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", every(4, HOSTILE))
 def test_hostile_zips(name, tmp_path):
     make, words = HOSTILE[name]
     path = tmp_path / "x.whl"

@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz import engine, native
 from tests.fuzz.native import HARNESSES
 from tests.fuzz.targets import TARGETS
-from tests.tiers import full
+from tests.tiers import every
 
 SEED = "0"
 
@@ -18,7 +18,7 @@ def report(result):
     )
 
 
-@pytest.mark.parametrize("target", [*TARGETS[::2], *map(full, TARGETS[1::2])], ids=lambda target: target.name)
+@pytest.mark.parametrize("target", every(4, TARGETS), ids=lambda target: target.name)
 def test_reader(target, sample, tmp_path):
     result = engine.run(target, sample, tmp_path / "work", tmp_path / "failures", seed=SEED, count=target.quick)
     assert not result.failures, f"seed {SEED}: {report(result)}"

@@ -126,6 +126,7 @@ def test_everything_can_go(sample, tmp_path):
         assert checks.call(patched, 3)[-1] == "42 two"
 
 
+@pytest.mark.full
 def test_nothing_goes(sample, tmp_path):
     library = sample("none")
     for patched, record in slim(library, tmp_path, "--keep", ".", "--keep-ptx", arch="sm_75,sm_80,sm_90").values():

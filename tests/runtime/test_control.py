@@ -196,8 +196,11 @@ def test_children_and_all_processes_of_a_run(tmp_path):
     shown = ctl("--all", "--json", server.pid, "status").stdout.splitlines()
     assert sorted(json.loads(line)["pid"] for line in shown) == sorted(children)
     server.process.communicate(timeout=60)
-    found = [hooked.Trace(path).launches for path in tmp_path.glob("t.mp*")]
-    assert sorted(found, key=str) == [{"bar": 7}, {"foo": 3}]
+    found = {path.name: hooked.Trace(path) for path in tmp_path.glob("t.mp*")}
+    launches = [trace.launches for trace in found.values() if trace.records[0]["pid"] in children]
+    assert sorted(launches, key=str) == [{"bar": 7}, {"foo": 3}], {
+        name: trace.records[0] for name, trace in found.items()
+    }
 
 
 @pytest.mark.full

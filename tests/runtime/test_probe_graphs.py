@@ -16,6 +16,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
 from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, unprobed
+from tests.tiers import every
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
 SCENARIOS = {
@@ -295,7 +296,7 @@ def graphs(tmp_path_factory):
     return compile_scenarios(tmp_path_factory.mktemp("graphs"), SCENARIOS)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", every(4, SCENARIOS))
 def test_graphs(tmp_path, graphs, name):
     _, launches, reasons = SCENARIOS[name]
     check_scenario(tmp_path, graphs, name, launches, reasons, [3] if name == "conditional" else [])

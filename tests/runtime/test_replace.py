@@ -432,6 +432,7 @@ def test_a_library_in_many_pieces(sample, tmp_path):
     assert loaded["gpu"] > 0
 
 
+@pytest.mark.full
 def test_a_library_from_pypi(tmp_path):
     library = fetch(PACKAGES["curand"])
     record = patch(located(library, "nothing", arch="sm_90"), "-o", tmp_path / "slim")

@@ -3,6 +3,8 @@
 import os
 import struct
 
+import pytest
+
 from tests import cuda
 from tests.runtime import hooked
 
@@ -64,6 +66,7 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
     assert sorted(path.name for path in kept.iterdir()) == names
 
 
+@pytest.mark.full
 def test_kernels_whose_long_names_differ_in_the_last_letter(sim_play, tmp_path):
     head = ".version 7.0\n.target sm_70\n.address_size 64\n"
     body = "(.param .u64 to) {{ .reg .b64 %d; ld.param.u64 %d, [to]; st.global.u32 [%d], {}; ret; }}\n"
@@ -154,6 +157,7 @@ extern "C" __global__ void use(int *areas) { areas[threadIdx.x] = shapes[threadI
 """
 
 
+@pytest.mark.full
 def test_functions_that_another_kernel_stored_are_called(sim_play, tmp_path):
     """Of which `use` names none."""
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")

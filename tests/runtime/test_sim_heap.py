@@ -132,6 +132,7 @@ def test_the_limit_counts_what_is_there(play):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 def test_what_goes_wrong_with_it_is_found(play):
     script = """
     for size, names in [

@@ -215,6 +215,7 @@ def test_a_file_that_exists_stays(tmp_path):
     assert (tmp_path / "out.mp").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
     """Whoever reads it has all of it while they still run."""
     data = forge.pack(launches(5, script(tmp_path, "#!/bin/sh\nsleep 1", "hook")))

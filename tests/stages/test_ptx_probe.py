@@ -296,6 +296,7 @@ def test_a_probe_is_shown(probe_file, tmp_path):
     assert two.startswith(f"# {probe_file}\n{shown.out.decode()}# ") and two.count("dmat.toml\n") == 1
 
 
+@pytest.mark.full
 def test_what_is_not_shown(probe_file, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text(PROBE.replace("SAVE", "ret; SAVE"))
