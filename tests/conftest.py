@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.formats.samples import SAMPLES
@@ -18,6 +19,11 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 
 # Most code of the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
+
+# How long an example takes says more of the machine than of the code.
+SLOW = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
+hypothesis.settings.register_profile("gpt", deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("gpt")
 
 # What a shell starts in the background, or nohup, ignores these signals, and so would all that tests send them to.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):

@@ -9,7 +9,7 @@ import subprocess
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records, stream
@@ -72,7 +72,7 @@ def read(text):
 # There and back
 
 
-@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500))
 @given(values)
 @example({"$map": {"$map": {"$int": "1"}}})
 @example({"$pairs": [["a", 1]]})
@@ -92,7 +92,6 @@ def test_not_a_number_comes_back():
     assert math.isnan(through_json({"kind": "x", "value": math.nan})["value"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.dictionaries(keys, values, max_size=5), max_size=4))
 def test_a_stream_comes_back_byte_for_byte(found):
     packed = stream.pack(HEADER) + b"".join(stream.pack({"kind": "x", **f, "kind": "x"}) for f in found)  # noqa: F601
@@ -284,7 +283,7 @@ def test_what_is_nested_too_deep_for_json_is_refused():
         read(json.dumps(HEADER) + "\n" + SYNC + "\n" + json.dumps(too_deep) + "\n")
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.one_of(st.binary(max_size=100), st.text(max_size=100).map(lambda t: t.encode())))
 def test_any_line_is_read_or_refused(line):
     for text in (line, json.dumps(HEADER).encode() + b"\n" + line):
@@ -301,7 +300,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500))
 @given(json_values)
 def test_any_escape_is_read_or_refused(value):
     text = json.dumps(HEADER) + "\n" + json.dumps({"kind": "x", "value": value}) + "\n"

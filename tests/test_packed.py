@@ -86,7 +86,7 @@ def answers(draw):
     return rows, records.make("answer", name="a", **packer.keys(), verdict=["so"])
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(answers())
 def test_answers_come_back_also_through_json(found):
     rows, answer = found

@@ -7,7 +7,7 @@ import time
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import records, stream
@@ -222,7 +222,6 @@ def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
         assert found == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 80), max_size=60))
 def test_how_the_input_arrives_makes_no_difference(sizes):
     found = list(stream.read_records(Dribble(SAMPLE, sizes), "in"))
@@ -372,7 +371,7 @@ def parses_or_refuses(data):
     assert time.process_time() - begun < 5
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=300))
 @example(b"\x82\xa4kind\xa1x\xa1y" + b"\x91" * 3000)
 @example(b"\x82\xa4kind\xa1x\xa1y" + b"\xdd\x00\x10\x00\x00" * 1100)
@@ -385,7 +384,7 @@ def test_any_bytes_are_read_or_refused(data):
     parses_or_refuses(HEADER + chunk(data))
 
 
-@settings(max_examples=examples(800), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(800))
 @given(
     st.lists(
         st.tuples(

@@ -86,7 +86,7 @@ def test_cycles_are_those_of_a_first_in_first_out_scheduler():
 BLOCK = st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 2))
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.lists(BLOCK, min_size=1, max_size=40), st.integers(1, 3))
 def test_whatever_the_blocks_are_it_is_what_a_walk_finds(blocks, warps):
     found = schedule(blocks, warps)
@@ -336,7 +336,7 @@ def test_a_hundred_thousand_blocks(tmp_path):
 WORDS = st.sampled_from([0, 1, 2, 31, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(*[WORDS] * 5), min_size=6, max_size=6))
 def test_the_wildest_numbers_are_no_fault(rows):
     data = np.array([(*row[:3], row[3] & 0xFFFFFFFF, row[4] & 0xFFFFFFFF) for row in rows], SLOT)
@@ -359,7 +359,7 @@ SAMPLE = forge.pack([*trace(BLOCKS)[:-1], forge.launches({4: 2}), *trace(BLOCKS)
 
 
 @pytest.mark.full
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
 def test_whatever_comes_there_is_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)

@@ -432,7 +432,7 @@ SAMPLE = forge.pack(
 
 
 @pytest.mark.full
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
 def test_whatever_comes_there_is_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)

@@ -176,7 +176,7 @@ def test_what_is_no_ptx_is_refused(tool, text):
         assert where.partition(":")[0] == "m" and 0 < len(fact) < 400
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_mutants_are_assembled_or_refused(tool, data):
     text = bytearray(RICH.encode())

@@ -1,7 +1,7 @@
 """Fatbins that we write: as fatbinary writes them, and read back."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.errors import MalformedError
@@ -48,7 +48,6 @@ def test_compressed_headers_are_those_of_fatbinary(cubins):
             assert getattr(mine, key) == getattr(yours, key), key
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["sm_80", "sm_90a", "sm_75", "sm_120f"]), st.binary(max_size=300)), max_size=4)
 )

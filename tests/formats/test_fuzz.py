@@ -17,7 +17,7 @@ from tests.formats.mutate import mutants
 from tests.formats.samples import ONE, image, region
 from tests.tiers import examples, full
 
-fuzz = settings(deadline=None, max_examples=examples(300), suppress_health_check=list(HealthCheck))
+fuzz = settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 
 
 def read(data, scan=True):

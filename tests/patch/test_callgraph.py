@@ -155,7 +155,7 @@ def test_sections_that_share_bytes():
         find_cut(data, {"plain"})
 
 
-@settings(deadline=None, max_examples=examples(400))
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
     """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""

@@ -276,7 +276,7 @@ def test_tables_that_are_wrong():
         find_fault(broken, left, cut.sections)
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
     """An answer that passes its own check, or a refusal."""

@@ -134,7 +134,7 @@ def test_what_is_dead_may_be_named_again(fatbin, elements):
     assert out[e.offset : e.end] == filled.source.pread(e.offset, e.end - e.offset)  # as it was
 
 
-@settings(deadline=None, max_examples=examples(400), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_spans(fatbin, data):
     """Taken or refused; and what is taken gives a file in which all else is as it was."""

@@ -178,7 +178,7 @@ def test_what_is_refused(snippet, fact):
         assert error.value.where in ("p.toml:4", "p.toml:5")
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(

@@ -16,7 +16,7 @@ from tests.tiers import examples
 SHAPES = Path(__file__).with_name("shapes.ptx").read_bytes()
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from([
     b".version 8.0\n", b".entry ", b".func ", b"(", b")", b"name", b" ", b"\n", b"//", b"/*", b"*/", b".visible ",
     b".global ", b".b32 x;", b"{", b"}", b'"', b"\\", b"\xff", b"\0", b".func", b".entry", b"#line 1 ",
@@ -89,7 +89,6 @@ ITEMS = [  # a blank may become any other, none is in a string
 ]  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(BLANKS, max_size=3), st.lists(st.sampled_from(ITEMS), max_size=5), st.lists(BLANKS, min_size=9))
 def test_who_only_looks_at_a_module_sees_what_the_scanner_does(before, items, blanks):
     assert_same(b"".join(before) + b" ".join(HEAD + items))

@@ -115,7 +115,7 @@ def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
 SEPARATORS = [" ", "\n", "\t", " // ; } {\n", '/* ) ] } \n "*/', "\r\n"]
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(st.randoms(use_true_random=False))
 def test_blanks_and_comments_mean_nothing(random):
     text = SHAPES.read_text()
@@ -345,13 +345,13 @@ functions = st.builds(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(statements, max_size=5))
 def test_what_is_printed_parses_to_the_same_tree(nodes):
     assert parse.parse_statements("\n".join(map(str, nodes))) == nodes
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(functions | declarations, max_size=3))
 def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
     program = tree.ModuleNode(tuple(nodes))
@@ -372,7 +372,7 @@ def pieces(statement):
     return 2 + sum(map(pieces, statement.statements)) if isinstance(statement, tree.Scope) else 1
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.text(st.sampled_from('ab%.,;:{}[]()<>=+-"/* \n019@!|_#\\\xe9'), max_size=60))
 def test_any_text_is_parsed_or_refused_with_its_place(text):
     for read in (parse.parse_module, scan.scan_module):

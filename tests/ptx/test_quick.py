@@ -1,7 +1,7 @@
 """The quick way to read instructions, declarations and parameters against the grammar."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.errors import MalformedError
@@ -24,7 +24,6 @@ GUARDS = st.sampled_from(["", "@%p1 ", "@!%p1 ", "@ %p1 ", "@!%p1\t", "@p "])
 SPACES = st.sampled_from(["", " ", "\n", " /* c */ "])
 
 
-@settings(deadline=None)  # the first one loads the grammar
 @given(GUARDS, HEADS, SPACES, st.lists(OPERANDS, max_size=4), SPACES)
 def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
     text = f"{guard}{head} {space}{f',{space}'.join(operands)}{end};"

@@ -32,7 +32,7 @@ class Launch:
     block: tuple[int, int, int]
     moved: tuple[int, int] | None
     captured: bool = False  # it is in a graph
-    replayed: bool = False  # with that
+    replayed: int | None = None  # with that: the line that captured it
 
 
 @dataclass
@@ -220,7 +220,7 @@ class Program:
         self.say("captured", stream, 0)
         for _ in range(self.random.randrange(3)):
             line = self.say("replay", 0, stream)
-            self.launches += [replace(launch, line=line, replayed=True) for launch in captured]
+            self.launches += [replace(launch, line=line, replayed=launch.line) for launch in captured]
             self.go(stream)
         self.say("sync")
         self.say("endgraph", 0)

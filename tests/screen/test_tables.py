@@ -124,7 +124,7 @@ anything = st.recursive(
 KEYS = sorted({key for kind in SHOWN for key in records.KINDS[kind]})
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(SHOWN), st.dictionaries(st.sampled_from(KEYS), anything)), max_size=5))
 def test_no_mixture_is_a_fault(found):
     table = LibraryTables()

@@ -406,7 +406,7 @@ def test_a_signal_that_another_thread_takes_ends_it_too(tmp_path, waits):
 # The order of results
 
 
-@settings(deadline=None, max_examples=examples(50), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(st.floats(0, 0.002), max_size=3), max_size=30), st.integers(1, 4))
 def test_results_come_in_order_and_what_waits_is_bounded(entries, threads):
     def sleep(seconds):

@@ -256,7 +256,7 @@ def test_bytes_of_another_number_than_is_said():
 NUMBERS = st.one_of(st.integers(0, 5), st.sampled_from([32, 1 << 31, 1 << 32, HUGE]))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from(["array", "total", "log"]), st.sampled_from(["thread", "warp", "block"]),
     NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=4), st.lists(NUMBERS, max_size=4), st.binary(max_size=200),

@@ -209,7 +209,7 @@ def test_a_log_has_no_units():
 NUMBERS = st.one_of(st.none(), st.integers(0, 100), st.sampled_from([HUGE, 1 << 32]))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, st.booleans(), st.booleans(), st.binary(max_size=100)), max_size=4)
 )

@@ -35,7 +35,7 @@ def test_seeds(part):
 
 
 @pytest.mark.full
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEP, min_size=1, max_size=60), st.integers(0, 1000))
 def test_programs_that_are_shrunk(steps, seed):
     check([(steps, seed)])

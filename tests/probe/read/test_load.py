@@ -276,7 +276,7 @@ def test_a_file_of_that_name_is_found(tmp_path):
     assert find_probe(str(tmp_path / "p.toml")) == Path(tmp_path / "p.toml")
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_mutated_files_are_read_or_refused(data):
     text = data.draw(st.sampled_from([SCHEDULING, COOPERATING, DYNAMIC, SECOND]))

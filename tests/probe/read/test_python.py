@@ -180,7 +180,7 @@ class U32(int):
 WORD = st.integers(0, 0xFFFFFFFF)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(programs(), WORD, WORD, WORD)
 def test_any_program_means_what_python_says(lines, a, b, t):
     typed = [typed_constants(line) for line in lines]
@@ -222,7 +222,7 @@ record.save(c, h, s)
     assemble(kernel_of(compiled(body)), tmp_path)
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(programs())
 def test_ptxas_takes_any_program(tmp_path_factory, lines):
     body = ["t = nl.u32(0)", *lines, "record.save(a, b, t)"]
@@ -341,7 +341,7 @@ def test_nothing_is_executed(tmp_path):
     assert not marker.exists()
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_mutated_files_are_read_or_refused(data):
     body = "    t = nl.u32(1)\n    for i in range(4):\n        if nl.addr % 16 == i and not nl.pred: t += i\n"

@@ -225,7 +225,7 @@ def files(draw):
     return ProbeFile("", tuple(probes), tuple(maps.values()), tuple(kept), draw(st.one_of(st.none(), TEXT)))
 
 
-@settings(deadline=None, max_examples=examples(150))
+@settings(max_examples=examples(150))
 @given(files())
 def test_any_model_reads_back(file):
     assert plain(parse_toml(to_toml(file), "")) == plain(file)

@@ -56,7 +56,7 @@ def pieces(data):
     return [re.sub(r"(%gpt_f_[a-z]+\d*_)\d+", r"\1N", piece) for piece in kept]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(INSTRUCTION, min_size=1, max_size=12), st.lists(st.sampled_from(FILES), min_size=1, max_size=2))
 def test_each_instruction_gets_what_it_would_get_alone(instructions, files):
     def woven(texts):
@@ -203,7 +203,7 @@ SNIPPET = st.lists(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(INSTRUCTION, min_size=1, max_size=8), SNIPPET, st.sampled_from(["before", "after"]))
 def test_shapes_change_nothing(instructions, snippet, when):
     """What a probe says stays, whatever it says; and the program's words are where they were."""

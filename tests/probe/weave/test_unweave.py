@@ -38,7 +38,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=20),
     st.lists(st.tuples(st.sampled_from(STATEMENTS), BLANKS), max_size=8),
@@ -91,7 +91,7 @@ PROGRAM = kernel(
 PROGRAM = PROGRAM.replace(".visible", ".func f(.param .b32 x) { ret; }\n.visible", 1)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_mutated_programs_are_woven_or_refused(data):
     text = PROGRAM

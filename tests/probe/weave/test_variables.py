@@ -245,7 +245,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
 def test_torn_modules(edits):
     """Whatever the module looks like: it is refused or left alone, or comes back."""
