@@ -105,7 +105,7 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 
 test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five minutes on two cores
 	@echo "test: pytest"
-	@$(VENV)/bin/python -m pytest -q -n auto -m "not full and not soak" $(ARGS)
+	@$(VENV)/bin/python -m pytest -q -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
 
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"

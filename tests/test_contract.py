@@ -195,6 +195,7 @@ def test_equal_inputs_give_equal_outputs(stage, work):
     assert quiet(stage(data=work)) == quiet(stage(data=work))
 
 
+@alike
 def test_json_says_the_same(stage, work):
     expected = quiet(stage(data=work))
     written = quiet(stage("--json", data=work))
@@ -462,6 +463,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
     assert len(text.splitlines()) >= 2
 
 
+@alike
 def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
     """From a sink always, from the others with --table: without colours, and in 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))

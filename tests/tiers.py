@@ -6,7 +6,7 @@ To `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a mat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -21,12 +21,13 @@ def full(*values: Any, id: str | None = None) -> Any:
 
 def first(*cases: Any) -> list[Any]:
     """Cases of `parametrize` of which `make test` runs the first only."""
-    return [cases[0], *(full(*case) if isinstance(case, tuple) else full(case) for case in cases[1:])]
+    return every(len(cases), cases)
 
 
-def every(step: int, cases: Iterable[Any]) -> list[Any]:
+def every(step: int, cases: Collection[Any]) -> list[Any]:
     """Cases of `parametrize` of which `make test` runs each `step`-th, from the first on."""
-    return [full(case) if number % step else case for number, case in enumerate(cases)]
+    left = (full(*case) if isinstance(case, tuple) else full(case) for case in cases)
+    return [mark if number % step else case for number, (case, mark) in enumerate(zip(cases, left, strict=True))]
 
 
 def soak(*values: Any, id: str | None = None) -> Any:

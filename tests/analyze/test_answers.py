@@ -15,6 +15,7 @@ import gpt.trace
 from gpt import records, stream
 from gpt.analyze import live
 from tests.analyze.asked import Answers, ask, run
+from tests.tiers import every
 from tests.trace import forge
 
 APIS = [forge.api(1, "cuLaunchKernel"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuStreamSynchronize")]
@@ -57,7 +58,7 @@ FILTERS = [  # options, calls and launches of the summary, bytes of launches
 ]
 
 
-@pytest.mark.parametrize(("options", "calls", "launches", "size"), FILTERS)
+@pytest.mark.parametrize(("options", "calls", "launches", "size"), every(4, FILTERS))
 def test_filters(options, calls, launches, size, tmp_path):
     device = [records.make("device", index=n, name="d", arch="sm_90", runs="sass") for n in (0, 1)]
     segment = process()

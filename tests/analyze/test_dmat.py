@@ -52,6 +52,7 @@ def test_accesses_by_page_and_clock():
     assert cells == [(0, 0, 1), (4, 0, 1)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("far", [1 << 20, 1 << 45])  # with a bitmap, and without
 def test_many_pages_share_rows(far):
     random = np.random.default_rng(1)

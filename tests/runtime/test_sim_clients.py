@@ -108,6 +108,7 @@ def test_cuda_core(play, probes):
     play(BINDINGS, script, probes)
 
 
+@pytest.mark.full
 def test_a_product_of_tinygrad(play):
     script = """
     from tinygrad import Tensor
