@@ -33,6 +33,7 @@ enters `trace` itself is compiled in two parts.
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import os
@@ -74,6 +75,13 @@ Sink = Callable[[Seen], object]
 _Key = tuple[Any, ...]  # a name in a piece of code: id() of that, the variable, what it has inside
 
 
+class _Other(enum.Enum):
+    """What stands for a reader: of a container, and of a type that was not met yet."""
+
+    CONTAINER = enum.auto()
+    NEW = enum.auto()
+
+
 class _Known:
     """A tensor that was seen; `ref` is None where there are no weak references to it."""
 
@@ -88,7 +96,7 @@ class _Known:
 
 _ids = itertools.count(1)
 _known: dict[int, _Known] = {}  # by id() of the object
-_readers: dict[type, Reader | None] = {}  # None: not a tensor
+_readers: dict[type, Reader | _Other | None] = {}  # None: not a tensor
 _looked_at: dict[int, tuple[CodeType, bool]] = {}  # by id(); code that is here has it alone
 _told: set[str] = set()
 os.register_at_fork(after_in_child=_known.clear)  # the trace of the child knows none of them
@@ -227,7 +235,7 @@ def _see_variables(frame: FrameType, also: Sink | None) -> None:
         if not looked_at[1]:
             return
         for name, value in _variables(frame, code):
-            if _readers.get(type(value), _MISSING) is not None:
+            if _readers.get(type(value), _Other.NEW) is not None:
                 known = _known.get(id(value))
                 if known is None or known.ref is None or (place, name) not in known.names:
                     _look(name, value, frame, also, MOST_DEPTH, (place, name))
@@ -261,35 +269,25 @@ def _forget_variables(frame: FrameType) -> None:
 
 def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int, key: _Key) -> None:
     type_ = type(value)
-    reader = _readers.get(type_, _MISSING)
-    if reader is _MISSING:
+    reader = _readers.get(type_, _Other.NEW)
+    if reader is _Other.NEW:
         if len(_readers) >= MOST_TYPES:
             _readers.clear()
         inside = issubclass(type_, CONTAINERS) or is_module(type_)
-        reader = _readers[type_] = _look_into if inside else find_reader(type_)
-    if reader is _look_into:
+        reader = _readers[type_] = _Other.CONTAINER if inside else find_reader(type_)
+    if reader is _Other.CONTAINER:
         form, items = _items(name, value) if depth else ("", ())
         for index, one in items:
-            if _readers.get(type(one), _MISSING) is not None:
+            if _readers.get(type(one), _Other.NEW) is not None:
                 known, inner = _known.get(id(one)), (key[0], name, index)
                 if known is None or known.ref is None or inner not in known.names:
                     _look(form.format(index), one, frame, also, depth - 1, inner)
-    elif reader is not None and name != "self":  # in a method of its own
+    elif not (reader is None or isinstance(reader, _Other) or name == "self"):  # which is, in a method of its own
         _see(name, value, reader, frame, also, key)
 
 
-def _look_into(value: Any) -> Facts | None:
-    """Stands for containers among the readers."""
-    raise NotImplementedError
-
-
-def _MISSING(value: Any) -> Facts | None:
-    """Stands for types that were not met yet."""
-    raise NotImplementedError
-
-
 def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
-    """The first of what is in a container, and how it is named. Of a list whose first item is no tensor, none."""
+    """The first items of a container, and the form of their names. A list that begins with no tensor yields none."""
     escaped = name.replace("{", "{{").replace("}", "}}")
     form = escaped + "[{!r}]"
     if isinstance(value, dict):
@@ -299,7 +297,7 @@ def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
         return form, enumerate(tuple.__getitem__(value, slice(MOST_ITEMS)))
     if isinstance(value, list):
         first = list.__getitem__(value, slice(MOST_ITEMS))
-        return form, () if first and _readers.get(type(first[0]), _MISSING) is None else enumerate(first)
+        return form, () if first and _readers.get(type(first[0]), _Other.NEW) is None else enumerate(first)
     return (type(value).__name__ if name == "self" else escaped) + ".{}", iter_parameters(value)
 
 

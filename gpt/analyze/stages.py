@@ -91,7 +91,7 @@ def _find_inference(timeline: Timeline) -> tuple[int, int]:
     after = timeline.end[waits & (timeline.start >= starts[last])]
     again = len(starts) - 1 > last
     inference = int(after.min()) if again and len(after) and (starts > after.min()).any() else None
-    if inference is None:  # nothing is launched after a wait for what is new: there is no other end of it
+    if inference is None:  # no launch follows a wait for the kernel that came last
         inference = int(starts[0]) if not again else int(starts[last])
     return int(starts[0]), inference
 

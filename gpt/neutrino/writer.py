@@ -100,7 +100,7 @@ class Writer:
                 messages.say(TOOL, "error", str(folder.path or self._asked["parent"]), f"{folder.fault}; not complete")
                 status = max(status, GptError.status)
         if not there:
-            messages.say(TOOL, "warning", "", "no process used the CUDA driver: there is no trace folder")
+            messages.say(TOOL, "warning", "", "no process used the CUDA driver: no trace folder")
         for folder in there:
             if folder.path:
                 messages.write(f"[info] trace in {os.path.join(self._asked['parent'], folder.path.name)}\n")

@@ -182,7 +182,7 @@ def parse_lines(lines: Iterable[str]) -> Tensors:
     no clock in common with a trace. What has the same address, size and shape is the same tensor. Lines of another form
     are left out, as it writes some.
 
-    Raises MalformedError if there is no line of this form.
+    Raises MalformedError if no line has this form.
     """
     found, count = Tensors(with_ends=False), 0
     ids: dict[tuple[int, int, tuple[int, ...]], int] = {}

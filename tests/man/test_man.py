@@ -26,7 +26,7 @@ from gpt.ptx.names import MAX_DIRECTIVES
 from tests.demo.build import build
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*"))}
+PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*")) if not path.is_symlink()}
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the tools
