@@ -10,7 +10,7 @@ from gpt.analyze.command import of_model
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
-    from gpt.analyze.timeline import Timeline, Whole
+    from gpt.analyze.sequence import Timeline, Whole
     from gpt.trace.model import TraceModel
 
 TIMES = (
@@ -48,7 +48,7 @@ NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
 
 def gaps(trace: TraceModel) -> Answers:
     """Between launches of a thread, from waiting to the next launch, and between what ran on the GPU."""
-    from gpt.analyze.timeline import make_timelines
+    from gpt.analyze.sequence import make_timelines
 
     rows: list[tuple[Any, ...]] = []
     longest: list[tuple[Any, ...]] = []

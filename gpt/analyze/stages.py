@@ -26,7 +26,7 @@ from gpt.analyze.command import of_model
 from gpt.trace.kinds import CALLS, RANGES
 
 if TYPE_CHECKING:
-    from gpt.analyze.timeline import Mask, Timeline
+    from gpt.analyze.sequence import Mask, Timeline
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
@@ -56,7 +56,7 @@ def stages(trace: TraceModel) -> Answers:
     """The table of the process that launches most."""
     import numpy as np
 
-    from gpt.analyze.timeline import find_period, make_timelines
+    from gpt.analyze.sequence import find_period, make_timelines
 
     timelines = make_timelines(trace)
     if not timelines:

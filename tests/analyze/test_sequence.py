@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt import records
-from gpt.analyze.timeline import find_period
+from gpt.analyze.sequence import find_period
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 
