@@ -43,8 +43,8 @@ class Fold(Protocol):
     def end(self, process: Process) -> None:
         """The segment of a process is over."""
 
-    def answer(self) -> Answers:
-        """What there is to say of all that was read."""
+    def answer(self, incomplete: list[str]) -> Answers:
+        """What there is to say of all that was read, of which lines say what is `incomplete`."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Why there is nothing to say, of a trace that has records of these kinds."""
@@ -208,7 +208,7 @@ class _Passage:
                 self._fold.take(process)
         if self._news or not self._fold.streams:
             lines = self._lines()
-            for record in self._fold.answer():
+            for record in self._fold.answer(lines):
                 if record["kind"] == "answer":
                     record = records.make(**{**record, "incomplete": lines or None})
                     if self._seen:

@@ -101,8 +101,9 @@ class _Whole:
         """What would have recorded what it needs."""
         return self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """What the function says."""
+        self._model.incomplete = incomplete
         yield from self._function(self._model, **self._options)
 
 

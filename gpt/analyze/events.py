@@ -78,7 +78,7 @@ class Events:
         """Whether there are calls."""
         return base.find_lack(kinds, self.kinds)
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """Writes the lines; they are not records."""
         if self._json:
             for lines in self.iter_lines():

@@ -39,7 +39,7 @@ class Nothing:
     def find_lack(self, kinds: set[str]) -> str | None:
         """Nothing."""
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """Nothing."""
         yield from ()
 

@@ -106,7 +106,7 @@ class MapAnalysis(ABC):
             return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])
         return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """What there is to say, and what kept more from being said."""
         coverage = Coverage()
         coverage.merge(self._done)

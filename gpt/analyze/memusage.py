@@ -135,7 +135,7 @@ class MemUsage:
             return None
         return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """Kernels, that with the launch that needs most first, and processes."""
         kernels: dict[str, Counter[str]] = {}
         _merge(kernels, self._done)

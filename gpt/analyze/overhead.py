@@ -134,7 +134,7 @@ class Overhead:
         """Whether launches had probes."""
         return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """The kernels, that which lost most time first."""
         from gpt.analyze.coverage import Coverage, make_coverage
 

@@ -94,7 +94,7 @@ class Summary:
         """Whether there are calls."""
         return base.find_lack(kinds, self.kinds)
 
-    def answer(self) -> Answers:
+    def answer(self, incomplete: list[str]) -> Answers:
         """The sums."""
         from gpt.analyze.totals import Totals
 
