@@ -189,6 +189,12 @@ KINDS: dict[str, Keys] = {
         "arch": ("str", "compute capability, sm_90"),
         "uuid": ("str?", "as nvidia-smi prints it"),
         "runs": ("str", "sass, or ptx for a device that takes PTX only"),
+        "sms": ("u64?", "multiprocessors"),
+        "warps": ("u64?", "that a multiprocessor holds at once"),
+        "blocks": ("u64?", "the same of blocks"),
+        "clock_hz": ("u64?", "highest rate of the clock of multiprocessors"),
+        "memory_hz": ("u64?", "highest rate of the clock of its memory"),
+        "bus_bits": ("u64?", "width of the bus to its memory"),
     },
     "module": {
         "id": ("u64", "number in the segment"),

@@ -234,8 +234,10 @@ class _Passage:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
-        if lack and not (self._told or self._stage.faults):
-            self._stage.flush()  # it ends quietly if nobody reads
-            self._write(self._stage.error(GptError(lack)))
+        if lack:
+            self._seen = None  # no picture of something else
+            if not (self._told or self._stage.faults):
+                self._stage.flush()  # it ends quietly if nobody reads
+                self._write(self._stage.error(GptError(lack)))
         self._write_answer()
         self._write_end()

@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: which blocks each SM ran when, and what it cost to begin the next one."""
+"""gpt-analyze block_sched: which blocks each SM ran when, what it cost to begin the next one, and how full it was."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
+    from gpt.analyze.occupancy import Occupancy
     from gpt.analyze.schedule import Schedule
     from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
     from gpt.trace.process import Process
@@ -19,6 +20,17 @@ CYCLES = (
     Column("running", "u64", "cycles"),
     Column("scheduling", "u64", "cycles"),
     Column("share", "f64", "%"),
+)
+OCCUPANCY = (
+    Column("warps", "f64?", title="resident warps"),
+    Column("most_warps", "u64?", title="at most"),
+    Column("occupancy", "f64?", "%", "of device"),
+    Column("tail", "u64?", "ns"),
+    Column("tail_share", "f64?", "%", "of launch"),
+    Column("imbalance", "f64?"),
+    Column("resident", "f64?", title="resident blocks", shown="never"),
+    Column("most_blocks", "u64?", shown="never"),
+    Column("holds", "u64?", title="device holds", shown="never"),
 )
 KERNELS = (
     Column("name", "text", "kernel", "kernel"),
@@ -33,7 +45,9 @@ LAUNCHES = (
     *LAUNCH,
     *KERNELS[3:],
     Column("span", "u64?", "ns", "time"),
+    *OCCUPANCY,
 )
+OCCUPANCIES = (Column("name", "text", "kernel", "occupancy by"), *OCCUPANCY)
 SMS = (
     Column("sm", "u64", "id", "SM"),
     Column("blocks", "u64"),
@@ -41,6 +55,13 @@ SMS = (
     *CYCLES,
     Column("began", "u64?", "ns", "first began"),
     Column("ended", "u64?", "ns", "last ended"),
+    Column("busy", "u64", "cycles"),
+)
+RESIDENT = (
+    Column("time", "f64", "ns", "since the first block"),
+    Column("warps", "f64", title="resident warps"),
+    Column("blocks", "f64", title="resident blocks"),
+    Column("holds", "u64?", title="device holds", shown="never"),
 )
 BLOCKS = (
     Column("sm", "u64", "id", "SM"),
@@ -55,6 +76,7 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
+NEAR = 4  # times as many warps: so far from what is resident the line of what the device holds is drawn
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
 
 Number = Annotated[
@@ -66,8 +88,11 @@ class _Totals:
     """The sums of a kernel, or of one launch of it; its cycles are means over the SMs that a launch used."""
 
     def __init__(self) -> None:
+        from gpt.analyze.occupancy import Occupancy
+
         self.launches = self.blocks = self.sms = self.slots = self.silent = 0
         self.running = self.scheduling = 0.0
+        self.occupancy = Occupancy()
 
     def add(self, other: _Totals) -> None:
         self.launches += other.launches
@@ -75,6 +100,7 @@ class _Totals:
         self.silent += other.silent
         self.running += other.running
         self.scheduling += other.scheduling
+        self.occupancy.add(other.occupancy)
         self.sms = max(self.sms, other.sms)
         self.slots = max(self.slots, other.slots)
 
@@ -111,21 +137,23 @@ class BlockSched(MapAnalysis):
         from gpt.analyze.schedule import FIELDS
 
         super().__init__()
+        self.kinds |= {"device"}
         self.fields = FIELDS
         self.shown: Shown | None = None
         self._wanted = launch
-        self._number = 0
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Replays a launch."""
+        from gpt.analyze.occupancy import make_occupancy
         from gpt.analyze.schedule import make_schedule
 
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks
         schedule = make_schedule(saved)
         totals.silent = schedule.silent if schedule else launch.blocks
+        totals.occupancy = make_occupancy(schedule, launch, process.cards.get(launch.device, {}))
         span: float | None = None
         if schedule:
             totals.running, totals.scheduling = float(schedule.running.mean()), float(schedule.scheduling.mean())
@@ -136,7 +164,8 @@ class BlockSched(MapAnalysis):
         if schedule and self._is_shown(totals):
             self.shown = Shown(self._number, buffer.kernel, launch, schedule, totals)
         if len(self._rows) < MOST_LAUNCHES:
-            self._rows.append((*launch_row(self._number, process, buffer), *totals.row()[1:], span))
+            row = *totals.row()[1:], span, *totals.occupancy.row()
+            self._rows.append((*launch_row(self._number, process, buffer), *row))
 
     def _is_shown(self, totals: _Totals) -> bool:
         if self._wanted is not None or self.shown is None:
@@ -152,6 +181,8 @@ class BlockSched(MapAnalysis):
         ordered = sorted(self._kernels.items(), key=lambda k: (-k[1].running - k[1].scheduling, k[0]))
         rows = [(name, kernel.launches, *kernel.row()) for name, kernel in ordered]
         yield make_answer("kernels", KERNELS, rows, [total.line(), *verdict], top=TOP)
+        rows = [(name, *kernel.occupancy.row()) for name, kernel in ordered]
+        yield make_answer("occupancy", OCCUPANCIES, rows, _describe_occupancy(total.occupancy), top=TOP)
         more = self._number - len(self._rows)
         verdict = [f"only in the sums: {more:,} of the launches"] if more else []
         yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
@@ -164,6 +195,8 @@ class BlockSched(MapAnalysis):
 def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     """The SMs and the blocks of a launch."""
     import numpy as np
+
+    from gpt.analyze.occupancy import find_busy
 
     schedule = shown.schedule
     known = schedule.ns_per_clock is not None
@@ -178,6 +211,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
         100 * scheduling / np.maximum(running + scheduling, 1),
         schedule.began[first] if known else NONE,
         np.maximum.reduceat(schedule.ended, first) if known else NONE,
+        find_busy(schedule),
     ]
     yield make_array_answer("sms", SMS, values, verdict, top=TOP_SMS)
     values = [
@@ -194,6 +228,36 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     when = ("began", "ended") if known else ("begin", "end")
     drawn = plot("spans", when[0], "sm", end=when[1], lane="slot", color="block", title=_describe(shown))
     yield make_array_answer("blocks", BLOCKS, values, verdict, top=TOP_BLOCKS, plots=[drawn])
+    if known:
+        yield _make_resident(shown)
+
+
+def _make_resident(shown: Shown) -> Record:
+    """How many warps and blocks of a launch were resident when."""
+    import numpy as np
+
+    from gpt.analyze.occupancy import BINS, find_resident
+
+    found, all_ = shown.totals.occupancy, find_resident(shown.schedule)
+    edges = np.linspace(0, found.time, BINS + 1)
+    blocks = all_.mean_between(edges)
+    values = [edges[:-1], blocks * found.most_warps / found.most_blocks, blocks, found.holds or NONE]
+    near = 0 < found.holds <= NEAR * found.most_warps
+    title = "\n".join([f"warps that were resident, launch {shown.number}", *_describe_occupancy(found)])
+    drawn = plot("lines", "time", "warps", *(["holds"] if near else []), title=title)
+    return make_array_answer("resident", RESIDENT, values, top=TOP_BLOCKS, plots=[drawn])
+
+
+def _describe_occupancy(of: Occupancy) -> list[str]:
+    """In a line, as far as it is known."""
+    from gpt.screen.units import human_count, human_time
+
+    if not of.time:
+        return []
+    warps, most, occupancy, tail, share, imbalance, *_ = of.row()
+    whole = f" of {of.holds:,} ({occupancy:.1f} %)" if of.holds else ""
+    told = f"resident warps:{human_count(warps)} mean, {most:,} at most{whole}"
+    return [f"{told}; tail:{human_time(tail)} ({share:.1f} %); imbalance:{imbalance:.2f}"]
 
 
 def _describe(shown: Shown) -> str:

@@ -53,6 +53,8 @@ class MapAnalysis(ABC):
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
+        self._wanted: int | None = None  # the number of a launch, where one is to be shown
+        self._number = 0  # of the last launch, where they are numbered
         self._known = False  # whether a trace has the map
         self._read = 0  # launches
         self._lost = Counter[str]()  # launches, by reason
@@ -98,9 +100,10 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Which probe would have recorded it."""
+        """Which probe would have recorded it, or that the launch that is wanted is not there."""
         if self._read:
-            return None
+            absent = self._wanted is not None and self._wanted > self._number
+            return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
         if self._known:
             ran = list(self._done.verdict())[:1]
             return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])

@@ -75,7 +75,7 @@ class AnswerTable:
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
         if len(answer["rows"]) > len(first) * answer["stride"]:
-            counts = [field for _, field, told in numbers if "unit" not in told]
+            counts = [field for _, field, told in numbers if "unit" not in told and field.code not in "efd"]
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:

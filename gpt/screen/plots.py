@@ -156,6 +156,7 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
             axes.legend(fontsize=8, frameon=False)
     for name in () if "color" in plot else plot["y"]:
         axes.plot(x, columns[name] / scale_y, lw=1, label=told[name].get("title", name))
+    axes.margins(x=0)
     axes.set_xlabel(_axis(told[plot["x"]], unit_x))
     axes.set_ylabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit_y))
     if len(plot["y"]) > 1:

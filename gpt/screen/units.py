@@ -16,7 +16,8 @@ def human(size: float) -> str:
 
 
 def human_count(number: float, sign: str = "-") -> str:
-    """A number with its thousands apart; three digits of a fraction and of what nothing real reaches."""
+    """A number with its thousands apart; three digits of what is less than 1,000 and of what nothing real reaches."""
+    number = round(number) if 999.5 <= abs(number) < 10**12 else number
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
 
 

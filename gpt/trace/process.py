@@ -60,9 +60,9 @@ class Process:
     """What the records of a segment said by now; of kinds that its reader did not ask for it takes no notice.
 
     `started` is false for a segment that only names another process. `status` is that of its `end`; None if there is
-    none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, and `devices`
-    architectures with what they run, as in their records. `folder` is that of its trace, None if it has none.
-    Rows and launches are those of the `selection`.
+    none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, `devices` architectures
+    with what they run, as in their records, and `cards` these records by ordinal. `folder` is that of its trace, None
+    if it has none. Rows and launches are those of the `selection`.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Process:
         self.libraries: dict[str, Record] = {}
         self.lookups: list[tuple[int, str]] = []
         self.devices: set[tuple[str, str]] = set()
+        self.cards: dict[int, Record] = {}
         self._names: dict[int, str] = {}  # of functions
         selection = selection or Selection()
         selection.zero = selection.zero or header["realtime"]
@@ -183,6 +184,7 @@ class Process:
                 self.sites.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
+                self.cards[record["index"]] = record
                 self._selected.devices.add(record["index"])
 
     def is_ioctl(self, api: int) -> bool:

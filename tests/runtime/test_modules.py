@@ -217,6 +217,9 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     assert library.read_bytes()[module["offset"] :][:4] == b"\x50\xed\x55\xba"
     (device,) = trace.of("device")
     assert (device["arch"], device["runs"]) == ("sm_90", "ptx")
+    numbers = ("warps", "blocks", "clock_hz", "memory_hz", "bus_bits")
+    assert tuple(device[name] for name in numbers) == (64, 32, 1_980_000_000, 3_201_000_000, 6144)
+    assert 0 < device["sms"] < 256
 
     stage = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
     script = " | ".join(

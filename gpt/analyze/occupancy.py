@@ -1,0 +1,117 @@
+"""How full the device was while a launch ran: blocks and warps that were resident, the tail, and how even SMs were.
+
+A block is resident from the first clock of its warps to the last one, and all of its warps with it: their registers and
+their places are free for others when the last one has ended.
+
+The *tail* is the time from when the first SM has no more blocks to the end of the launch. An SM is *busy* while at
+least one block is resident; the *imbalance* is how long the busiest one was, divided by the mean. Both are of the
+SMs that the launch used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gpt.analyze.schedule import Real, Schedule, Whole
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import ProbedLaunch
+
+WARP = 32  # threads
+BINS = 500  # of time, in which residents are drawn
+
+
+class Resident(NamedTuple):
+    """What was resident at each time at which that changed: `blocks` from each of the `times` (ns) to the next."""
+
+    times: Real
+    blocks: Whole
+
+    def mean_between(self, edges: Real) -> Real:
+        """The mean number of blocks between each two edges."""
+        area = np.concatenate(([0.0], np.cumsum(self.blocks[:-1] * np.diff(self.times))))
+        found: Real = np.diff(np.interp(edges, self.times, area)) / np.maximum(np.diff(edges), 1e-9)
+        return found
+
+
+def find_resident(schedule: Schedule) -> Resident:
+    """Of all SMs together; of blocks that end and begin at once, the end comes first."""
+    count = len(schedule.block)
+    times = np.concatenate((schedule.ended, schedule.began))
+    order = np.argsort(times, kind="stable")
+    change = np.repeat(np.array([-1, 1]), count)[order]
+    return Resident(times[order], np.maximum(np.cumsum(change), 0))
+
+
+def find_busy(schedule: Schedule) -> Real:
+    """Clocks of each SM during which at least one block was resident."""
+    times = np.concatenate((schedule.end, schedule.begin))
+    which = np.concatenate((schedule.which, schedule.which))
+    change = np.repeat(np.array([-1, 1]), len(schedule.block))
+    order = np.lexsort((change, times, which))
+    spans = np.diff(times[order]) * (np.cumsum(change[order])[:-1] > 0)  # 0 from the last end on an SM to another SM
+    return np.bincount(which[order][:-1], spans, len(schedule.sms)).astype(np.float64)
+
+
+class Occupancy:
+    """The sums of a launch, or of the launches of a kernel; times are ns, of launches whose times are known."""
+
+    _added = "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
+    _most = "most_warps", "most_blocks", "holds"
+
+    def __init__(self) -> None:
+        self.time = self.warps = self.blocks = self.tail = 0.0  # ns; resident warps and blocks by ns
+        self.most_warps = self.most_blocks = 0
+        self.busiest = self.mean_busy = 0.0  # clocks
+        self.holds = 0  # warps
+        self.known = self.room = 0.0  # resident warps by ns and what there is room for, where that is known
+
+    def add(self, other: Occupancy) -> None:
+        """Takes in that of other launches."""
+        for name in self._added:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in self._most:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+    def row(self) -> tuple[Any, ...]:
+        """The values of the columns OCCUPANCY of block_sched."""
+        time, known = self.time or 1.0, self.time > 0
+        values = (
+            (self.warps / time, known),
+            (self.most_warps, known),
+            (100 * self.known / (self.room or 1.0), self.room > 0),
+            (self.tail, known),
+            (100 * self.tail / time, known),
+            (self.busiest / (self.mean_busy or 1.0), self.mean_busy > 0),
+            (self.blocks / time, known),
+            (self.most_blocks, known),
+            (self.holds, self.holds > 0),
+        )
+        return tuple(value if here else None for value, here in values)
+
+
+def make_occupancy(schedule: Schedule | None, launch: ProbedLaunch, card: Mapping[str, Any]) -> Occupancy:
+    """That of a launch; `card` is the record of its device, as far as there is one."""
+    found = Occupancy()
+    found.holds = card.get("sms", 0) * card.get("warps", 0)
+    if schedule is None:
+        return found
+    busy = find_busy(schedule)
+    found.busiest, found.mean_busy = float(busy.max()), float(busy.mean())
+    if schedule.ns_per_clock is None:
+        return found
+    warps = -(-launch.threads // WARP)
+    found.time = float(schedule.ended.max())
+    found.blocks = float((schedule.ended - schedule.began).sum())
+    found.warps = warps * found.blocks
+    last = np.zeros(len(schedule.sms))
+    np.maximum.at(last, schedule.which, schedule.ended)
+    found.tail = found.time - float(last.min())
+    found.most_blocks = int(find_resident(schedule).blocks.max())
+    found.most_warps = warps * found.most_blocks
+    if found.holds:
+        found.known, found.room = found.warps, found.holds * found.time
+    return found
