@@ -27,6 +27,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "warp_sched",
     "warp_progress",
     "dmat",
+    "timeline",
 )
 
 

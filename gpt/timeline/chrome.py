@@ -1,0 +1,206 @@
+"""A timeline as JSON of Chrome's Trace Event Format, in the form that PyTorch's profiler gives it (Kineto).
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, and what Kineto adds to it: rows of
+a GPU have the number of the device for their process and that of the stream for their thread; `correlation` is the
+same of a call and of what it made the GPU do, and an arrow `ac2g` leads there. chrome://tracing, Perfetto and HTA
+read it. Times are us since the first process began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.printable import printable_json
+from gpt.timeline.tracks import (
+    CALL,
+    IOCTL,
+    KERNEL,
+    KINDS,
+    MEMCPY,
+    MEMSET,
+    RANGE,
+    STREAM,
+    Spans,
+    Timeline,
+    Track,
+    Whole,
+    title,
+)
+
+NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
+         RANGE: "user_annotation"}  # fmt: skip
+WINDOW = 1 << 14  # spans that are made text at once
+
+
+def iter_text(timeline: Timeline) -> Iterator[str]:
+    """The whole of the JSON, a part at a time."""
+    writer = _Writer(timeline)
+    yield '{"schemaVersion":1,"distributedInfo":{"backend":"nccl","rank": 0,"world_size":1},\n"displayTimeUnit":"ms",'
+    yield f'"incomplete":{_quote(timeline.model.incomplete)},\n"traceEvents":[\n'
+    yield ",\n".join(writer.iter_names())
+    for part in writer.iter_parts():
+        if part:
+            yield ",\n"
+            yield ",\n".join(part)
+    yield "\n]}\n"
+
+
+def _quote(value: object) -> str:
+    return printable_json(json.dumps(value, ensure_ascii=False))
+
+
+class _Writer:
+    """Makes events of spans. What spans of one name and row have in common is made once."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._names = [
+            _quote(name.encode(errors="surrogateescape").decode(errors="replace")) for name in timeline.names
+        ]
+        self._hosts, self._gpus = _number_processes(timeline)
+        self._rows = [self._row(track) for track in timeline.tracks]
+
+    def _row(self, track: Track) -> tuple[int, int]:
+        """`pid` and `tid`. Further lanes have numbers that no thread has."""
+        if track.kind == STREAM:
+            streams = sorted(
+                {t.number for t in self._timeline.tracks if (t.process, t.kind) == (track.process, STREAM)}
+            )
+            return self._gpus[track.process], streams.index(track.number) + track.lane * len(streams)
+        lane = track.lane + (1 if KINDS[track.kind] == "range" else 0)
+        return self._hosts[track.process], track.number + (lane << 32)
+
+    def iter_names(self) -> Iterator[str]:
+        """What rows and processes are called."""
+        form = '{{"ph":"M","name":"{}","pid":{},"tid":{},"ts":0,"args":{{"{}":{}}}}}'
+        for place, process in enumerate(self._timeline.model.processes):
+            argv, host = " ".join(process.header["argv"]), process.header["host"]
+            for order, (pid, label) in enumerate(
+                (
+                    (self._hosts[place], f"process {process.pid} on {host}"),
+                    (self._gpus.get(place), f"GPU of {process.pid}"),
+                )
+            ):
+                if pid is None:
+                    continue
+                yield form.format("process_name", pid, 0, "name", _quote(argv))
+                yield form.format("process_labels", pid, 0, "labels", _quote(label))
+                yield form.format("process_sort_index", pid, 0, "sort_index", 2 * place + order)
+        for order, (track, (pid, tid)) in enumerate(zip(self._timeline.tracks, self._rows, strict=True)):
+            yield form.format("thread_name", pid, tid, "name", _quote(title(track)))
+            yield form.format("thread_sort_index", pid, tid, "sort_index", order)
+
+    def iter_parts(self) -> Iterator[list[str]]:
+        """All events but names, some thousand at a time."""
+        for number in range(len(self._timeline.tracks)):
+            spans = self._timeline.of(number)
+            for at in range(0, len(spans), WINDOW):
+                yield self._spans(number, spans[at : at + WINDOW])
+        yield from self._iter_arrows()
+        for counter in self._timeline.counters:
+            head = f'{{"ph":"C","name":{_quote(counter.name)},"pid":{self._hosts[counter.process]},"ts":'
+            points = zip((counter.times / 1000).tolist(), counter.values.tolist(), strict=True)
+            yield [f'{head}{time:.3f},"args":{{"bytes":{value}}}}}' for time, value in points]
+        rows = dict(zip(self._timeline.tracks, self._rows, strict=True))
+        yield [
+            f'{{"ph":"i","s":"t","cat":"user_annotation","name":{_quote(mark.name)},"pid":{rows[mark.track][0]},'
+            f'"tid":{rows[mark.track][1]},"ts":{mark.time / 1000:.3f}}}'
+            for mark in self._timeline.marks
+        ]
+
+    def _spans(self, number: int, spans: Spans) -> list[str]:
+        pid, tid = self._rows[number]
+        keys = spans["name"].astype(np.int64) * len(NAMES) + spans["category"]
+        heads = {
+            key: f'{{"ph":"X","cat":"{NAMES[key % len(NAMES)]}","name":{self._names[key // len(NAMES)]},'
+            f'"pid":{pid},"tid":{tid},"ts":'
+            for key in np.unique(keys).tolist()
+        }
+        arguments = [""] * len(spans)
+        for tell, wanted in ((self._tell_calls, (CALL, IOCTL)), (self._tell_work, (KERNEL, MEMCPY, MEMSET))):
+            places = np.flatnonzero(np.isin(spans["category"], wanted))
+            for place, *texts in zip(
+                places.tolist(), *tell(spans["source"][places].astype(np.int64), tid), strict=True
+            ):
+                arguments[place] = "".join(texts)[1:]
+        for place in np.flatnonzero(spans["open"]).tolist():
+            arguments[place] += f'{"," if arguments[place] else ""}"incomplete":true'
+        columns = (spans["begin"] / 1000).tolist(), ((spans["end"] - spans["begin"]) / 1000).tolist()
+        return [
+            f'{heads[key]}{begin:.3f},"dur":{duration:.3f},"args":{{{more}}}}}'
+            for key, begin, duration, more in zip(keys.tolist(), *columns, arguments, strict=True)
+        ]
+
+    def _tell_calls(self, places: Whole, _: int) -> list[list[str]]:
+        calls = self._timeline.calls[places]
+        return [_tell("correlation", places + 1), *(_tell(name, calls[name]) for name in ("result", "bytes"))]
+
+    def _tell_work(self, places: Whole, stream: int) -> list[list[str]]:
+        callers = self._timeline.callers[places]
+        calls = np.zeros(len(places), self._timeline.calls.dtype)
+        calls[callers >= 0] = self._timeline.calls[callers[callers >= 0]]
+        same = [f',"device":0,"stream":{stream}'] * len(places)
+        told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
+        return [
+            same,
+            _tell("correlation", callers + 1),
+            *told,
+            *(_tell_shape(name, calls) for name in ("grid", "block")),
+        ]
+
+    def _iter_arrows(self) -> Iterator[list[str]]:
+        """From each call to what it made the GPU do."""
+        timeline = self._timeline
+        spans, callers = timeline.spans, timeline.callers
+        rows = np.array(self._rows, np.int64).reshape(-1, 2)
+        of_call, of_work = np.zeros(len(timeline.calls), np.int64), np.zeros(len(callers), np.int64)
+        host = np.isin(spans["category"], (CALL, IOCTL))
+        work = np.isin(spans["category"], (KERNEL, MEMCPY, MEMSET))
+        of_call[spans["source"][host]], of_work[spans["source"][work]] = spans["track"][host], spans["track"][work]
+        joined = np.flatnonzero(callers >= 0)
+        for at in range(0, len(joined), WINDOW):
+            places = joined[at : at + WINDOW]
+            calls, gpu = timeline.calls[callers[places]], timeline.gpu_times[places]
+            begin, end = rows[of_call[callers[places]]].tolist(), rows[of_work[places]].tolist()
+            times = (calls["start"] / 1000).tolist(), (gpu["begin"] / 1000).tolist()
+            yield [
+                f'{{"ph":"s","id":{id_},"pid":{pid},"tid":{tid},"ts":{left:.3f},"cat":"ac2g","name":"ac2g"}},\n'
+                f'{{"ph":"f","id":{id_},"pid":{gpu_pid},"tid":{gpu_tid},"ts":{ran:.3f},"cat":"ac2g","name":"ac2g","bp":"e"}}'
+                for id_, (pid, tid), (gpu_pid, gpu_tid), left, ran in zip(
+                    (places + 1).tolist(), begin, end, *times, strict=True
+                )
+            ]
+
+
+def _number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[int, int]]:
+    """The `pid` of each process, and of its GPU: its own, and 0; another if a process before has that."""
+    taken: set[int] = set()
+    hosts: dict[int, int] = {}
+    gpus: dict[int, int] = {}
+    working = {track.process for track in timeline.tracks if track.kind == STREAM}
+    for place, process in enumerate(timeline.model.processes):
+        hosts[place] = _free(process.pid, taken)
+    for place in sorted(working):
+        gpus[place] = _free(0, taken)
+    return hosts, gpus
+
+
+def _free(number: int, taken: set[int]) -> int:
+    while number in taken:
+        number += 1
+    taken.add(number)
+    return number
+
+
+def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:
+    """The text of an argument for each span, none for 0."""
+    return [f',"{name}":{value}' if value else "" for value in values.tolist()]
+
+
+def _tell_shape(name: str, calls: npt.NDArray[np.void]) -> list[str]:
+    sizes = zip(*(calls[f"{name}_{axis}"].tolist() for axis in "xyz"), strict=True)
+    return [f',"{name}":[{x},{y},{z}]' if x else "" for x, y, z in sizes]

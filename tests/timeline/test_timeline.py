@@ -1,0 +1,200 @@
+"""gpt-analyze timeline: spans in rows, as text and as Chrome's JSON, of traces that were made by hand."""
+
+import gzip
+import json
+import os
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt import records
+from gpt.timeline.tracks import find_lanes
+from tests.analyze.asked import run
+from tests.trace import forge
+
+US, ZERO = 1000, 10**9
+APIS = ["cuLaunchKernel", "cuMemAlloc", "cuStreamSynchronize", "cuMemcpyHtoD", "cuGraphLaunch"]
+KERNELS = ["_Z3addPfi", 'odd"name\n\x1b[31m', "graphed"]
+
+
+def segment(*inner, **header):
+    told = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
+    told += [records.make("function", id=n, name=name) for n, name in enumerate(KERNELS, 1)]
+    return forge.trace(*told, *inner, **header)
+
+
+def launch(at, took, kernel, stream=0, thread=1):
+    return forge.calls([forge.launch(ZERO + at * US, took * US, 1, kernel, stream)], forge.LAUNCH, thread)
+
+
+def call(name, at, took, thread=1, size=0):
+    row = (ZERO + at * US, took * US, APIS.index(name) + 1, 0, 0, 0, size, 0)
+    return forge.calls([row], forge.MEMORY, thread)
+
+
+def ran(at, took, kernel, called, api=1, stream=0, thread=1):
+    row = (ZERO + at * US, took * US, ZERO + called * US, stream, api, kernel, thread, 0)
+    return records.make("gpu_times", **forge.rows([row], forge.GPU_TIMES))
+
+
+def pushed(id_, name, begin, end, type_="push", domain=None):
+    told = records.make("range", id=id_, type=type_, thread=1, domain=domain, name=name, start=ZERO + begin * US)
+    return [told, *([records.make("range_end", id=id_, thread=1, end=ZERO + end * US)] if end else [])]
+
+
+def small(**header):
+    return segment(
+        *pushed(1, "step", 0, 100), *pushed(2, "both", 5, 60, "start", "io"), *pushed(3, "more", 50, 90, "start", "io"),
+        call("cuMemcpyHtoD", 1, 9, size=4096), launch(10, 5, 1), launch(20, 5, 2, 7), call("cuGraphLaunch", 30, 10),
+        call("cuStreamSynchronize", 50, 50), ran(2, 7, 0, 1, 4), ran(16, 20, 1, 10), ran(26, 4, 2, 20, stream=7),
+        ran(42, 6, 3, 30, api=5), ran(45, 30, 3, 30, api=5),
+        records.make("range", type="mark", thread=1, name="here", start=ZERO + 70 * US), **header,
+    )  # fmt: skip
+
+
+def chrome(*segments, args=()):
+    done = run("timeline", "--format", "chrome", *args, data=forge.pack(*segments))
+    assert (done.returncode, done.stderr) == (0, b"")
+    return json.loads(done.stdout)
+
+
+def rows_of(found):
+    """The spans of each row, by what it is called."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    rows = defaultdict(list)
+    for event in found["traceEvents"]:
+        if event["ph"] == "X":
+            begin = round(event["ts"] * 1000)
+            rows[names[event["pid"], event["tid"]]].append((begin, begin + round(event["dur"] * 1000), event["name"]))
+    return rows
+
+
+def check_rows(found):
+    """Whether the spans of each row lie apart or within each other."""
+    for spans in rows_of(found).values():
+        stack = []
+        for begin, end, _ in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while stack and stack[-1] <= begin:
+                stack.pop()
+            assert not stack or end <= stack[-1]
+            stack.append(end)
+
+
+def test_a_row_a_thread_and_a_stream():
+    found = chrome(small())
+    check_rows(found)
+    rows = {name: [(begin // US - 10**6, end // US - 10**6, what) for begin, end, what in spans]
+            for name, spans in rows_of(found).items()}  # fmt: skip
+    assert rows == {
+        "thread 1": [
+            (0, 100, "step"), (1, 10, "cuMemcpyHtoD"), (10, 15, "cuLaunchKernel"), (20, 25, "cuLaunchKernel"),
+            (30, 40, "cuGraphLaunch"), (50, 100, "cuStreamSynchronize"),
+        ],
+        "ranges io": [(5, 60, "both")], "ranges io (2)": [(50, 90, "more")],
+        "default stream": [(2, 9, "Memcpy HtoD"), (16, 36, "add(float*, int)"), (42, 48, "graphed")],
+        "default stream (2)": [(45, 75, "graphed")], "stream 0x7": [(26, 30, 'odd"name\n\x1b[31m')],
+    }  # fmt: skip
+    assert found["incomplete"] == []
+
+
+def test_arrows_and_correlation_join_calls_with_what_they_made_the_gpu_do():
+    events = chrome(small())["traceEvents"]
+    spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X" and e["cat"] != "user_annotation"}
+    joined = []
+    for start in (e for e in events if e["ph"] == "s"):
+        (end,) = (e for e in events if e["ph"] == "f" and e["id"] == start["id"])
+        left, right = (spans[e["pid"], e["tid"], e["ts"]] for e in (start, end))
+        assert left["args"]["correlation"] == right["args"]["correlation"]
+        joined.append((left["name"], right["name"]))
+    assert sorted(joined) == [
+        ("cuGraphLaunch", "graphed"), ("cuGraphLaunch", "graphed"), ("cuLaunchKernel", "add(float*, int)"),
+        ("cuLaunchKernel", 'odd"name\n\x1b[31m'), ("cuMemcpyHtoD", "Memcpy HtoD"),
+    ]  # fmt: skip
+
+
+def test_what_kineto_tells_of_work_on_the_gpu():
+    events = chrome(small())["traceEvents"]
+    (one,) = (e for e in events if e["name"] == "add(float*, int)")
+    assert (one["cat"], one["pid"]) == ("kernel", 0)
+    assert one["args"] == {"device": 0, "stream": 0, "correlation": one["args"]["correlation"], "shared memory": 128,
+                           "grid": [1, 2, 3], "block": [32, 4, 1]}  # fmt: skip
+    (copy,) = (e for e in events if e["name"] == "Memcpy HtoD")
+    assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 4096)
+    assert [(e["name"], e["args"]) for e in events if e["ph"] == "C"] == [("bytes copied HtoD", {"bytes": 4096})]
+    assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("here", 10**6 + 70)]
+
+
+def test_what_did_not_end_is_drawn_until_the_last_of_its_process_and_marked():
+    cut = segment(*pushed(1, "step", 0, None), call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
+    found = chrome(cut)
+    spans = {e["name"]: e for e in found["traceEvents"] if e["ph"] == "X"}
+    assert spans["step"]["dur"] == 41
+    assert spans["cuStreamSynchronize"]["dur"] == 36
+    assert [name for name, e in spans.items() if e["args"].get("incomplete")] == ["step", "cuStreamSynchronize"]
+    assert found["incomplete"] == ["no end of process 10: killed, or still running"]
+
+
+def test_processes_of_two_machines_with_one_pid():
+    found = chrome(small(), small(host="there", boot_id="c"))
+    check_rows(found)
+    names = [(e["pid"], e["args"]["labels"]) for e in found["traceEvents"] if e["name"] == "process_labels"]
+    assert sorted(names) == [
+        (0, "GPU of 10"),
+        (1, "GPU of 10"),
+        (10, "process 10 on here"),
+        (11, "process 10 on there"),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=30), st.booleans())
+def test_lanes(spans, nested):
+    spans = sorted(((begin, begin + took) for begin, took in spans), key=lambda span: (span[0], -span[1]))
+    begin, end = (np.array([span[at] for span in spans], np.int64) for at in (0, 1))
+    lanes = find_lanes(begin, end, nested=nested)
+    for lane in np.unique(lanes):
+        mine = [span for span, own in zip(spans, lanes == lane, strict=True) if own]
+        for at, (_, last) in enumerate(mine):
+            for other, end_ in mine[at + 1 :]:
+                assert other >= last or (nested and end_ <= last) or other == end_
+    if all(a[1] <= b[0] for a, b in pairwise(spans)):
+        assert not lanes.any()
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_file(tmp_path, name):
+    done = run("timeline", "--format", "chrome", "-o", tmp_path / name, data=forge.pack(small()))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    data = (tmp_path / name).read_bytes()
+    assert json.loads(gzip.decompress(data) if name.endswith(".gz") else data) == chrome(small())
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_file_that_cannot_be(tmp_path):
+    done = run("timeline", "-o", tmp_path / "no" / "t.txt", data=forge.pack(small()))
+    assert done.returncode == 4
+    assert b"No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_text(width):
+    done = run("timeline", data=forge.pack(small()), env=os.environ | {"COLUMNS": str(width)})
+    lines = done.stdout.decode().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = {line[2:20].strip(): line[20:] for line in lines if line.startswith("  ")}
+    thread, stream = rows["thread 1"], rows["default stream"]
+    assert [thread[len(thread) * at // 100] for at in (5, 12, 22, 35, 45, 75)] == list("CLLL.W")
+    assert [stream[len(stream) * at // 100] for at in (5, 20, 40, 45, 90)] == list("HK.K.")
+    assert "[both---" in rows["ranges io"]
+    assert "[more---" in rows["ranges io (2)"]
+    assert "K kernel" in lines[-1] or "K kernel" in lines[-2]
+
+
+def test_nothing():
+    done = run("timeline", data=forge.pack(segment()))
+    assert (done.returncode, done.stdout) == (0, b"nothing that took time in the trace\n")
+    done = run("timeline", "--json", data=forge.pack(segment()))
+    assert done.returncode == 2
