@@ -38,7 +38,7 @@ STRUCTS: dict[str, Keys] = {
         "shown": ("str?", "in tables for people: never, any, under; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, lines, spans or heat"),
+        "form": ("str", "bars, lines, levels, spans or heat"),
         "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
         "y": ("[str]", "columns along the vertical axis; of spans and heat, the one of the rows"),
         "end": ("str?", "of spans: the column where one ends"),

@@ -30,6 +30,7 @@ LARGEST, TICKS = 4096, 12  # columns of a heat map; labels of its rows
 HUES, PALEST = 24, 0.25  # names in its legend; how much of its color the least has
 NAME, LABEL, SENTENCE = 90, 48, 140  # columns of a title, of a label, of a line below a title
 GRAY = "#4a5568"
+BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 Record = Mapping[str, Any]
 Columns = dict[str, Any]  # an array each, NaN for no value; of text a list
@@ -137,6 +138,13 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     axes.set_xlabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit))
     if len(plot["y"]) > 1:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_levels(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Lines of values that stay until the next one."""
+    _draw_lines(axes, plot, columns, told)
+    for line in axes.get_lines():
+        line.set_drawstyle("steps-post")
 
 
 def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
@@ -257,6 +265,7 @@ def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any,
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
     "bars": _draw_bars,
     "lines": _draw_lines,
+    "levels": _draw_levels,
     "spans": _draw_spans,
     "heat": _draw_heat,
 }
@@ -280,8 +289,10 @@ def _title(axes: Any, text: str) -> None:
 
 def _axis(told: Record, unit: str) -> str:
     """What stands beside an axis."""
-    name = told.get("title", told.get("name", ""))
-    return f"{name} ({unit})" if unit and unit not in ("id", "address", "kernel") else name
+    name: str = told.get("title", told.get("name", ""))
+    if not unit or unit in ("id", "address", "kernel"):
+        return name
+    return f"{name} ({unit})" if name else unit
 
 
 def _text(text: str, width: int) -> str:
@@ -291,6 +302,11 @@ def _text(text: str, width: int) -> str:
 
 def _unit(unit: str, most: float) -> tuple[str, float]:
     """The unit of an axis that goes up to `most`, and how many of `unit` it is."""
+    import numpy as np
+
+    if unit == "bytes":
+        power = min(len(BYTES) - 1, int(np.log2(max(most / 2, 1))) // 10)
+        return BYTES[power], float(1 << 10 * power)
     if unit != "ns":
         return unit, 1.0
     name, scale = next((u for u in reversed(TIMES) if most >= 2 * u[1]), TIMES[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import subprocess
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
-from gpt import jsonl, packed, records
+from gpt import jsonl, packed, records, stream
 from tests.trace import forge
 
 
@@ -18,11 +20,11 @@ def run(name: str, *args: Any, data: bytes = b"", **options: Any) -> subprocess.
 class Answers:
     """`rows` and `verdicts` by the name of the answer; `others` are the kinds of the other records."""
 
-    def __init__(self, lines: bytes) -> None:
+    def __init__(self, found: bytes | Iterable[dict[str, Any]]) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.verdicts: dict[str, list[str]] = {}
         self.others: list[str] = []
-        for record in jsonl.read_lines(io.BytesIO(lines), "out"):
+        for record in jsonl.read_lines(io.BytesIO(found), "out") if isinstance(found, bytes) else found:
             assert records.check(record) is None
             if record["kind"] != "answer":
                 self.others.append(record["kind"])
@@ -38,3 +40,15 @@ def ask(name: str, *segments: list[dict], args: tuple[Any, ...] = (), status: in
     done = run(name, "--json", *args, data=forge.pack(*segments))
     assert (done.returncode, len(done.stderr.splitlines())) == (status, errors), done.stderr
     return Answers(done.stdout)
+
+
+def answers(name: str, *segments: list[dict], **options: Any) -> Answers:
+    """The same of one that takes the whole of the traces, in this process: a hundred times as fast."""
+    from gpt.trace.process import iter_processes
+
+    analysis = import_module(f"gpt.analyze.{name}").ANALYSIS.make(**options)
+    found = stream.read_records(io.BytesIO(forge.pack(*segments)), "in")
+    for process in iter_processes(found, analysis.kinds):
+        analysis.take(process)
+        analysis.end(process)
+    return Answers(analysis.answer([]))

@@ -1,0 +1,336 @@
+"""gpt-analyze memory: which memory a program has when, where it was asked for, and what is left at the end.
+
+A piece of memory is there from the return of the call that allocates it to the call that frees it; memory of
+cuMemCreate until it is neither held by its handle nor mapped. Where something is allocated at an address that is
+taken, the older piece was freed in a way that is not recorded. When the only context of a process ends, its memory
+ends with it, and counts as left, as does what is there when the trace ends.
+
+Fragmentation: the driver maps memory in pages of 2 MiB. Of the pages that hold a part of a live piece, the share of
+bytes that are in none. Gaps between the regions that the driver takes addresses from are no loss, and do not count. It
+is said of memory with addresses in the device's pages: not of cuMemCreate's, whose pieces are whole pages, of arrays
+or of the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
+from gpt.analyze.command import of_model
+from gpt.trace.kinds import CALLS, SITES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from gpt.analyze.pieces import Pieces, Whole
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+SUMS = (
+    Column("allocations", "u64", title="allocs"),
+    Column("freed", "u64"),
+    Column("failed", "u64", shown="any"),
+    Column("allocated", "u64", "bytes"),
+    Column("peak", "u64", "bytes"),
+    Column("at_peak", "u64", "bytes", "at GPU peak"),
+    Column("left", "u64", "bytes"),
+)
+MEMORY = (
+    Column("where", "text", title="memory"),
+    Column("type", "text?", shown="under"),
+    Column("pid", "u64", "id"),
+    *SUMS,
+)
+SITES_OF = (
+    Column("library", "text", title="asked for by"),
+    Column("function", "text?", "kernel", shown="under"),
+    *(column for column in SUMS if column.name != "failed"),
+)
+FRAGMENTS = (
+    Column("when", "text", title="2 MiB pages"),
+    Column("time", "u64", "ns", "at"),
+    Column("live", "u64", "bytes"),
+    Column("held", "u64", "bytes"),
+    Column("fragmented", "f64", "%"),
+    Column("pieces", "u64"),
+    Column("holes", "u64"),
+    Column("largest", "u64", "bytes", "largest hole"),
+)
+LEFT = (
+    Column("type", "text", title="left at the end"),
+    Column("site", "text?", title="asked for by"),
+    Column("address", "u64", "address"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("thread", "u64", "id", shown="never"),
+    Column("time", "u64", "ns", "since"),
+    Column("bytes", "u64", "bytes"),
+)
+LIVE = (
+    Column("time", "u64", "ns", "time"),
+    Column("gpu", "u64", "bytes", "GPU memory"),
+    Column("held", "u64", "bytes", "pages held"),
+    Column("host", "u64", "bytes", "pinned host memory"),
+)
+SPANS = (
+    Column("begin", "u64", "ns", "from"),
+    Column("allocations", "u64", title="allocs"),
+    Column("allocated", "u64", "bytes"),
+    Column("freed", "u64"),
+    Column("peak", "u64", "bytes"),
+    Column("live", "u64", "bytes", "live at its end"),
+)
+TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
+GPU, HOST = "GPU memory", "host memory"
+PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
+NO_SITES = "where calls came from is not recorded: 'gpt-hook run --stacks memory' does"
+NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls leaves out 'memory'"
+
+
+def memory(trace: TraceModel) -> Answers:
+    """What each process allocated, from where, and of the one with the highest peak when."""
+    from gpt.analyze.pieces import make_pieces
+
+    found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
+    rows = [row for pieces in found for row in _rows(pieces)]
+    yield make_answer("memory", MEMORY, rows, list(_verdict(found)))
+    if not found:
+        return
+    names = [_Names(pieces.process) for pieces in found]
+    yield _make_spans(found[0])
+    yield _make_live(found[0], len(found))
+    if any(pieces.stacks.any() for pieces in found):
+        yield _make_sites(found, names)
+    yield from _iter_fragments(found[0])
+    yield from _iter_left(found, names)
+
+
+def _rows(pieces: Pieces) -> Iterator[tuple[Any, ...]]:
+    """The columns MEMORY: where memory is, then its kinds."""
+    import numpy as np
+
+    for where, mask in ((GPU, pieces.on_gpu), (HOST, ~pieces.on_gpu)):
+        kinds = np.unique(pieces.kinds[mask]).tolist()
+        failed = pieces.failed[where == GPU]
+        if kinds or failed:
+            yield where, None, pieces.process.pid, *_sums(pieces, mask, sum(failed.values()))
+        for kind in [*kinds, *(kind for kind in failed if kind not in kinds)]:
+            one = mask & (pieces.kinds == kind)
+            yield where, pieces.name(kind), pieces.process.pid, *_sums(pieces, one, failed.get(kind, 0))
+
+
+def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:
+    """The columns SUMS of some pieces, without those that failed if that is None."""
+    left = mask & pieces.left
+    sizes = pieces.sizes
+    counts = int(mask.sum()), int((mask & ~pieces.left).sum()), *(() if failed is None else (failed,))
+    peak, now = pieces.peak(mask), pieces.live_at(pieces.peak_time)
+    return *counts, _add(sizes[mask]), peak, _add(sizes[mask & now]), _add(sizes[left])
+
+
+def _add(sizes: npt.NDArray[np.uint64]) -> float:
+    """As a float: what malformed rows say may not fit."""
+    return float(sizes.sum(dtype=float))
+
+
+def _verdict(found: list[Pieces]) -> Iterator[str]:
+    from gpt.screen.units import human
+
+    if not found:
+        yield NONE
+    for pieces in found[:1]:
+        pid, left = pieces.process.pid, pieces.left & pieces.on_gpu
+        ended = "its trace ended" if pieces.process.status is None else "it ended"
+        yield (
+            f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most; when {ended}, "
+            f"{human(_add(pieces.sizes[left]))} of {int(left.sum()):,} allocations were not freed"
+        )
+    lost = sum(pieces.lost for pieces in found)
+    if lost:
+        yield f"{lost:,} allocations at an address that was taken: the older ones were freed unseen"
+    strange = sum(pieces.strange for pieces in found)
+    if strange:
+        yield f"{strange:,} frees of what was not seen allocated"
+    if found and not any(pieces.stacks.any() for pieces in found):
+        yield NO_SITES
+    for pieces in found[:1]:
+        yield from _compare_pytorch(pieces)
+
+
+def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
+    """What PyTorch's allocator has of the memory at the peak."""
+    import numpy as np
+
+    from gpt.screen.units import human
+
+    names = _Names(pieces.process)
+    owners = {stack: names.library(stack) for stack in np.unique(pieces.stacks).tolist()}
+    its = [stack for stack, library in owners.items() if library.startswith(PYTORCH)]
+    if its:
+        now = pieces.live_at(pieces.peak_time) & pieces.on_gpu
+        mine = _add(pieces.sizes[now & np.isin(pieces.stacks, its)])
+        rest = _add(pieces.sizes[now]) - mine
+        yield f"at the peak PyTorch's allocator had {human(mine)}, and does not see {human(rest)} that others asked for"
+
+
+# Where it was asked for
+
+
+class _Names:
+    """Libraries and functions of stacks, each looked up once."""
+
+    def __init__(self, process: Process) -> None:
+        self._sites = process.sites
+        self._known: dict[int, tuple[str, str | None]] = {}
+
+    def find(self, stack: int) -> tuple[str, str | None]:
+        """The library and the function that asked."""
+        if stack not in self._known:
+            frame = self._sites.asker(stack)
+            path = frame.path if frame else None
+            self._known[stack] = os.path.basename(path) if path else UNKNOWN, frame.function if frame else None
+        return self._known[stack]
+
+    def library(self, stack: int) -> str:
+        """The library."""
+        return self.find(stack)[0]
+
+
+def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
+    """Libraries, that which had most at the peak first, and their functions."""
+    import numpy as np
+
+    sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 2))
+    for pieces, known in zip(found, names, strict=True):
+        numbers, which = np.unique(pieces.stacks, return_inverse=True)
+        places = [known.find(stack) for stack in numbers.tolist()]
+        libraries: list[tuple[str, str | None]] = [(library, None) for library, _ in places]
+        for of in (libraries, [(library, function or UNKNOWN) for library, function in places]):
+            at = {key: number for number, key in enumerate(dict.fromkeys(of))}
+            group = np.array([at[key] for key in of])[which]
+            for key, number in at.items():
+                sums[key] += np.array(_sums(pieces, group == number, None))
+    order = sorted(sums, key=lambda key: (*-sums[key[0], None][[4, 2]], key[0], *-sums[key][[4, 2]], key[1] or ""))
+    rows = [(*key, *sums[key]) for key in order]
+    drawn = plot("bars", "function", "at_peak", title="GPU memory at its peak, by who asked for it")
+    return make_answer("sites", SITES_OF, rows, top=TOP, plots=[drawn])
+
+
+def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:
+    """What was not freed, the largest first."""
+    import numpy as np
+
+    rows: list[tuple[Any, ...]] = []
+    for pieces, known in zip(found, names, strict=True):
+        left = np.flatnonzero(pieces.left)
+        largest = left[np.argsort(-pieces.sizes[left].astype(float), kind="stable")]
+        for at in largest[:LISTED].tolist():
+            library, function = known.find(int(pieces.stacks[at])) if pieces.stacks[at] else (None, None)
+            site = library and f"{library} {_readable(function)}".rstrip()
+            row = pieces.name(int(pieces.kinds[at])), site, int(pieces.addresses[at]), pieces.process.pid
+            rows.append((*row, int(pieces.threads[at]), max(0, int(pieces.begins[at])), int(pieces.sizes[at])))
+    rows.sort(key=lambda row: -row[-1])
+    if rows:
+        yield make_answer("left", LEFT, rows[:LISTED], top=TOP_LEFT)
+
+
+def _readable(function: str | None) -> str:
+    from gpt.screen.demangle import readable
+
+    return readable([function])[0] if function else ""
+
+
+# When
+
+
+def _iter_fragments(pieces: Pieces) -> Answers:
+    """At the peak, at the end, and when most of a page was not used."""
+    import numpy as np
+
+    from gpt.analyze.pieces import PAGE
+
+    moments, live, held = pieces.pages()
+    if not len(moments):
+        return
+    share = 1 - live / np.maximum(held, 1)
+    wasted = int(np.argmax(held - live))
+    rows = []
+    for when, at in (("at their peak", int(np.argmax(held))), ("most lost", wasted), ("at the end", len(moments) - 1)):
+        time = int(moments[at])
+        count, holes = pieces.holes(time)
+        row = when, max(0, time), live[at], held[at], 100 * max(0.0, share[at]), count
+        rows.append((*row, len(holes), int(holes.max(initial=0))))
+    verdict = [f"fragmented: of the pages of {PAGE >> 20} MiB that hold live memory, the share that is in none"]
+    yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
+
+
+def _make_spans(pieces: Pieces) -> Record:
+    """The time with allocations, in PARTS as long as each other: what happened to memory of GPUs in each."""
+    import numpy as np
+
+    begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
+    moments, values = pieces.line(pieces.on_gpu)
+    rows: list[tuple[Any, ...]] = []
+    if len(moments):
+        edges = np.linspace(int(moments[0]), int(moments[-1]) + 1, PARTS + 1).astype(np.int64)
+        for low, high in pairwise(edges):
+            new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
+            first, last = np.searchsorted(moments, (low, high))
+            there = values[max(0, first - 1) : last]
+            most, live = float(there.max(initial=0)), float(there[-1]) if len(there) else 0
+            rows.append((max(0, int(low)), int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
+    return make_answer("times", SPANS, rows, [f"GPU memory of process {pieces.process.pid}"])
+
+
+def _make_live(pieces: Pieces, processes: int) -> Record:
+    """Live bytes over time: at most POINTS, the highest of those that lie together."""
+    import numpy as np
+
+    moments, pages_live, held = pieces.pages()
+    times: list[Whole] = [pieces.line(pieces.on_gpu)[0], pieces.line(~pieces.on_gpu)[0], moments]
+    time = np.unique(np.concatenate(times))
+    columns = [
+        _at(pieces.line(pieces.on_gpu), time),
+        _at((moments, held), time),
+        _at(pieces.line(~pieces.on_gpu), time),
+    ]
+    columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # what is in no page is held, too
+    chosen = _choose(columns[0])
+    verdict = [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
+    if len(chosen) < len(time):
+        verdict.append(f"{len(chosen):,} of {len(time):,} moments, the highest and the last of those that lie together")
+    drawn = plot("levels", "time", "gpu", "held", "host", title=f"memory of process {pieces.process.pid}")
+    values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
+    return make_array_answer("live", LIVE, values, verdict, top=0, plots=[drawn])
+
+
+def _at(line: tuple[Whole, Any], times: Whole) -> Any:
+    """The value of a line of steps at these times."""
+    import numpy as np
+
+    moments, values = line
+    return np.concatenate(([0.0], values))[np.searchsorted(moments, times, side="right")]
+
+
+def _choose(values: Any) -> Any:
+    """Places of at most POINTS values: of each group the highest and the last."""
+    import numpy as np
+
+    if len(values) <= POINTS:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), POINTS // 2 + 1).astype(int)
+    highest = [low + int(np.argmax(values[low:high])) for low, high in pairwise(edges)]
+    return np.unique([*highest, *(edges[1:] - 1)])
+
+
+def _find_lack(kinds: set[str]) -> str | None:
+    return None if kinds & (CALLS - {"clock", "function"} | {"child"}) else NONE
+
+
+ANALYSIS = of_model(
+    memory, "Show which memory is allocated when, by whom, and what is left.", CALLS | SITES, _find_lack
+)

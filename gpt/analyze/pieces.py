@@ -1,0 +1,312 @@
+"""The memory that a process allocated, as pieces: from when to when each was there, which addresses it has, who asked.
+
+What counts as allocating and freeing stands in two tables; gpt/analyze/memory.py says what is made of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+Whole = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Line = tuple[Whole, npt.NDArray[np.float64]]  # moments, and the value from each of them on
+
+PAGE = 2 << 20
+NEVER = (1 << 62) - 1
+
+
+class Kind(NamedTuple):
+    """Of memory: its name; whether it is on a GPU, in pages that several pieces may share, and ends with the context.
+
+    `space` is what an address is one of: memory, handles, arrays, or memory of the program's.
+    """
+
+    name: str
+    on_gpu: bool
+    shares: bool
+    space: int
+    ends: bool = True
+
+
+MEMORY, HANDLES, ARRAYS, REGISTERED = range(4)
+KINDS = (
+    Kind("device", True, True, MEMORY),
+    Kind("pool", True, True, MEMORY),
+    Kind("managed", True, True, MEMORY),
+    Kind("physical", True, False, HANDLES, False),
+    Kind("array", True, False, ARRAYS),
+    Kind("pinned", False, False, MEMORY),
+    Kind("registered", False, False, REGISTERED),
+)
+_NUMBERS = {kind.name: number for number, kind in enumerate(KINDS)}
+ALLOCATE = {
+    "cuMemAlloc": "device",
+    "cuMemAllocPitch": "device",
+    "cuMemAllocAsync": "pool",
+    "cuMemAllocFromPoolAsync": "pool",
+    "cuMemAllocManaged": "managed",
+    "cuMemCreate": "physical",
+    "cuArrayCreate": "array",
+    "cuArray3DCreate": "array",
+    "cuMipmappedArrayCreate": "array",
+    "cuMemAllocHost": "pinned",
+    "cuMemHostAlloc": "pinned",
+    "cuMemHostRegister": "registered",
+}
+FREE = {
+    "cuMemFree": MEMORY,
+    "cuMemFreeAsync": MEMORY,
+    "cuMemFreeHost": MEMORY,
+    "cuMemRelease": HANDLES,
+    "cuArrayDestroy": ARRAYS,
+    "cuMipmappedArrayDestroy": ARRAYS,
+    "cuMemHostUnregister": REGISTERED,
+}
+MAPS = ("cuMemMap", "cuMemUnmap")
+MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # of contexts
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of a process, in the order in which they were allocated; times in ns since the first process began.
+
+    `kinds` are places in KINDS. `left` were not freed; they end with their context or NEVER. `failed` are allocations
+    of the host and of the GPU, by kind; `lost` were freed unseen, `strange` are frees of what nobody allocated.
+    """
+
+    process: Process
+    begins: Whole
+    ends: Whole
+    addresses: Sizes
+    sizes: Sizes
+    kinds: Whole
+    threads: Sizes
+    stacks: Sizes
+    left: Mask
+    failed: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
+    lost: int = 0
+    strange: int = 0
+
+    @staticmethod
+    def name(kind: int) -> str:
+        """What a kind is called."""
+        return KINDS[kind].name
+
+    @cached_property
+    def on_gpu(self) -> Mask:
+        """Which are memory of GPUs."""
+        return np.array([kind.on_gpu for kind in KINDS])[self.kinds]
+
+    @cached_property
+    def _sharing(self) -> Mask:
+        return np.array([kind.shares for kind in KINDS])[self.kinds] & (self.sizes > 0)
+
+    def line(self, mask: Mask) -> Line:
+        """How many bytes of these there are over time."""
+        sizes = self.sizes[mask].astype(float)
+        return _sum_up(self.begins[mask], self.ends[mask], sizes)
+
+    def peak(self, mask: Mask) -> float:
+        """The most bytes of these at a time."""
+        return float(self.line(mask)[1].max(initial=0))
+
+    @cached_property
+    def peak_time(self) -> int:
+        """When there was most memory of GPUs, or of hosts if there was none."""
+        moments, values = self.line(self.on_gpu if self.on_gpu.any() else ~self.on_gpu)
+        return int(moments[values.argmax()]) if len(values) else 0
+
+    def live_at(self, time: int) -> Mask:
+        """Which are there."""
+        return (self.begins <= time) & (time < self.ends)
+
+    def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Moments, and from each on the bytes of pieces that share pages, and those of pages that hold any of them."""
+        own = self._sharing
+        begins, ends = self.begins[own], self.ends[own]
+        first = self.addresses[own] // PAGE
+        last = (self.addresses[own] + (self.sizes[own] - np.uint64(1))) // PAGE
+        inside = np.maximum(last.astype(float) - first.astype(float) - 1, 0)
+        edge = last != first
+        pages = np.concatenate([first, last[edge]])
+        from_, to = _unite(pages, np.concatenate([begins, begins[edge]]), np.concatenate([ends, ends[edge]]))
+        times = np.concatenate([begins, from_]), np.concatenate([ends, to])
+        moments, held = _sum_up(*times, np.concatenate([inside, np.ones(len(from_))]) * PAGE)
+        known, live = self.line(own)
+        return moments, np.concatenate(([0.0], live))[np.searchsorted(known, moments, side="right")], held
+
+    def holes(self, time: int) -> tuple[int, npt.NDArray[np.float64]]:
+        """How many pieces share pages at a time, and the sizes of the holes between them in these pages."""
+        now = self._sharing & self.live_at(time)
+        order = np.argsort(self.addresses[now], kind="stable")
+        begins = self.addresses[now][order].astype(float)
+        ends = np.maximum.accumulate(begins + self.sizes[now][order].astype(float)) if len(begins) else begins
+        up, down = np.ceil(ends / PAGE) * PAGE, np.floor(begins / PAGE) * PAGE
+        joined = up[:-1] >= down[1:]
+        between = np.where(joined, begins[1:] - ends[:-1], 0)
+        after, before = np.where(joined, 0, up[:-1] - ends[:-1]), np.where(joined, 0, begins[1:] - down[1:])
+        found = np.concatenate([between, after, before, begins[:1] - down[:1], up[-1:] - ends[-1:]])
+        return int(now.sum()), found[found > 0]
+
+
+def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
+    """The sum of what is there over time."""
+    over = ends < NEVER
+    times = np.concatenate([begins, ends[over]])
+    moments, which = np.unique(times, return_inverse=True)
+    changes = np.bincount(which, np.concatenate([sizes, -sizes[over]]), len(moments))
+    return moments, np.maximum(np.cumsum(changes), 0)
+
+
+def _unite(pages: Sizes, begins: Whole, ends: Whole) -> tuple[Whole, Whole]:
+    """From when to when each page holds anything."""
+    if not len(pages):
+        return begins, ends
+    times, ranks = np.unique(np.concatenate([begins, ends]), return_inverse=True)
+    _, number = np.unique(pages, return_inverse=True)
+    count = len(pages)
+    low, high = (number * len(times) + ranks[side] for side in (slice(count), slice(count, None)))
+    order = np.argsort(low, kind="stable")
+    reach = np.maximum.accumulate(high[order])
+    new = np.concatenate(([True], low[order][1:] > reach[:-1]))
+    new[1:] |= number[order][1:] != number[order][:-1]
+    last = np.concatenate((np.flatnonzero(new)[1:] - 1, [count - 1]))
+    return begins[order][new], times[reach[last] % len(times)]
+
+
+def make_pieces(trace: TraceModel) -> list[Pieces]:
+    """Those of each process that allocates anything, or tries to."""
+    calls = trace.calls("bytes", "to", "from", "object", "stack")
+    calls = calls[trace.chosen(calls, type="memory") | trace.chosen(calls, type="context")]
+    calls = calls[calls["duration"] > 0]
+    made = (_make(process, calls[calls["process"] == n]) for n, process in enumerate(trace.processes))
+    return [pieces for pieces in made if len(pieces.begins) or any(pieces.failed)]
+
+
+def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
+    numbers, which = np.unique(calls["api"], return_inverse=True)
+    names = [process.api(number).name for number in numbers.tolist()]
+    kinds = np.array([_NUMBERS[ALLOCATE[name]] if name in ALLOCATE else -1 for name in names], np.int64)[which]
+    frees = np.array([FREE.get(name, -1) for name in names], np.int64)[which]
+    maps = np.array([name in MAPS for name in names], bool)[which]
+    good = calls["result"] == 0
+    failed = Counter[int](), Counter[int]()
+    for kind in kinds[(kinds >= 0) & ~good].tolist():
+        failed[KINDS[kind].on_gpu][kind] += 1
+    calls, kinds, frees, maps = (one[good] for one in (calls, kinds, frees, maps))
+    returned = calls["start"] + calls["duration"].astype(np.int64)
+    times = np.where(kinds >= 0, returned, calls["start"])
+    spaces = np.where(kinds >= 0, np.array([kind.space for kind in KINDS])[kinds], frees)
+    over = _contexts_over(process, calls)
+    allocated = np.flatnonzero(kinds >= 0)
+    ends, left, lost, strange = _pair(calls, times, spaces, kinds, over)
+    _hold(calls, times, spaces, kinds, maps, names, which[good], ends, left)
+    order = allocated[np.argsort(times[allocated], kind="stable")]
+    addresses = calls["to"][order]
+    return Pieces(
+        process,
+        times[order],
+        np.maximum(ends[order], times[order]),
+        addresses,
+        np.minimum(calls["bytes"][order], ~addresses),
+        kinds[order],
+        calls["thread"][order],
+        calls["stack"][order],
+        left[order],
+        failed,
+        lost,
+        strange,
+    )
+
+
+def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
+    """When the memory of the process ended with its context: none if it has several, for calls do not say theirs."""
+    found, held, objects = [], 0, set()
+    ops = {number: process.api(number).op for number in np.unique(calls["api"]).tolist()
+           if process.api(number).type == "context"}  # fmt: skip
+    wanted = calls[np.isin(calls["api"], [number for number, op in ops.items() if op in MADE + GONE + RESET])]
+    for number, start, thing in wanted[["api", "start", "object"]].tolist():
+        op = ops[number]
+        if op in MADE:
+            held += 1
+            objects.add(thing)
+            continue
+        held = max(0, held - 1) if op in GONE else held
+        if op in RESET or not held:
+            found.append(start)
+    return np.array(found if len(objects) == 1 else [], np.int64)
+
+
+def _pair(
+    calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
+) -> tuple[Whole, Mask, int, int]:
+    """When what each call allocated ended, and whether nobody freed it; how many were freed unseen, or not allocated.
+
+    In order of time, what comes after an allocation at the same place ends it.
+    """
+    ends, left = np.full(len(calls), NEVER, np.int64), kinds >= 0
+    here = np.flatnonzero((spaces >= 0) & (calls["to"] != 0))
+    ending = np.array([kind.ends for kind in KINDS])
+    bound = np.isin(spaces[here], [kind.space for kind in KINDS if kind.ends])
+    epochs = np.where(bound, np.searchsorted(over, times[here], side="right"), 0)
+    order = np.lexsort((times[here], epochs, calls["to"][here], spaces[here]))
+    row = here[order]
+    same = calls["to"][row][1:] == calls["to"][row][:-1]
+    same &= (spaces[row][1:] == spaces[row][:-1]) & (epochs[order][1:] == epochs[order][:-1])
+    allocates = kinds[row] >= 0
+    closed = np.flatnonzero(same & allocates[:-1])
+    ends[row[closed]] = times[row[closed + 1]]
+    left[row[closed]] = False
+    lost = int(allocates[closed + 1].sum())
+    known = np.zeros(len(row), bool)
+    known[closed + 1] = True
+    strange = int((~allocates & ~known).sum())
+    if len(over):
+        rest = row[left[row] & ending[kinds[row]]]
+        epoch = np.searchsorted(over, times[rest], side="right")
+        ends[rest] = np.append(over, NEVER)[epoch]
+    return ends, left, lost, strange
+
+
+def _hold(
+    calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, maps: Mask, names: list[str],
+    which: Whole, ends: Whole, left: Mask,
+) -> None:  # fmt: skip
+    """Keeps what cuMemCreate made for as long as it is mapped, too."""
+    if not maps.any():
+        return
+    events = np.flatnonzero((spaces == HANDLES) | maps)
+    events = events[np.argsort(times[events], kind="stable")]
+    pieces: dict[int, int] = {}  # of a handle
+    mapped: dict[int, tuple[int, int]] = {}  # address: its end, and the piece
+    uses: Counter[int] = Counter()
+    for at in events.tolist():
+        to, size, handle = int(calls["to"][at]), int(calls["bytes"][at]), int(calls["from"][at])
+        name = names[which[at]]
+        if kinds[at] >= 0:
+            pieces[to] = at
+        elif name == "cuMemMap" and handle in pieces:
+            mapped[to] = to + size, pieces[handle]
+            uses[pieces[handle]] += 1
+        elif name == "cuMemUnmap":
+            exact = mapped.get(to)
+            inside = [to] if exact and exact[0] == to + size else [one for one in mapped if to <= one < to + size]
+            for one in inside:
+                piece = mapped.pop(one)[1]
+                uses[piece] -= 1
+                if not uses[piece] and ends[piece] < times[at]:
+                    ends[piece] = times[at]
+    for piece, count in uses.items():
+        if count:
+            ends[piece], left[piece] = NEVER, True

@@ -1,0 +1,207 @@
+"""gpt-analyze memory: on allocations that were made by hand."""
+
+import numpy as np
+import pytest
+
+from gpt import records
+from gpt.analyze.pieces import PAGE
+from tests.analyze.asked import answers, ask, run
+from tests.trace import forge
+
+NAMES = {
+    "cuMemAlloc": "alloc", "cuMemFree": "free", "cuMemAllocAsync": "alloc", "cuMemFreeAsync": "free",
+    "cuMemAllocHost": "alloc", "cuMemFreeHost": "free", "cuMemCreate": "alloc", "cuMemRelease": "free",
+    "cuMemMap": "map", "cuMemUnmap": "unmap", "cuMemHostRegister": "register", "cuMemAllocManaged": "alloc",
+}  # fmt: skip
+CONTEXT = {"cuDevicePrimaryCtxRetain": "retain", "cuCtxCreate": "create", "cuDevicePrimaryCtxReset": "reset",
+           "cuDevicePrimaryCtxRelease": "release"}  # fmt: skip
+APIS = [*NAMES, *CONTEXT]
+MS, ZERO, BASE = 10**6, 10**9, 0x7F0000000000
+
+
+def api(number, name):
+    type_, ops = ("memory", NAMES) if name in NAMES else ("context", CONTEXT)
+    return records.make("api", id=number, symbol=name, name=name, type=type_, op=ops[name])
+
+
+def made(*calls, more=(), **header):
+    """A segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
+    found = [api(number, name) for number, name in enumerate(APIS, 1)]
+    for name, start, *what in calls:
+        to, size, from_, result = (*what, *[0] * 4)[:4]
+        number, at = APIS.index(name) + 1, ZERO + int(start * MS)
+        if name in CONTEXT:
+            found.append(forge.calls([(at, MS, number, result, to, 0)], forge.OBJECT))
+        else:
+            found.append(forge.calls([(at, MS, number, result, to, from_, size, 0)], forge.MEMORY))
+    return forge.trace(*found, *more, **header)
+
+
+def rows(found, name="memory"):
+    return {row.get("type") or row["where"]: row for row in found.rows[name]}
+
+
+def picked(row, *names):
+    return tuple(row[name] for name in names)
+
+
+def test_live_peak_and_what_is_left_by_kind():
+    found = answers("memory", made(
+        ("cuMemAlloc", 0, BASE, 1000), ("cuMemAllocAsync", 2, BASE + PAGE, 500), ("cuMemFree", 4, BASE),
+        ("cuMemAllocHost", 5, 0x1000, 70), ("cuMemAlloc", 6, BASE, 300), ("cuMemFreeAsync", 8, BASE + PAGE),
+        ("cuMemHostRegister", 9, 0x9000, 4096), ("cuMemAlloc", 10, 0, 1 << 40, 0, 2),
+    ))  # fmt: skip
+    told = rows(found)
+    sums = ("allocations", "freed", "failed", "allocated", "peak", "at_peak", "left")
+    assert picked(told["GPU memory"], *sums) == (3, 2, 1, 1800, 1500, 1500, 300)
+    assert picked(told["device"], *sums) == (2, 1, 1, 1300, 1000, 1000, 300)
+    assert picked(told["pool"], *sums) == (1, 1, 0, 500, 500, 500, 0)
+    assert picked(told["host memory"], *sums) == (2, 0, 0, 4166, 4166, 0, 4166)
+    assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
+    verdict = found.verdicts["memory"]
+    assert verdict[0] == (
+        "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocations were not freed"
+    )
+    assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
+    live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
+    assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
+                    (8 * MS, 300, 70), (10 * MS, 300, 4166)]  # fmt: skip
+    left = [picked(row, "type", "address", "bytes") for row in found.rows["left"]]
+    assert left == [("registered", 0x9000, 4096), ("device", BASE, 300), ("pinned", 0x1000, 70)]
+
+
+def test_memory_of_handles_is_there_until_nothing_maps_it():
+    at = [("cuMemCreate", 0, 7, PAGE), ("cuMemMap", 2, BASE, PAGE, 7), ("cuMemRelease", 4, 7),
+          ("cuMemCreate", 6, 7, PAGE), ("cuMemUnmap", 8, BASE - PAGE, 4 * PAGE),
+          ("cuMemMap", 9, BASE, PAGE, 7)]  # fmt: skip
+    found = answers("memory", made(*at, ("cuMemRelease", 10, 7), ("cuMemUnmap", 12, BASE, PAGE)))
+    assert picked(rows(found)["physical"], "allocations", "freed", "peak", "left") == (2, 2, 2 * PAGE, 0)
+    assert [row["gpu"] // PAGE for row in found.rows["live"]] == [1, 2, 1, 0]
+    found = answers("memory", made(*at))
+    assert picked(rows(found)["physical"], "freed", "left") == (1, PAGE)
+    found = answers("memory", made(*at, ("cuMemRelease", 10, 7)))  # it is mapped
+    assert picked(rows(found)["physical"], "freed", "left") == (1, PAGE)
+
+
+def test_a_context_ends_with_its_memory():
+    reset = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuMemAlloc", 1, BASE, 100), ("cuDevicePrimaryCtxReset", 3),
+             ("cuMemAlloc", 5, BASE, 10)]  # fmt: skip
+    found = answers("memory", made(*reset))
+    assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (2, 0, 100, 110)
+    assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
+    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
+    assert picked(rows(found)["device"], "freed", "left") == (1, 10)
+    assert "1 allocations at an address that was taken" in found.verdicts["memory"][1]
+    two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
+    released = [("cuDevicePrimaryCtxRelease", 3), ("cuMemFree", 5, BASE)]
+    assert rows(answers("memory", made(*two, *released)))["device"]["freed"] == 1
+    assert rows(answers("memory", made(*two, ("cuDevicePrimaryCtxRelease", 2.5), *released)))["device"]["freed"] == 0
+
+
+def test_fragmentation_is_what_pages_hold_beside_live_memory():
+    half = PAGE // 2
+    found = answers("memory", made(
+        ("cuMemAlloc", 0, BASE, half), ("cuMemAlloc", 2, BASE + half, half),
+        ("cuMemAlloc", 4, BASE + PAGE, PAGE + half),
+        ("cuMemFree", 6, BASE + half), ("cuMemAlloc", 8, BASE + 64 * PAGE, 512), ("cuMemFree", 10, BASE),
+    ))  # fmt: skip
+    fragments = {row["when"]: row for row in found.rows["fragmentation"]}
+    keys = ("live", "held", "pieces", "holes", "largest")
+    last = PAGE - 512
+    assert picked(fragments["at their peak"], *keys) == (half + PAGE + half + 512, 4 * PAGE, 3, 3, last)
+    assert picked(fragments["most lost"], *keys) == picked(fragments["at their peak"], *keys)
+    assert picked(fragments["at the end"], *keys) == (PAGE + half + 512, 3 * PAGE, 2, 2, last)
+    assert fragments["at the end"]["fragmented"] == pytest.approx(100 * (half + last) / (3 * PAGE))
+    held = [(row["gpu"], row["held"]) for row in found.rows["live"]]
+    assert held[:4] == [(half, PAGE), (PAGE, PAGE), (2 * PAGE + half, 3 * PAGE), (2 * PAGE, 3 * PAGE)]
+
+
+def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
+    random = np.random.default_rng(5)
+    calls, live, pages, time = [], {}, 8, 0
+    unit = PAGE // 16
+    taken = np.zeros(pages * 16, bool)
+    told = []
+    for _ in range(300):
+        time += 2
+        size = int(random.integers(1, 40))
+        free = [at for at in range(len(taken) - size) if not taken[at : at + size].any()]
+        if live and (random.random() < 0.4 or not free):
+            at = int(random.choice([*live]))
+            taken[at : at + live.pop(at)] = False
+            calls.append(("cuMemFree", time, BASE + at * unit))
+        elif free:
+            at = int(random.choice(free))
+            taken[at : at + size], live[at] = True, size
+            calls.append(("cuMemAlloc", time, BASE + at * unit, size * unit))
+        held = taken.reshape(pages, 16).any(1)
+        told.append((int(taken.sum()) * unit, int(held.sum()) * PAGE))
+        edges = np.diff(np.concatenate([[0], (np.repeat(held, 16) & ~taken).astype(int), [0]]))
+        holes = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+    found = answers("memory", made(*calls))
+    assert [(row["gpu"], row["held"]) for row in found.rows["live"]] == told
+    last = found.rows["fragmentation"][-1]
+    assert picked(last, "pieces", "holes", "largest") == (len(live), len(holes), holes.max() * unit)
+
+
+def stack(number, *paths):
+    frames = [{"path": path, "offset": 16} for path in paths]
+    return records.make("stack", id=number, frames=frames)
+
+
+def test_who_asked_and_what_pytorch_does_not_see():
+    stacks = [stack(1, "/l/libcudart.so.12", "/l/libc10_cuda.so", "/l/python3"), stack(2, "/l/libcublas.so.12")]
+    calls = [("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 2, BASE + 4096, 500), ("cuMemFree", 4, BASE)]
+    sites = [records.make("call_site", thread=1, start=ZERO + at * MS, stack=n) for at, n in ((0, 1), (2, 2))]
+    found = answers("memory", made(*calls, more=[*stacks, *sites]))
+    libraries = {row["library"]: row for row in found.rows["sites"] if "function" not in row}
+    keys = ("allocations", "freed", "allocated", "at_peak", "left")
+    assert picked(libraries["libc10_cuda.so"], *keys) == (1, 1, 1000, 1000, 0)
+    assert picked(libraries["libcublas.so.12"], *keys) == (1, 0, 500, 500, 500)
+    assert found.rows["sites"][0]["library"] == "libc10_cuda.so"
+    verdict = "at the peak PyTorch's allocator had 0.977 KiB, and does not see 500 B that others asked for"
+    assert found.verdicts["memory"][1:] == [verdict]
+    assert found.rows["left"][0]["site"] == "libcublas.so.12"
+
+
+def test_several_processes_and_one_that_was_killed():
+    two = made(("cuMemAlloc", 0, BASE, 10), pid=11, end=False)
+    found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)
+    assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
+    assert found.verdicts["live"] == ["process 10, of 2: --pid chooses"]
+    assert "when its trace ended, 10 B of 1 allocations were not freed" in answers("memory", two).verdicts["memory"][0]
+
+
+@pytest.mark.parametrize("segment", [forge.trace(forge.probe_map("x", a="u32")), forge.trace(forge.launches({1: 2}))])
+def test_a_trace_without_calls(segment):
+    done = run("memory", data=forge.pack(segment))
+    assert done.returncode == 1 and b"no call allocates memory: 'gpt-hook run' records them" in done.stderr
+
+
+def test_a_program_that_allocates_nothing():
+    found = answers("memory", made(("cuMemFree", 0, BASE)))
+    assert found.rows["memory"] == [] and "no call allocates memory" in found.verdicts["memory"][0]
+
+
+def test_wild_rows_are_no_fault(tmp_path):
+    most = (1 << 64) - 1
+    wild = [(at, took, number, 0, to, from_, size, 0)
+            for at, took in ((1, most), (1 << 63, 1), (most, most)) for number in (1, 2, 7, 8, 9, 10)
+            for to, from_, size in ((most, 0, most), (1, most, 0), (0, 1, most), (PAGE, PAGE, 1 << 63))]  # fmt: skip
+    data = forge.pack(made(more=[forge.calls(wild, forge.MEMORY)]))
+    for args in ((), ("--plot", tmp_path / "m.png"), ("--format", "md")):
+        done = run("memory", *args, data=data)
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr
+    cut = run("memory", data=data[:-100])
+    assert cut.returncode == 3 and b"Traceback" not in cut.stderr and b"incomplete" in cut.stdout
+
+
+def test_many_moments_are_drawn_by_their_highest(tmp_path):
+    calls = [
+        one for at in range(0, 6000, 2) for one in (("cuMemAlloc", at, BASE, 9 + at), ("cuMemFree", at + 1.5, BASE))
+    ]
+    found = ask("memory", made(*calls), args=("--plot", tmp_path / "m.png"))
+    live = found.rows["live"]
+    assert len(live) <= 2000 and max(row["gpu"] for row in live) == 9 + 5998
+    assert "of 6,000 moments" in found.verdicts["live"][0]
+    assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG"
