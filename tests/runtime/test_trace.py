@@ -233,6 +233,8 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
     assert (tmp_path / "t.mp").stat().st_size == 0
 
 
-def test_a_program_without_driver_leaves_no_trace(tmp_path):
-    assert hooked.run(tmp_path / "t.mp", "true").returncode == 0
+@pytest.mark.parametrize("options", [(), ("--jit", "cat")])
+def test_a_program_without_driver_leaves_no_trace(tmp_path, options):
+    """Nor do the processes that it starts."""
+    assert hooked.run(tmp_path / "t.mp", "sh", "-c", "/bin/true; /bin/true", options=options).returncode == 0
     assert not os.listdir(tmp_path)

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "arguments.h"
 #include "benchmark.h"
@@ -299,8 +300,10 @@ void hook_before_context_ends(struct frame *frame) {
 void hook_end_probing(void) {
     if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
         return;
-    const struct thread *thread = hook_this_thread();
-    bool within_driver = thread && hook_call_in_flight(thread); // whose locks it may have
+    const struct thread *thread =
+        hook_thread; // as it is: a process without the driver begins no trace for this
+    bool within_driver =
+        thread && thread->pid == (uint32_t)getpid() && hook_call_in_flight(thread); // whose locks it may have
     if (!within_driver)
         hook_drain_all(PROCESS_ENDS);
     hook_probe_stop();
