@@ -25,6 +25,7 @@ class Facts(NamedTuple):
 
 
 Reader = Callable[[Any], Facts | None]
+Pointer = Callable[[Any], int]
 
 ADDRESSES = 1 << 64
 MOST_DIMENSIONS = 64
@@ -42,6 +43,19 @@ def find_reader(type_: type) -> Reader | None:
         if name in names:
             return reader
     return _read_dlpack if names >= {"__dlpack__", "__dlpack_device__"} else None
+
+
+def find_pointer(type_: type) -> Pointer | None:
+    """How to ask a value of a type again where its memory begins; None if that does not change.
+
+    PyTorch's own function is no method, so that neither a mode nor a subclass sees it, and it copies nothing.
+    """
+    if find_reader(type_) is not _read_pointer:
+        return None
+    if any((base.__module__, base.__name__) == ("torch", "Tensor") for base in type_.__mro__):
+        pointer: Pointer | None = _core("_data_address")
+        return pointer
+    return lambda value: int(value.data_ptr())
 
 
 def is_module(type_: type) -> bool:
@@ -86,13 +100,13 @@ def _facts(first: int, item: int, dtype: str, shape: Iterable[Any], strides: Seq
 def _read_pointer(value: Any) -> Facts | None:
     with _without_modes():
         try:
-            if getattr(value, "is_cuda", True) is False:
+            if getattr(value, "is_cuda", True) is False or _is_traced():
                 return None
             item = _call(value, "element_size") or _call(value, "itemsize") or value.dtype.itemsize
             strides = _call(value, "stride")
             steps = [int(stride) * int(item) for stride in strides] if strides is not None else None
             dtype = str(value.dtype).removeprefix("torch.")
-            return _facts(int(value.data_ptr()), int(item), dtype, value.shape, steps)
+            return _facts(_address(value, int(item)), int(item), dtype, value.shape, steps)
         except Exception:  # it has no memory: sparse, batched, freed
             return None
 
@@ -104,8 +118,27 @@ def _call(value: Any, name: str) -> Any:
 
 def _without_modes() -> contextlib.AbstractContextManager[Any]:
     """PyTorch's modes see each use of a tensor, this one too. It is imported if one of its tensors is here."""
-    quiet = getattr(getattr(sys.modules.get("torch"), "_C", None), "DisableTorchFunction", None)
+    quiet = _core("DisableTorchFunction")
     return quiet() if quiet else contextlib.nullcontext()
+
+
+def _core(name: str) -> Any:
+    """What PyTorch has below its Python, if it is imported and has it."""
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
+
+
+def _is_traced() -> bool:
+    """Whether PyTorch's tracer notes who asks for a shape."""
+    tracing = _core("_get_tracing_state")
+    return bool(tracing and tracing() is not None)
+
+
+def _address(value: Any, item: int) -> int:
+    """Of the first element. To ask a lazy clone of PyTorch for it would make the copy."""
+    is_lazy, begin = _core("_is_cow_tensor"), _core("_data_address")
+    if is_lazy and begin and isinstance(value, sys.modules["torch"].Tensor) and is_lazy(value):
+        return int(begin(value)) + int(value.storage_offset()) * item
+    return int(value.data_ptr())
 
 
 def _read_interface(value: Any) -> Facts | None:

@@ -18,8 +18,10 @@ While `trace` is on, the variables of a function are looked at when it begins an
 So a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after
 the kernels that made it. Python does not tell of calls of objects that are not functions, as those of ctypes and CuPy's
 kernels: names come with the next call then, or when the function returns. Lists, tuples and dictionaries in variables
-are looked into, and modules of PyTorch, for their own parameters and buffers. It is about the thread that enters it
-alone: others, as those that run a backward pass, have none of it, or one of their own.
+are looked into, and modules of PyTorch, for their own parameters and buffers. One that gets other memory, as by
+`x.data = y`, is another tensor from then on. It is about the thread that enters it alone: others, as those that run a
+backward pass, have none of it, or one of their own. A generator or a coroutine that is wrapped has it on while it waits
+too, for what that thread does meanwhile; one that is both is not looked into.
 
 A tensor is what has data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. Nothing
 of theirs is imported here, and nothing but the standard library at all. Their memory is not kept: up to Python 3.12 a
@@ -33,6 +35,7 @@ enters `trace` itself is compiled in two parts.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import itertools
@@ -44,7 +47,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from gpt.tensor_types import Facts, Reader, find_reader, is_module, iter_parameters
+from gpt.tensor_types import Facts, Reader, find_pointer, find_reader, is_module, iter_parameters
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -53,6 +56,7 @@ MOST_DEPTH = 2  # of such in such
 MOST_TYPES = 10_000  # that are remembered
 CONTAINERS = (list, tuple, dict)
 OPTIMIZED = 1  # CO_OPTIMIZED: the code of a function, whose variables are its own
+GENERATOR, COROUTINE = 0x20, 0x80  # CO_GENERATOR, CO_COROUTINE
 # Code that handles tensors of others under names that mean nothing, and much of it: compilers.
 NOT_LOOKED_AT = (
     "/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/_subclasses/", "/torch/fx/",
@@ -85,13 +89,21 @@ class _Other(enum.Enum):
 class _Known:
     """A tensor that was seen; `ref` is None where there are no weak references to it."""
 
-    __slots__ = ("facts", "id", "names", "ref")
+    __slots__ = ("begin", "facts", "id", "names", "pointer", "ref")
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, value: Any, facts: Facts) -> None:
         self.id = next(_ids)
         self.facts = facts
         self.names: set[_Key] = set()
         self.ref: weakref.ref[Any] | None = None
+        self.pointer = find_pointer(type(value))
+        self.begin = self.pointer and self.pointer(value)
+
+    def is_as_before(self, value: Any, key: _Key) -> bool:
+        """Whether the object was seen under this name, and has the memory that it had then."""
+        if self.ref is None or key not in self.names:
+            return False
+        return self.pointer is None or self.pointer(value) == self.begin
 
 
 _ids = itertools.count(1)
@@ -142,9 +154,10 @@ def _find_hook() -> _Hook | None:
 
 
 def _say_once(text: str) -> None:
-    if text not in _told:
+    if text not in _told and sys.stderr:  # None would be standard output
         _told.add(text)
-        print(f"gpt.tensors: warning: {text}", file=sys.stderr)
+        with contextlib.suppress(Exception):  # it is closed, say
+            print(f"gpt.tensors: warning: {text}", file=sys.stderr)
 
 
 class trace:
@@ -177,7 +190,24 @@ class trace:
         _forget_variables(sys._getframe(1))
 
     def __call__(self, function: _Function) -> _Function:
-        """Wraps a function."""
+        """Wraps a function. A coroutine or a generator is looked into while it runs."""
+        flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+        if flags & COROUTINE:
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with trace(self._also):
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+        if flags & GENERATOR:
+
+            @functools.wraps(function)
+            def iterated(*args: Any, **kwargs: Any) -> Any:
+                with trace(self._also):
+                    return (yield from function(*args, **kwargs))
+
+            return iterated  # type: ignore[return-value]
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
@@ -199,11 +229,17 @@ class trace:
 
 
 class _Entered(threading.local):
-    """For each block that a thread is in, whether it turned the profile function on. Tasks may leave in any order."""
+    """For each block that a thread is in, whether it turned the profile function on. Tasks may leave in any order.
+
+    A generator may leave a block in another thread than it entered it: that thread's own are not touched then.
+    """
 
     def __init__(self) -> None:
-        blocks: list[bool] = []
-        self.append, self.pop = blocks.append, blocks.pop
+        self._blocks: list[bool] = []
+        self.append = self._blocks.append
+
+    def pop(self) -> bool:
+        return bool(self._blocks) and self._blocks.pop()
 
 
 _entered = _Entered()
@@ -235,11 +271,14 @@ def _see_variables(frame: FrameType, also: Sink | None) -> None:
         if not looked_at[1]:
             return
         for name, value in _variables(frame, code):
-            if _readers.get(type(value), _Other.NEW) is not None:
-                known = _known.get(id(value))
-                if known is None or known.ref is None or (place, name) not in known.names:
-                    _look(name, value, frame, also, MOST_DEPTH, (place, name))
-    except Exception as error:  # of ours, or of a sink: the program is not to have it
+            try:
+                if _readers.get(type(value), _Other.NEW) is not None:
+                    known = _known.get(id(value))
+                    if known is None or not known.is_as_before(value, (place, name)):
+                        _look(name, value, frame, also, MOST_DEPTH, (place, name))
+            except Exception as error:  # of the value, or of a sink: the others have their names
+                _say_once(f"{type(error).__name__}: {error}")
+    except Exception as error:  # of ours: the program is not to have it
         _say_once(f"{type(error).__name__}: {error}")
 
 
@@ -280,7 +319,7 @@ def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int
         for index, one in items:
             if _readers.get(type(one), _Other.NEW) is not None:
                 known, inner = _known.get(id(one)), (key[0], name, index)
-                if known is None or known.ref is None or inner not in known.names:
+                if known is None or not known.is_as_before(one, inner):
                     _look(form.format(index), one, frame, also, depth - 1, inner)
     elif not (reader is None or isinstance(reader, _Other) or name == "self"):  # which is, in a method of its own
         _see(name, value, reader, frame, also, key)
@@ -305,9 +344,11 @@ def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | N
     code, known = frame.f_code, _known.get(id(value))
     facts = reader(value)
     if facts is None:
+        if known is not None and known.pointer and known.pointer(value) != known.begin:
+            _end(id(value))
         return
     if known is None or known.facts != facts:
-        known = _Known(facts)
+        known = _Known(value, facts)
         _keep(value, known)
     if key in known.names:
         return
@@ -320,11 +361,16 @@ def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | N
         also(seen)
 
 
+def _end(key: int) -> None:
+    """The object has other memory now, or none."""
+    before, hook = _known.pop(key, None), _find_hook()
+    if before is not None and before.ref is not None and hook:
+        hook.end(before.id)
+
+
 def _keep(value: Any, known: _Known) -> None:
     key, hook = id(value), _find_hook()
-    before = _known.get(key)
-    if before is not None and before.ref is not None and hook:
-        hook.end(before.id)  # the same object has other memory now
+    _end(key)
 
     def gone(_: Any, known: _Known = known, table: dict[int, _Known] = _known) -> None:
         if table.get(key) is known:

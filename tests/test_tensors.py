@@ -14,54 +14,9 @@ import pytest
 
 from gpt import tensors
 from gpt.tensor_types import Facts, find_reader
+from tests.tensor_likes import Exported, Interfaced, Pointed, callee, names, read
 
 ROOT = Path(__file__).parents[1]
-
-
-class Pointed:
-    """As a tensor of PyTorch."""
-
-    def __init__(self, address=4096, shape=(4, 8), stride=None, item=4, is_cuda=True):
-        self.address, self.shape, self.item, self.is_cuda = address, shape, item, is_cuda
-        self.steps = stride or tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-        self.dtype = "torch.float32"
-
-    def data_ptr(self):
-        return self.address
-
-    def element_size(self):
-        return self.item
-
-    def stride(self):
-        return self.steps
-
-
-class Interfaced:
-    def __init__(self, told):
-        self.told = told
-
-    @property
-    def __cuda_array_interface__(self):
-        return self.told
-
-
-class Exported:
-    """A numpy array that says that it is on the device."""
-
-    def __init__(self, array, device=(2, 0)):
-        self.array, self.device, self.asked = array, device, []
-
-    def __dlpack_device__(self):
-        return self.device
-
-    def __dlpack__(self, stream=None):
-        self.asked.append(stream)
-        return self.array.__dlpack__()
-
-
-def read(value):
-    reader = find_reader(type(value))
-    return reader and reader(value)
 
 
 def test_tensors_are_known_by_what_they_can_do():
@@ -112,16 +67,6 @@ def test_tensors_without_memory_of_their_own():
     fake = type("FakeTensor", (base,), {"__torch_dispatch__": None})
     assert find_reader(base) and not find_reader(fake)
     assert find_reader(type("Parameter", (base,), {}))
-
-
-def names(found):
-    return [(seen.name, seen.function) for seen in found]
-
-
-def callee(first, *rest, **named):
-    made = Pointed(0x9000)
-    len(rest)
-    return made
 
 
 def test_variables_are_seen_before_each_call():
@@ -256,79 +201,6 @@ def test_one_block_may_be_entered_many_times():
     for thread in threads:
         thread.join()
     assert len([seen for seen in found if seen.name == "first"]) == 4 * 40
-
-
-def test_the_end_of_the_stack_is_where_it_was():
-    def deep(x, depth):
-        return deep(x, depth + 1) if depth < 1 << 20 else 0
-
-    def limit():
-        with pytest.raises(RecursionError):
-            deep(Pointed(), 0)
-        return True
-
-    with tensors.trace(also=lambda seen: None):
-        assert limit()
-        callee(Pointed())
-    assert sys.getprofile() is None
-
-
-def test_namespaces_of_others_are_left_alone():
-    class Noted(dict):
-        def __getitem__(self, key):
-            asked.append(key)
-            return dict.__getitem__(self, key)
-
-    class Meta(type):
-        @classmethod
-        def __prepare__(cls, name, bases):
-            return Noted()
-
-        def __new__(cls, name, bases, space):
-            return type.__new__(cls, name, bases, dict(space))
-
-    def make():
-        class Made(metaclass=Meta):
-            x = Pointed()
-            y = callee(x)
-
-        return Made
-
-    asked = []
-    make()
-    before, asked = asked, []
-    with tensors.trace(also=lambda seen: None):
-        make()
-    assert asked == before and "x" in asked
-
-
-def test_faults_are_said_once_and_the_program_goes_on(capsys):
-    def fails(seen):
-        raise ValueError("no")
-
-    tensors._told.clear()
-    with tensors.trace(also=fails):
-        for _ in range(3):
-            callee(Pointed())
-    assert capsys.readouterr().err == "gpt.tensors: warning: ValueError: no\n"
-    with pytest.raises(KeyError), tensors.trace(also=fails):
-        raise KeyError(1)
-    assert sys.getprofile() is None
-
-
-def test_another_profiler_is_left_alone(capsys):
-    events, found = [], []
-    tensors._told.clear()
-    sys.setprofile(before := lambda frame, event, arg: events.append(event))
-    try:
-        with tensors.trace(also=found.append):
-            x = Pointed()
-            callee(x)
-        assert sys.getprofile() is before
-    finally:
-        sys.setprofile(None)
-    assert "call" in events and [name for name, _ in names(found)] == ["x"]
-    assert "another profiler" in capsys.readouterr().err
 
 
 def test_threads_have_their_own():
