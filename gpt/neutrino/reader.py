@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 BEGIN, END = "# Neutrino Generated Code for Reading Trace", "# END OF GENERATED CODE"
@@ -60,6 +60,13 @@ _MAP = """
         records["{name}"] = blocks
 """
 
+# What the text above calls something: a map of that name has another one.
+_USED = frozenset(
+    ("NamedTuple", "TraceHeader", "TraceSection", "at", "block", "blockSize", "blocks", "count", "f", "gridSize",
+     "header", "int", "len", "open", "parse", "path", "range", "record", "records", "sections", "struct", "unit",
+     "units", "whole")
+)  # fmt: skip
+
 _COUNTS = {
     "thread": ("blockSize", "blockSize"),
     "warp": ("blockSize // 32", "(blockSize + 31) // 32"),
@@ -84,18 +91,29 @@ def make_reader(maps: Sequence[ReadMap]) -> str:
     """The text of the reader."""
     parts = [_HEAD]
     reads = []
-    for index, found in enumerate(maps):
-        name = _identifier(found.name)
+    names = _identify((found.name for found in maps), _USED)
+    for index, (name, found) in enumerate(zip(names, maps, strict=True)):
         parts.append(f"\n\nclass {name}(NamedTuple):\n")
-        parts += [f"    {_identifier(field)}: {_type(letter)}\n" for field, letter in found.fields] or ["    pass\n"]
+        fields = zip(_identify(field for field, _ in found.fields), found.fields, strict=True)
+        parts += [f"    {field}: {_type(letter)}\n" for field, (_, letter) in fields] or ["    pass\n"]
         format_ = "<" + "".join(letter for _, letter in found.fields)
         whole, units = _COUNTS[found.level]
         one = f"{name}(*record.unpack_from(unit))"
         several = f"[{name}(*record.unpack_from(unit, at)) for at in range(0, len(unit), {found.bytes})]"
         value = one if found.single else several
         reads.append(_MAP.format(name=name, index=index, format=format_, whole=whole, units=units, value=value))
-    answer = f'records["{_identifier(maps[0].name)}"]' if len(maps) == 1 else "records"
+    answer = f'records["{names[0]}"]' if len(maps) == 1 else "records"
     return "".join([*parts, _PARSE, *reads, f"    return header, sections, {answer}\n\n\n{END}\n"])
+
+
+def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
+    """Names as Python takes them, none of them twice, nor one of those that are taken."""
+    found: list[str] = []
+    for name in map(_identifier, names):
+        while name in taken or name in found:
+            name += "_"
+        found.append(name)
+    return found
 
 
 def _identifier(name: str) -> str:

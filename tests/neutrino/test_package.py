@@ -127,6 +127,20 @@ def test_tensor_trace(tmp_path):
     assert all(re.fullmatch(r"<string>:\d+", line[7]) and int(line[1]) > 10**18 for line in lines)
 
 
+@pytest.mark.parametrize("first", ["import gpt", "import json"])
+@pytest.mark.parametrize("file", ["gpt.py", "gpt/__init__.py"])
+def test_a_program_with_a_gpt_of_its_own(tmp_path, file, first):
+    """As a model may be called. Loaded before or after, it is what the program imports."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("LAYERS = 12\n")
+    check = "import gpt, sys; assert gpt.LAYERS == 12; assert 'gpt.tensors' not in sys.modules"
+    (tmp_path / "main.py").write_text(f"{first}\n{TENSORS}\n{check}")
+    command = [sys.executable, tmp_path / "main.py"]
+    env = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=tmp_path)
+    assert [line.split("  ")[5] for line in done.stderr.splitlines()] == ["q", "k"]
+
+
 def analysis(folder, name, data):
     (folder / "r.bin").write_bytes(data)
     return python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", TOOLS / f"{name}.py", folder / "r.bin").stdout

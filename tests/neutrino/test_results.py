@@ -1,5 +1,6 @@
 """The `.bin` of a launch, and the generated reader that reads it back."""
 
+import ast
 import os
 import struct
 
@@ -156,6 +157,23 @@ def test_several_maps(tmp_path):
     assert [[record.m for record in block[0]] for block in records["b"]] == [[0, 0], [10, 0]]
 
 
-@pytest.mark.parametrize("name", ["class", "1st", "a b", "_x", "é", "", "__class__"])
-def test_names_are_valid_in_python(name):
-    compile(make_reader([ReadMap(name, "warp", [(name, "Q")], 8, True)]), "reader", "exec")
+def named(name, single=True):
+    """What a reader finds for maps of this name and of one that is the same to Python; each has its fields so too."""
+    fields = [(name, "I"), (f"{name}-", "I"), (f"{name}+", "I")]
+    return make_reader([ReadMap(one, "block", fields, 12, single) for one in (f"{name}-", name, f"{name}+")])
+
+
+def test_names_of_any_kind(tmp_path):
+    """Also those that the reader uses itself."""
+    head = struct.pack("<8I6Q", 1, 1, 1, 32, 1, 1, 0, 3, 12, 80, 12, 92, 12, 104)
+    (tmp_path / "r.bin").write_bytes(head + struct.pack("<9I", *range(9)))
+    nodes = list(ast.walk(ast.parse(named("a", single=False))))
+    mine = {getattr(node, key, None) for node in nodes for key in ("id", "arg", "name", "asname")} - {None}
+    assert {"struct", "block", "record", "range", "parse", "TraceHeader", "f"} <= mine
+    for name in [*mine, "class", "1st", "a b", "_x", "é", "", "__class__", "count", "index", "_asdict"]:
+        for single in (True, False):
+            names = {}
+            exec(named(name, single), names)
+            header, _, records = names["parse"](tmp_path / "r.bin")
+            found = [blocks[0][0] if single else blocks[0][0][0] for blocks in records.values()]
+            assert header.numProbes == 3 and [tuple(one) for one in found] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)], name

@@ -24,23 +24,43 @@ __all__ = ["TensorTrace", "tensortrace"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _take_modules() -> dict[str, ModuleType]:
+    """Those of a package gpt: they are not loaded then."""
+    names = [name for name in sys.modules if name == "gpt" or name.startswith("gpt.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
 def _find_tensors() -> ModuleType:
-    """gpt.tensors: of an installation that this Python has, or of the one that this file is of."""
-    if "gpt" not in sys.modules and not importlib.util.find_spec("gpt"):
-        folder = Path(__file__).parents[4]
-        spec = importlib.util.spec_from_file_location(
-            "gpt", folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec and spec.loader
+    """gpt.tensors: of an installation that this Python has, or else of the one that this file is of.
+
+    A program may have a `gpt` of its own, loaded or not: that stays the one which it imports.
+    """
+    found = getattr(sys.modules.get("gpt"), "__path__", None)
+    if "gpt" not in sys.modules:
+        spec = importlib.util.find_spec("gpt")
+        found = spec and spec.submodule_search_locations
+    if any(Path(folder, "tensor_types.py").is_file() for folder in found or ()):
+        return importlib.import_module("gpt.tensors")
+    theirs = _take_modules()
+    folder = Path(__file__).parents[4]
+    spec = importlib.util.spec_from_file_location(
+        "gpt", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    try:
         sys.modules["gpt"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["gpt"])
-    return importlib.import_module("gpt.tensors")
+        return importlib.import_module("gpt.tensors")
+    finally:
+        _take_modules()
+        sys.modules.update(theirs)
 
 
 def _print(seen: Any) -> None:
     _, size, first, _, shape = seen.facts
     words = [time.time_ns(), f"torch.Size({list(shape)})", size, first, seen.name, seen.function]
-    print("[call]", *words, f"{seen.file}:{seen.line}", sep="  ", file=sys.stderr)
+    if sys.stderr:  # None would be standard output
+        print("[call]", *words, f"{seen.file}:{seen.line}", sep="  ", file=sys.stderr)
 
 
 _Trace: Any = _find_tensors().trace
