@@ -11,7 +11,7 @@ missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -68,10 +68,12 @@ def read(
     """
     from gpt.trace.follow import Follow
 
+    if selection and selection.timed:  # since the first process of all began, whichever trace is read first
+        selection.look(traces, lambda path: stage.read([path]))
     passage = _Passage(stage, fold, selection, seen)
     followed = Follow(traces or [None], lambda path: stage.read([path] if path else ()))
     for trace in followed:
-        passage.folder = trace.path.parent if trace.path else None
+        passage.folder, passage.name = trace.path.parent if trace.path else None, trace.name
         with _survived(stage, passage, trace.name):
             for record in trace:
                 passage.pass_on(record)
@@ -109,6 +111,7 @@ class _Passage:
         self, stage: Stage, fold: Fold, selection: Selection | None, seen: Callable[[Record], object] | None
     ) -> None:
         self.folder: Path | None = None  # of the trace that is read
+        self.name = ""  # of the same
         self._stage = stage
         self._fold = fold
         self._selection = selection
@@ -119,6 +122,8 @@ class _Passage:
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
         self._segments = Segments()  # of the trace that is read
         self._processes: dict[int, Process] = {}  # of those that are open
+        self._known: dict[Hashable, str] = {}  # processes, and the trace of each
+        self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
         self._begun = False
         self._runs = False  # one of the endless
         self._news = False  # since the last answer
@@ -129,6 +134,8 @@ class _Passage:
         """A record that was read."""
         kind = record["kind"]
         segment = self._segments.add(record)
+        if segment in self._again and kind not in ("header", "resume", "end", "sync"):
+            return
         self._kinds.add(kind)
         self._told |= kind == "diag" and record.get("level") == "error"
         match kind:
@@ -158,12 +165,18 @@ class _Passage:
             self._stage.write(record)
 
     def _begin(self, segment: int, header: Record) -> None:
+        from gpt.trace.machines import identity
         from gpt.trace.process import Process
 
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
+        known = self._known.setdefault(identity(header), self.name)
+        if known != self.name:
+            self._again.add(segment)
+            fact = f"process {header['pid']} is that of {known}, and counted once"
+            self._write(self._stage.warn(self.name, fact, self.name))
 
     @property
     def ended(self) -> bool:
@@ -184,6 +197,7 @@ class _Passage:
 
     def _close_segment(self, segment: int, end: Record | None) -> None:
         process = self._processes.pop(segment)
+        self._again.discard(segment)
         if end is not None and (fault := records.check({**records.make("end", records=0, status=0), **end})):
             raise MalformedError(fault)
         if end is None:

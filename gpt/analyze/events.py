@@ -97,14 +97,15 @@ class Events:
         """All calls, oldest first, some thousand lines at a time."""
         import numpy as np
 
+        from gpt.trace.machines import Machines
+
         if not self._batches:
             return
         processes = {id(batch.process): batch.process for batch in self._batches}
-        first = min(processes.values(), key=lambda process: process.header["realtime"])
-        zero = first.clock.monotonic
+        machines = Machines(process.header for process in processes.values())
         texts = {key: _CallText(process) for key, process in processes.items()}
         times = np.concatenate(
-            [b.process.clock.times(b.starts) + (b.process.offset_to(first) - zero) for b in self._batches]
+            [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
         order = np.argsort(times, kind="stable")
         edges = np.cumsum([0, *(len(batch.starts) for batch in self._batches)])

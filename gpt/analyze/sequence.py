@@ -33,6 +33,7 @@ class Timeline:
     sync: Mask
     load: Mask  # code
     copies: dict[str, Mask]  # by direction
+    one_stream: Mask  # what waits for one stream only
 
     @property
     def start(self) -> Whole:
@@ -47,6 +48,26 @@ class Timeline:
         found: npt.NDArray[np.uint64] = np.where(calls["function"] != 0, calls["function"], calls["object"])
         return found
 
+    def find_idle_waits(self) -> Mask:
+        """The waits after which all that was launched before has been waited for, as far as the calls say.
+
+        What waits for an event counts as if it waited for all.
+        """
+        streams, idle = self.calls["stream"], self.sync.copy()
+        for stream in np.unique(streams[self.launch]):
+            launched = self.start[self.launch & (streams == stream)]
+            waited = self.start[self.sync & (~self.one_stream | (streams == stream))]
+            others = np.flatnonzero(self.sync & self.one_stream & (streams != stream))
+            at = self.start[others]
+            idle[others] &= _latest(launched, at) <= _latest(waited, at)
+        return idle
+
+
+def _latest(times: Whole, at: Whole) -> Whole:
+    """The last of `times`, which are in order, before each of `at`; of none a time before all."""
+    found: Whole = np.concatenate(([np.iinfo(np.int64).min], times))[np.searchsorted(times, at)]
+    return found
+
 
 def make_timelines(trace: TraceModel) -> list[Timeline]:
     """Those of all processes that launched anything, that with most launches first."""
@@ -57,6 +78,7 @@ def make_timelines(trace: TraceModel) -> list[Timeline]:
         launch |= trace.chosen(calls, type=type_, op=op)
     launch &= calls["result"] == 0
     sync, load = trace.chosen(calls, type="sync"), trace.chosen(calls, type="module")
+    one_stream = sync & trace.chosen(calls, type="sync", op="stream")
     copies = {op: trace.chosen(calls, type="memcpy", op=op) for op in ("HtoD", "DtoH")}
     found = []
     for number, process in enumerate(trace.processes):
@@ -64,11 +86,9 @@ def make_timelines(trace: TraceModel) -> list[Timeline]:
         if (own & launch).any():
             mine = calls[own]
             end = mine["start"] + mine["duration"].astype(np.int64)
-            found.append(
-                Timeline(
-                    process, mine, end, launch[own], sync[own], load[own], {op: m[own] for op, m in copies.items()}
-                )
-            )
+            moved = {op: mask[own] for op, mask in copies.items()}
+            masks = launch[own], sync[own], load[own], moved, one_stream[own]
+            found.append(Timeline(process, mine, end, *masks))
     return sorted(found, key=lambda timeline: -int(timeline.launch.sum()))
 
 

@@ -35,10 +35,6 @@ class Clock:
         self._farthest = FAR
         self.ns_per_tick = 1e9 / header["tsc_hz"] if self._ticks else 1.0
 
-    def since(self, epoch: int) -> int:
-        """ns to add to CLOCK_MONOTONIC for the time since `epoch`, ns since the epoch."""
-        return max(-LIMIT, min(self._realtime - self.monotonic - epoch, LIMIT))
-
     def add(self, record: dict[str, Any]) -> None:
         """Takes a `clock` record in."""
         if fault := records.check(record):

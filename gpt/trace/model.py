@@ -5,9 +5,9 @@
     calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
-Times are ns since the first process began: clocks of processes of one machine are joined by its boot, those of several
-machines by the time of day. Rows are kept as they are in the trace, some 24 to 72 bytes a call, and buffers of probes
-as bytes of the trace or of the file beside it; arrays are made when they are asked for.
+Times are ns since the first process began; gpt/trace/machines.py has how clocks are joined. Rows are kept as they are
+in the trace, some 24 to 72 bytes a call, and buffers of probes as bytes of the trace or of the file beside it; arrays
+are made when they are asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.clock import LIMIT
 from gpt.trace.follow import Follow
 from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
+from gpt.trace.machines import Machines, identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
@@ -34,7 +35,8 @@ from gpt.trace.select import Selection
 EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
-       ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4")]  # fmt: skip
+       ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4"), ("device", "<u4")]  # fmt: skip
+NO_DEVICE = (1 << 32) - 1  # of a row that does not say on which it ran
 WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
 
 Batch = tuple[Threads, Rows]
@@ -101,6 +103,7 @@ class TraceModel:
         self.incomplete: list[str] = []
         self._batches: dict[str, list[tuple[int, Batch]]] = {"calls": [], "gpu_times": []}
         self._numbers: dict[Process, int] = {}
+        self._machines = Machines()
         self._by_id: dict[tuple[int, int], Launch] = {}
 
     # Filling
@@ -111,6 +114,7 @@ class TraceModel:
         if number is None:
             number = self._numbers[process] = len(self.processes)
             self.processes.append(process)
+            self._machines.add(process.header)
         collectors: dict[str, Collector] = {"calls": process.calls, "gpu_times": process.gpu_times}
         for kind, collector in collectors.items():
             self._batches[kind] += [(number, batch) for batch in collector.take()]
@@ -127,15 +131,9 @@ class TraceModel:
 
     # Asking
 
-    @property
-    def first(self) -> Process:
-        """The process that began first."""
-        return min(self.processes, key=lambda process: process.header["realtime"])
-
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Time stamps of a process as ns since the first one began."""
-        first = self.first
-        return process.clock.times(stamps) + (process.offset_to(first) - first.clock.monotonic)
+        return process.clock.times(stamps) + self._machines.offset(process.header)
 
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.
@@ -149,8 +147,11 @@ class TraceModel:
         return self._gather("calls", fields, ("start",), self._by_thread)
 
     def gpu_times(self) -> npt.NDArray[np.void]:
-        """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known."""
-        return self._gather("gpu_times", GPU, ("begin", "call"), None)
+        """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known.
+
+        `device` is NO_DEVICE where rows do not say it and the process has several.
+        """
+        return self._gather("gpu_times", GPU, ("begin", "call"), _default_device)
 
     def _by_thread(self, found: npt.NDArray[np.void], threads: Threads, rows: Rows, process: Process) -> None:
         found["thread"] = threads
@@ -197,6 +198,11 @@ class TraceModel:
         return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
 
 
+def _default_device(found: npt.NDArray[np.void], _: Threads, rows: Rows, process: Process) -> None:
+    if "device" not in (rows.dtype.names or ()):
+        found["device"] = min(process.cards, default=0) if len(process.cards) < 2 else NO_DEVICE
+
+
 def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
     """The model of some traces and of those that they name. Raises GptError if there is nothing to be read."""
 
@@ -206,12 +212,16 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
             yield from stream.read_records(file, str(path))
 
     model, selection = TraceModel(), selection or Selection()
+    seen: dict[Any, str] = {}
     followed = Follow([*paths], records)
     for trace in followed:
         try:
             folder = trace.path.parent if trace.path else None
             found = iter_processes(iter(trace), EVERYTHING, folder, selection)
             for process in (one for one in found if one.started):
+                if (known := seen.setdefault(identity(process.header), trace.name)) != trace.name:
+                    model.incomplete.append(f"{trace.name}: process {process.pid} is that of {known}: counted once")
+                    continue
                 model.take(process)
                 model.end(process)
                 if process.status is None:

@@ -8,7 +8,7 @@ its function, and a function before its module: what an id means is known at the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from gpt.stream import Segments
 from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
+from gpt.trace.machines import identity, machine_of
 from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
 from gpt.trace.select import Selected, Selection
 from gpt.trace.sites import Sites
@@ -87,8 +88,8 @@ class Process:
         self.cards: dict[int, Record] = {}
         self._names: dict[int, str] = {}  # of functions
         selection = selection or Selection()
-        selection.zero = selection.zero or header["realtime"]
-        chosen = self._selected = Selected(selection, self.clock, self._names, set())
+        selection.machines.add(header)
+        chosen = self._selected = Selected(selection, header, self.clock, self._names, set())
         pick = selection.chooses
         self.calls = Collector("calls", CALL | ARGUMENTS, CALL, chosen.of_calls if pick else None)
         self.gpu_times = Collector("gpu_times", GPU_TIMES | GPU_CALLS, GPU_TIMES, chosen.of_gpu_times if pick else None)
@@ -107,6 +108,11 @@ class Process:
         """Its id."""
         pid: int = self.header["pid"]
         return pid
+
+    def gpu(self, ordinal: int | None) -> Hashable:
+        """What tells this device from all others, and is the same in other processes that have it, if that is known."""
+        uuid = self.cards[ordinal].get("uuid") if ordinal in self.cards else None
+        return (machine_of(self.header), uuid) if uuid else (identity(self.header), ordinal)
 
     @property
     def full(self) -> bool:
@@ -224,14 +230,6 @@ class Process:
             total += time - begin if begin is not None else 0
             begin = time if on else None
         return max(0, total)
-
-    def offset_to(self, first: Process) -> int:
-        """ns to add to its CLOCK_MONOTONIC for that of the machine that `first` ran on."""
-        ours, theirs = self.header, first.header
-        if ours.get("boot_id") == theirs.get("boot_id"):
-            return 0
-        zero: int = ours["realtime"] - ours["monotonic"]
-        return zero - int(theirs["realtime"]) + int(theirs["monotonic"])
 
 
 def iter_processes(

@@ -35,7 +35,7 @@ ARGUMENTS = {  # and what some have
 LAUNCHES = {"count": "u64", "function": "u32"}  # what rows of `launches` have
 COUNTS = {"count": "u64", "api": "u32"}  # and of `counts`
 GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # and of `gpu_times`
-GPU_CALLS = {"thread": "u32", "call": "u64", "probed": "u32", "stream": "u64"}  # and what some of these have
+GPU_CALLS = dict.fromkeys(("thread", "probed", "device"), "u32") | {"call": "u64", "stream": "u64"}  # what some have
 
 
 def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:

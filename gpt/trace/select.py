@@ -8,15 +8,20 @@ counted from the calls; of a process with one device, all is on that device. A l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpt.errors import GptError
+from gpt.formats.paths import is_regular
 from gpt.screen.demangle import readable
+from gpt.trace.machines import Machines
 from gpt.trace.rows import Rows, Threads
 
 if TYPE_CHECKING:
@@ -29,8 +34,8 @@ Mask = npt.NDArray[np.bool_]
 class Selection:
     """What is chosen; nothing stands for everything.
 
-    `kernels` are globs, of mangled names or of names as the source has them. `begin` and `end` are ns since `zero`, ns
-    since the epoch: the beginning of the first process that is read, which sets it.
+    `kernels` are globs, of mangled names or of names as the source has them. `begin` and `end` are ns since the first
+    process began, of those whose headers were given to `machines`; each process that is read is.
     """
 
     pids: frozenset[int] = frozenset()
@@ -40,7 +45,14 @@ class Selection:
     kernels: tuple[str, ...] = ()
     begin: float = -math.inf
     end: float = math.inf
-    zero: int = 0
+    machines: Machines = field(default_factory=Machines)
+
+    def look(self, paths: Iterable[Path], read: Callable[[Path], Iterator[dict[str, Any]]]) -> None:
+        """Takes in the first header of each trace. What is wrong with one is said when it is read."""
+        for path in paths:
+            with suppress(GptError, OSError):
+                if is_regular(path) and (header := next(read(path), None)):
+                    self.machines.add(header)
 
     @property
     def chooses(self) -> bool:
@@ -63,6 +75,7 @@ class Selected:
     """What of one process is chosen; `names` and `devices` are what is known of it, and grow."""
 
     selection: Selection
+    header: dict[str, Any]
     clock: Clock
     names: Mapping[int, str]
     devices: set[int]  # ordinals
@@ -109,7 +122,7 @@ class Selected:
         return self._matched[kernel]
 
     def _since(self, start: int) -> int:
-        return int(self.clock.times(np.array([start], np.uint64))[0]) + self.clock.since(self.selection.zero)
+        return int(self.clock.times(np.array([start], np.uint64))[0]) + self.selection.machines.offset(self.header)
 
     def _choose(self, threads: npt.NDArray[np.unsignedinteger], rows: Rows, when: str) -> Mask:
         selection, names = self.selection, rows.dtype.names or ()
@@ -121,7 +134,7 @@ class Selected:
         if selection.devices and (len(self.devices) > 1 or not (self.devices or {0}) <= selection.devices):
             chosen &= False  # a call does not say
         if selection.timed:
-            since = self.clock.times(rows[when]) + self.clock.since(selection.zero)
+            since = self.clock.times(rows[when]) + selection.machines.offset(self.header)
             chosen &= (since >= selection.begin) & (since < selection.end)
         return chosen & self._by_kernel(rows) if selection.kernels else chosen
 

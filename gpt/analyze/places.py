@@ -1,0 +1,57 @@
+"""Where things ran, as tables of several processes say it: on which host, as which rank, on which GPU.
+
+A pid alone does not tell a process from those of other hosts. So tables have its host too, if traces are of more than
+one, and its rank, if its environment had one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Column
+from gpt.trace.machines import machine_of
+
+if TYPE_CHECKING:
+    from gpt.trace.machines import Header
+    from gpt.trace.process import Process
+
+WHO = (  # columns of a process
+    Column("host", "text?", shown="any"),
+    Column("rank", "u64?", "id", shown="any"),
+    Column("pid", "u64?", "id"),
+)
+Who = tuple[str | None, int | None, int]
+BOOT = 8  # digits of it, where two machines have one name
+
+
+def tell_apart(headers: Iterable[Header]) -> list[Who]:
+    """The columns WHO of each process; a host only if there are several."""
+    found = list(headers)
+    machines = {machine_of(header) if header.get("boot_id") else header["host"]: header["host"] for header in found}
+    names = list(machines.values())
+
+    def host(header: Header) -> str | None:
+        if len(machines) < 2:
+            return None
+        name: str = header["host"]
+        return f"{name} {header['boot_id'][:BOOT]}" if names.count(name) > 1 and header.get("boot_id") else name
+
+    return [(host(header), header.get("rank"), header["pid"]) for header in found]
+
+
+def describe(who: Who) -> str:
+    """A process, in a sentence."""
+    host, rank, pid = who
+    return (f"rank {rank}, " if rank is not None else "") + f"process {pid}" + (f" of {host}" if host else "")
+
+
+class Gpus:
+    """The GPUs of processes, numbered from 0 in the order in which they are asked for: by UUID, if that is known."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, process: Process, ordinal: int | None) -> int:
+        """Of a device of a process; None for one that is not known."""
+        return self._numbers.setdefault(process.gpu(ordinal), len(self._numbers))
