@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpt import records
 from gpt.analyze.answer import Answers, Record
+from gpt.analyze.places import tell_apart
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.stage import STDOUT, Stage
 from gpt.stream import Segments
 
 if TYPE_CHECKING:
+    from gpt.trace.machines import Header
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
 
@@ -118,7 +120,7 @@ class _Passage:
         self._seen = seen
         self._taken = fold.kinds - PASSED_ON
         self._missing: dict[str, None] = {}  # lines: what of the input is not there
-        self._endless: list[int] = []  # pids of segments that are over, without `end`
+        self._endless: list[Header] = []  # of segments that are over, without `end`
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
         self._segments = Segments()  # of the trace that is read
         self._processes: dict[int, Process] = {}  # of those that are open
@@ -201,7 +203,7 @@ class _Passage:
         if end is not None and (fault := records.check({**records.make("end", records=0, status=0), **end})):
             raise MalformedError(fault)
         if end is None:
-            self._endless += [process.pid] if process.started else []
+            self._endless += [process.header] if process.started else []
             self._runs |= _is_running(process.header)
         if process.started:
             process.status = None if end is None else end.get("status", 0)
@@ -235,8 +237,10 @@ class _Passage:
         lines = [*self._missing]
         if more := len(lines) - NAMED:
             lines[NAMED:] = [f"{more:,} more errors"] if more > 0 else []
-        if pids := [*self._endless, *(process.pid for process in self._processes.values() if process.started)]:
-            told = ", ".join(map(str, pids[:NAMED])) + (f" and {len(pids) - NAMED:,} more" if len(pids) > NAMED else "")
+        if found := [*self._endless, *(process.header for process in self._processes.values() if process.started)]:
+            who = tell_apart(found)[:NAMED]
+            names = [f"{pid}" + (f" of {host}" if host else "") for host, _, pid in who]
+            told = ", ".join(names) + (f" and {len(found) - NAMED:,} more" if len(found) > NAMED else "")
             lines.append(f"no end of process {told}: killed, or still running")
         return lines
 

@@ -31,6 +31,7 @@ from gpt.screen import plots
 from gpt.stage import Stage
 
 if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
 
@@ -63,12 +64,14 @@ def of_model(
     kinds: frozenset[str] | None,
     lack: Callable[[set[str]], str | None] | None = None,
     options: Mapping[str, Any] | None = None,
+    need: Callable[[TraceModel], str | None] | None = None,
 ) -> Analysis:
     """The analysis that a function is, of a trace that has records of these `kinds`, None for all.
 
-    `lack` says of the kinds of a trace without them what would record them.
+    `lack` says of the kinds of a trace without them what would record them, and `need` the same of one that has them,
+    but not what the question is about.
     """
-    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given), options or {})
+    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need), options or {})
 
 
 class _Whole:
@@ -82,11 +85,12 @@ class _Whole:
         kinds: frozenset[str] | None,
         lack: Callable[[set[str]], str | None] | None,
         options: dict[str, Any],
+        need: Callable[[TraceModel], str | None] | None,
     ) -> None:
         from gpt.trace.model import EVERYTHING, TraceModel
 
         self.kinds = EVERYTHING if kinds is None else kinds
-        self._function, self._lack, self._options = function, lack, options
+        self._function, self._lack, self._options, self._need = function, lack, options, need
         self._model = TraceModel()
 
     def take(self, process: Process) -> None:
@@ -99,7 +103,8 @@ class _Whole:
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """What would have recorded what it needs."""
-        return self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
+        lack = self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
+        return lack or (self._need(self._model) if self._need else None)
 
     def answer(self, incomplete: list[str]) -> Answers:
         """What the function says."""

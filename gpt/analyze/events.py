@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
+from gpt.analyze.places import Who, tell_apart
 from gpt.errors import GptError
 from gpt.printable import printable_json
 from gpt.stage import Stage
@@ -103,7 +104,8 @@ class Events:
             return
         processes = {id(batch.process): batch.process for batch in self._batches}
         machines = Machines(process.header for process in processes.values())
-        texts = {key: _CallText(process) for key, process in processes.items()}
+        who = tell_apart(process.header for process in processes.values())
+        texts = {key: _CallText(process, one) for (key, process), one in zip(processes.items(), who, strict=True)}
         times = np.concatenate(
             [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
@@ -144,8 +146,11 @@ class _Batch(NamedTuple):
 class _CallText:
     """Makes lines of the calls of a process. What calls of one function have in common is made once."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, who: Who) -> None:
+        host, rank, pid = who
         self._process = process
+        self._who = f'"pid":{pid}' if host is None else f'"host":{_quoted(host)},"pid":{pid}'
+        self._who += "" if rank is None else f',"rank":{rank}'
         self._functions = {id_: _said(api) for id_, api in process.apis.items()}
         if process.changes:
             said = '"type":"recording","op":"{0}","name":"recording {0}"'
@@ -155,13 +160,13 @@ class _CallText:
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
         """The line of each row; `times` are ns."""
-        process, functions, pid = self._process, self._functions, self._process.pid
+        process, functions, who = self._process, self._functions, self._who
         columns = [(times / 1000).tolist(), rows["api"].tolist(), threads.tolist(), rows["result"].tolist()]
         took = (process.clock.durations(rows["duration"]) / 1000).tolist()
         for time, api, thread, result, us, more in zip(*columns, took, self._arguments(rows), strict=True):
             said = functions.get(api) or _said(process.api(api))
             back = f',"duration_us":{us:.3f},"result":{result}' if us else ""
-            yield f'{{"ts":{time:.3f},{said},"pid":{pid},"tid":{thread}{back}{more}}}\n'
+            yield f'{{"ts":{time:.3f},{said},{who},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
         """What else the rows say, each text with a comma before it. A zero stands for what there is not: no text.

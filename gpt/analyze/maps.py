@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LAUNCH = (  # columns of a launch, before those of its map
     Column("kernel", "text", "kernel", "launches of"),
     Column("launch", "u64", "id", "no"),
+    Column("host", "text", shown="never"),
     Column("pid", "u64", "id", shown="never"),
     Column("id", "u64", "id", shown="never"),
     Column("device", "u64", "id", shown="never"),
@@ -34,7 +35,8 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
     """The columns LAUNCH of a launch, the `number`th of all traces."""
     launch = buffer.launch
-    ids = number, process.pid, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
+    where = number, process.header["host"], process.pid
+    ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
     return buffer.kernel, *ids, launch.blocks, launch.threads, to_text(buffer.arguments) or None
 
 

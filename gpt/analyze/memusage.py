@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
 from gpt.analyze.command import Analysis
+from gpt.analyze.places import WHO, tell_apart
 
 if TYPE_CHECKING:
+    from gpt.trace.machines import Header
     from gpt.trace.process import Process
 
 KERNELS = (
@@ -21,7 +23,7 @@ KERNELS = (
 )
 PROCESSES = (
     Column("command", "text", title="process"),
-    Column("pid", "u64", "id"),
+    *WHO,
     Column("allocations", "u64"),
     Column("peak", "u64", "bytes"),
     Column("left", "u64", "bytes", "at its end"),
@@ -101,9 +103,9 @@ class _Use:
         return Memory(allocations, peak, now)
 
     def row(self) -> tuple[Any, ...]:
-        """The columns PROCESSES."""
+        """The columns PROCESSES after WHO."""
         most = max((needs["most"] for needs in self._needs.values()), default=0)
-        return shlex.join(self.process.header["argv"]), self.process.pid, *self.memory(), most
+        return *self.memory(), most
 
 
 class MemUsage:
@@ -114,7 +116,7 @@ class MemUsage:
     def __init__(self) -> None:
         self.kinds = frozenset(("memusage", "function", "api", "calls", "call", "clock"))
         self._done: dict[str, Counter[str]] = {}  # of processes that are over, by kernel
-        self._rows: list[tuple[Any, ...]] = []  # of the same
+        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
@@ -127,7 +129,7 @@ class MemUsage:
         """Adds a process to those that are over."""
         use = self._open.pop(process)
         _merge(self._done, use.kernels())
-        self._rows.append(use.row())
+        self._rows.append((process.header, use.row()))
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether anything was added up."""
@@ -150,9 +152,11 @@ class MemUsage:
             total = sum(needs["total"] for _, needs in ordered)
             verdict = [f"memusage:{ordered[0][1]['most']} for a launch at most, {total} for all"]
             yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
-        processes = [*self._rows, *(use.row() for use in self._open.values())]
+        processes = [*self._rows, *((process.header, use.row()) for process, use in self._open.items())]
         if processes:
-            yield make_answer("processes", PROCESSES, processes, [NOT_COUNTED])
+            who = tell_apart(header for header, _ in processes)
+            rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
+            yield make_answer("processes", PROCESSES, rows, [NOT_COUNTED])
 
 
 def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> None:

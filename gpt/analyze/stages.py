@@ -2,12 +2,12 @@
 
 The stages are found from the calls of the process that launches most:
 
-- Initialization: from the first call to the first copy to the device.
+- Initialization: from the first call to the first copy to the device, or, without one, the first loading of code.
 - Weight Loading: from there to the end of the copies to the device before the first launch; the last of these, less
   than 1 % of the bytes together, are the input.
 - Input Transfer: copies to the device after the weights.
 - Kernel Compile: from loading code after the weights, or the first launch, until no kernel is launched that was not
-  launched before, and the program has waited for that.
+  launched before, and the program has waited for that; Warmup, if no code is loaded then.
 - Inference: from there to the last launch, or the end of the wait after it, without what has a line of its own.
 - Sync: waiting, in that time. Output Transfer: copies from the device after the first launch.
 - Other: the rest.
@@ -18,11 +18,13 @@ the times are those of the ranges.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
+from gpt.analyze.places import WHO, describe, tell_apart
 from gpt.trace.kinds import CALLS, RANGES
 
 if TYPE_CHECKING:
@@ -39,45 +41,82 @@ COLUMNS = (
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
 )
-INIT, WEIGHTS, INPUT, COMPILE, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
-    "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Inference", "Sync", "Output Transfer",
-    "Other",
+INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
+    "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
+    "Output Transfer", "Other",
 )  # fmt: skip
+TOKEN, TOTAL = "Per token", "Total"
+PROCESSES = (  # of several that launched: the time of each stage
+    Column("command", "text", title="process"),
+    *WHO,
+    *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, TOKEN)),
+    *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name, "any") for name in NAMES if name != INFERENCE),
+)
 WORDS = (  # in names of NVTX ranges, lower case; the first that fits
-    ("warm", COMPILE), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
+    ("warm", WARMUP), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LITTLE = 0.01  # of the bytes before the first launch: the input
-NOTHING = "no process launched anything"
+NO_LAUNCH = (
+    "no launch of a kernel or graph in the trace, which stages are found by: "
+    "'gpt-hook run' records those of a program, unless --calls or ctl excludes them"
+)
 
 
 def stages(trace: TraceModel) -> Answers:
-    """The table of the process that launches most."""
-    import numpy as np
-
-    from gpt.analyze.sequence import find_period, make_timelines
+    """The table of the process that launches most, and the times of all if there are several."""
+    from gpt.analyze.sequence import make_timelines
 
     timelines = make_timelines(trace)
     if not timelines:
-        yield make_answer("stages", COLUMNS, [], [NOTHING])
         return
-    timeline = timelines[0]
+    found = [_find_stages(trace, timeline) for timeline in timelines]
+    who = tell_apart(process.header for process in trace.processes)
+    mine = [who[trace.processes.index(timeline.process)] for timeline in timelines]
+    rows, verdict = found[0]
+    if len(timelines) > 1:
+        verdict[0] += f"; {describe(mine[0])}, of {len(timelines)} that launched: --pid chooses"
+    yield make_answer("stages", COLUMNS, rows, verdict, plots=[plot("bars", "category", "time", title="stages")])
+    if len(timelines) > 1:
+        yield make_answer("processes", PROCESSES, [
+            (shlex.join(timeline.process.header["argv"]), *where, *_times(rows))
+            for timeline, where, (rows, _) in zip(timelines, mine, found, strict=True)
+        ])  # fmt: skip
+
+
+def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
+    """The columns PROCESSES from `total` on."""
+    times = {row[1] or row[0]: row[2] for row in rows}
+    return [times.get(name) for name in (TOTAL, INFERENCE, TOKEN, *(name for name in NAMES if name != INFERENCE))]
+
+
+def find_need(trace: TraceModel) -> str | None:
+    """What a trace without launches lacks."""
+    from gpt.analyze.sequence import make_timelines
+
+    return None if make_timelines(trace) else NO_LAUNCH
+
+
+def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The table of a process, and what is to be said of it."""
+    import numpy as np
+
+    from gpt.analyze.sequence import find_period
+
     begin, inference = _find_inference(timeline)
     marked = _ranges(trace, timeline.process)
     rows, total = _marked_rows(marked) if marked else _rows(timeline, begin, inference)
     verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
-    if len(timelines) > 1:
-        verdict[0] += f"; process {timeline.process.pid}, of {len(timelines)} that launched: --pid chooses"
     starts = timeline.start[timeline.launch]
     found = find_period(timeline.kernels[starts >= inference])
     if found and INFERENCE in (names := [row[0] for row in rows]):
         period, places = found
         took = float(np.median(np.diff(starts[starts >= inference][places])))
-        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, "Per token", took, None, None, period, None))
+        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period, None))
         verdict.append(f"{len(places):,} rounds of {period:,} launches that are the same; the median of their times")
-    rows.append(("Total", None, total, 100.0, None, None, None))
-    yield make_answer("stages", COLUMNS, rows, verdict, plots=[plot("bars", "category", "time", title="stages")])
+    rows.append((TOTAL, None, total, 100.0, None, None, None))
+    return rows, verdict
 
 
 def _find_inference(timeline: Timeline) -> tuple[int, int]:
@@ -106,7 +145,8 @@ def _rows(timeline: Timeline, begin: int, inference: int) -> tuple[list[tuple[An
     early = np.flatnonzero(inward & (end <= begin))
     sums = np.cumsum(sizes[early][::-1])[::-1]  # of each copy and those after it
     weights = early[sums > LITTLE * sums[0]] if len(early) else early
-    loaded = (int(start[weights[0]]), int(end[weights[-1]])) if len(weights) else (begin, begin)
+    none = min([begin, *start[timeline.load][:1].tolist()])  # when weights would have been loaded
+    loaded = (int(start[weights[0]]), int(end[weights[-1]])) if len(weights) else (none, none)
     copied = inward & (start >= loaded[1])
     stop = max([int(end[timeline.launch].max()), *end[timeline.sync & (start >= inference)].tolist()])
     masks: dict[str, Mask] = {  # of calls that have a line of their own: not those of one above
@@ -116,7 +156,8 @@ def _rows(timeline: Timeline, begin: int, inference: int) -> tuple[list[tuple[An
     }
     code = start[timeline.load & (start >= loaded[1])]
     warmup = min([begin, *code[:1].tolist()]), inference
-    windows = {INIT: (first, loaded[0]), WEIGHTS: loaded, COMPILE: warmup, INFERENCE: (inference, stop)}
+    compiled = COMPILE if len(code) and code[0] < inference else WARMUP
+    windows = {INIT: (first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop)}
     own = np.zeros(len(start), bool)
     for mask in masks.values():
         own |= mask
@@ -129,7 +170,7 @@ def _rows(timeline: Timeline, begin: int, inference: int) -> tuple[list[tuple[An
     total = last - first
     rest = total - sum(row[2] for row in rows.values())
     rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None)
-    shown = [rows[name] for name in NAMES if rows[name][2] > 0]
+    shown = [rows[name] for name in NAMES if name in rows and (name != OTHER or rows[name][2] > 0)]
     return [(*row[:3], 100 * row[2] / (total or 1), *row[4:]) for row in shown], total
 
 
@@ -180,4 +221,4 @@ def _marked_rows(marked: dict[str, list[tuple[int, int]]]) -> tuple[list[tuple[A
     return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES)
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES, need=find_need)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze import base
 from gpt.analyze.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.command import Analysis
+from gpt.analyze.places import WHO, tell_apart
 
 if TYPE_CHECKING:
     from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
+    from gpt.trace.machines import Header
     from gpt.trace.process import Process
 
 PROCESSES = (
     Column("command", "text", title="process"),
-    Column("host", "text", shown="never"),
-    Column("pid", "u64", "id"),
+    *WHO,
     Column("start", "u64", "ns", shown="never"),
     Column("threads", "u64"),
     Column("calls", "u64"),
@@ -70,7 +71,7 @@ class Summary:
 
         self.kinds = RUNS | COVERED
         self._done = Totals()  # of processes that are over
-        self._processes: list[tuple[Any, ...]] = []  # rows of the same
+        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of the same, and the columns after WHO
         self._current: ProcessTotals | None = None
 
     def take(self, process: Process) -> None:
@@ -115,15 +116,17 @@ class Summary:
             yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
 
 
-def _process_row(totals: ProcessTotals) -> tuple[Any, ...]:
+def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
     process, header = totals.process, totals.process.header
     duration = totals.last - process.clock.monotonic
-    what = shlex.join(header["argv"]), header["host"], process.pid, header["realtime"]
-    return *what, len(process.threads), totals.calls, duration, process.recorded(totals.last), process.status
+    counts = header["realtime"], len(process.threads), totals.calls
+    return header, (*counts, duration, process.recorded(totals.last), process.status)
 
 
-def _make_processes(rows: list[tuple[Any, ...]]) -> Record:
+def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     verdict = []
+    who = tell_apart(header for header, _ in processes)
+    rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):
         verdict.append("not recorded all the time: calls, launches and GPU times are those of the time 'recorded'")
     return make_answer("processes", PROCESSES, rows, verdict)

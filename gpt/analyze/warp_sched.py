@@ -1,7 +1,7 @@
 """gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones.
 
 Times are ns of the clock shared by all SMs, so launches can be compared: one whose warps ran while those of another
-launch of its process and device did is `shared`, the others ran `alone`. How long warps took is kept of each launch as
+launch on its GPU did is `shared`, the others ran `alone`. How long warps took is kept of each launch as
 a histogram (gpt/trace/durations.py), for only at the end it is known which launches were shared.
 
 The *tail* of a launch is the time at its end during which at most half as many warps ran as at its best.
@@ -9,6 +9,7 @@ The *tail* of a launch is the time at its end during which at most half as many 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
@@ -50,7 +51,7 @@ ALONE, SHARED = "alone", "shared"
 class _Run(NamedTuple):
     """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran."""
 
-    where: tuple[int, int]  # pid, device
+    where: Hashable  # the GPU
     kernel: str
     begin: int
     end: int
@@ -68,6 +69,7 @@ class WarpSched(MapAnalysis):
 
     def __init__(self) -> None:
         super().__init__()
+        self.kinds |= {"device"}  # by UUID they are the same in several processes
         self._runs: list[_Run] = []
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
@@ -81,7 +83,7 @@ class WarpSched(MapAnalysis):
         start, end = slots["start"], np.maximum(slots["end"], slots["start"])
         times = Durations()
         times.add((end - start).astype(np.float64))
-        where, row = (process.pid, buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
+        where, row = process.gpu(buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
         edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
         self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times.bins(), row))
 
@@ -120,9 +122,9 @@ def _find_tail(start: Any, end: Any) -> int:
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Of each launch whether others of its process and device ran meanwhile."""
+    """Of each launch whether others on its GPU ran meanwhile."""
     found = [ALONE] * len(runs)
-    last: dict[tuple[int, int], int] = {}  # of each place, the launch that ends last of those before
+    last: dict[Hashable, int] = {}  # of each place, the launch that ends last of those before
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
         run = runs[number]
         before = last.get(run.where)

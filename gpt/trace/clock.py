@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from gpt import records
 from gpt.errors import MalformedError
+from gpt.trace.machines import LIMIT
 
 FAR = 100_000_000  # ns
-LIMIT = 1 << 61  # ns
 
 
 class Clock:

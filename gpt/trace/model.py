@@ -219,9 +219,8 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
             folder = trace.path.parent if trace.path else None
             found = iter_processes(iter(trace), EVERYTHING, folder, selection)
             for process in (one for one in found if one.started):
-                if (known := seen.setdefault(identity(process.header), trace.name)) != trace.name:
-                    model.incomplete.append(f"{trace.name}: process {process.pid} is that of {known}: counted once")
-                    continue
+                if seen.setdefault(identity(process.header), trace.name) != trace.name:
+                    continue  # a copy of a trace that was read
                 model.take(process)
                 model.end(process)
                 if process.status is None:

@@ -8,7 +8,15 @@ from gpt.analyze.sequence import find_period
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 
-APIS = ["cuLaunchKernel", "cuMemAlloc", "cuStreamSynchronize", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuInit"]
+APIS = [
+    "cuModuleLoadData",
+    "cuLaunchKernel",
+    "cuMemAlloc",
+    "cuStreamSynchronize",
+    "cuMemcpyHtoD",
+    "cuMemcpyDtoH",
+    "cuInit",
+]
 MS, ZERO = 10**6, 10**9  # time stamps begin at ZERO: a row that begins at 0 is unused
 
 
@@ -102,10 +110,10 @@ def stages(*args, **more):
 def test_stages_are_found_from_the_calls():
     times, rows, verdict = stages()
     assert times == {
-        "Initialization": 20, "Weight Loading": 40, "Input Transfer": 2, "Kernel Compile": 20, "Inference": 38 - 16,
+        "Initialization": 20, "Weight Loading": 40, "Input Transfer": 2, "Warmup": 20, "Inference": 38 - 16,
         "Per token": 10, "Sync": 16, "Output Transfer": 3, "Other": 144 - 20 - 40 - 2 - 20 - 38 - 3, "Total": 144,
     }  # fmt: skip
-    assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Kernel Compile", None]["launches"] == 2
+    assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
     assert rows["Inference", "Per token"]["launches"] == 2
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
     assert verdict == ["from the calls: no NVTX range names a stage",
@@ -122,7 +130,7 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
     times, _, verdict = stages(more=ranges)
     assert times == {
         "Weight Loading": 50,
-        "Kernel Compile": 25,
+        "Warmup": 25,
         "Inference": 44,
         "Per token": 10,
         "Other": 10,
@@ -132,11 +140,18 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
 
 
 def test_stages_of_what_is_launched_once():
-    found = ask("stages", made(("cuInit", 0, 1), *launches((5, 1), (7, 2))))
-    assert [(row["category"], row["time"]) for row in found.rows["stages"]] == [
-        ("Initialization", 5 * MS), ("Inference", 3 * MS), ("Total", 8 * MS),
+    rows = ask("stages", made(("cuInit", 0, 1), ("cuModuleLoadData", 1, 2), *launches((5, 1), (7, 2)))).rows["stages"]
+    assert [(row["category"], row["time"]) for row in rows] == [
+        ("Initialization", 1 * MS), ("Weight Loading", 0), ("Input Transfer", 0), ("Kernel Compile", 4 * MS),
+        ("Inference", 3 * MS), ("Sync", 0), ("Output Transfer", 0), ("Total", 8 * MS),
     ]  # fmt: skip
-    assert ask("stages", made(("cuInit", 0, 1))).verdicts["stages"] == ["no process launched anything"]
+
+
+@pytest.mark.parametrize("calls", [[("cuInit", 0, 1)], [("cuMemcpyHtoD", 1, 1, 64), ("cuStreamSynchronize", 3, 1)]])
+def test_stages_without_a_launch_say_what_is_missing(calls):
+    done = run("stages", data=forge.pack(made(*calls)))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"gpt-analyze: error: no launch of a kernel or graph in the trace, which stages")
 
 
 def test_the_wildest_times_are_no_fault():

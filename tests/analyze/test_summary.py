@@ -295,7 +295,7 @@ def test_a_segment_that_only_tells_of_a_process_is_none(tmp_path):
 def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
     data = forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)])))
     (tmp_path / "a.mp").write_bytes(data[:-5])
-    (tmp_path / "b.mp").write_bytes(data)
+    (tmp_path / "b.mp").write_bytes(data.replace(b"\xa3pid\x0a", b"\xa3pid\x0b"))
     done = run("--json", tmp_path / "a.mp", tmp_path / "absent.mp", tmp_path / "b.mp")
     assert done.returncode == 4
     errors = done.stderr.decode().splitlines()

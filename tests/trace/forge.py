@@ -34,6 +34,10 @@ TYPES = {  # name -> type, op
     "cuStreamSynchronize": ("sync", "stream"),
     "cuStreamQuery": ("stream", "query"),
     "cuGraphLaunch": ("graph", "launch"),
+    "cuModuleLoadData": ("module", "load"),
+    "cuCtxSetCurrent": ("context", "set"),
+    "cuCtxPushCurrent": ("context", "push"),
+    "cuCtxPopCurrent": ("context", "pop"),
 }
 
 
