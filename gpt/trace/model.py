@@ -23,10 +23,9 @@ from gpt import stream
 from gpt.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
-from gpt.trace.clock import LIMIT
 from gpt.trace.follow import Follow
 from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
-from gpt.trace.machines import Machines, identity
+from gpt.trace.machines import LIMIT, Machines, identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
