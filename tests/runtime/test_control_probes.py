@@ -167,6 +167,65 @@ int main(int argc, char **argv) {
     server.end()
 
 
+GRAPH_SERVER = (
+    graphing.GRAPHS
+    + r"""
+int main(int argc, char **argv) {
+    char line[64];
+    void *execs[9];
+    int made = 0;
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuStreamCreate)(&streams[0], 1));
+    while (puts("ready"), fflush(stdout), fgets(line, sizeof(line), stdin)) {
+        int count = atoi(line);
+        if (!count)
+            execs[made++] = instantiated(captured(2)), count = 1;
+        for (int i = 0; i < made; i++)
+            replay(execs[i], count), launched(2 * count);
+        check();
+        OK(D(cuCtxSynchronize)());
+    }
+}
+"""
+)
+
+
+def test_graphs_that_were_made_before_probes_were_named(tmp_path):
+    """Each replay while recording is on is counted: with probes, or without and why, if they are about its kernels."""
+    server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
+
+    def counts():
+        state = status(server.pid)
+        return state["with_probes"], state["without_probes"]
+
+    server.launch(0)
+    server.launch(5)
+    order(server.pid, "enable")
+    server.launch(2)  # no probes are named
+    assert counts() == (0, 0)
+    order(server.pid, "probe", "gmem_bytes")
+    server.launch(3)
+    assert counts() == (0, 6)
+    hooked.wait_until(lambda: server.launch(1) or status(server.pid)["probed"])
+    before = counts()[1]
+    server.launch(0)
+    assert counts() == (2, before + 2)
+    server.launch(4)
+    assert counts() == (10, before + 10)
+    order(server.pid, "probe", "block_sched", "-k", "other")
+    server.launch(4)
+    assert counts() == (10, before + 10)
+    order(server.pid, "probe", "block_sched", "-k", "scale")
+    server.launch(4)
+    assert counts() == (10, before + 26)
+    order(server.pid, "disable")
+    server.launch(4)
+    trace = server.end()
+    probing.check_bytes(trace, 10)
+    assert probing.unprobed(trace) == {"its graph was made before these probes were named": before + 26}
+
+
 def test_a_pipeline_of_the_users(tmp_path, program):
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")

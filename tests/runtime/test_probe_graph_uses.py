@@ -423,6 +423,62 @@ SCENARIOS = {
         4,
         {},
     ),
+    "still_disabled": (  # after updates, and nodes that are enabled and disabled then: not recorded, but counted
+        """
+        void *graph = captured(3), *exec = instantiated(graph), *nodes[3];
+        size_t room = 3;
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuGraphNodeSetEnabled)(exec, nodes[1], 0));
+        replay(exec, 2), launched(4);
+        OK(D(cuGraphExecUpdate_v2)(exec, graph, &info));
+        replay(exec, 2), launched(4);
+        OK(D(cuGraphNodeSetEnabled)(exec, nodes[1], 1));
+        replay(exec, 2), launched(6);
+        OK(D(cuGraphNodeSetEnabled)(exec, nodes[2], 0));
+        OK(D(cuGraphExecUpdate_v2)(exec, captured(3), &info));
+        replay(exec, 2), launched(4);
+        """,
+        4,
+        {
+            "a node of its graph was disabled before an update": 8,
+            "a node of its graph was changed after an update": 6,
+        },
+    ),
+    "other_context": (  # is the current one when a graph is updated and set, none is, and when it is launched there
+        """
+        void *own, *other, *nodes[2], *values[3], *graph = captured(2), *exec = instantiated(graph);
+        size_t room = 2, size;
+        CUgraphExecUpdateResultInfo info;
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuCtxGetCurrent)(&own));
+        OK(D(cuCtxCreate_v2)(&other, 0, 0));
+        void *contexts[] = {other, NULL};
+        OK(D(cuGraphGetNodes)(graph, nodes, &room));
+        OK(D(cuGraphExecKernelNodeSetParams_v2)(exec, nodes[0], &params));
+        OK(cuCtxSetCurrent(own));
+        replay(exec, 1), launched(2);
+        for (int i = 0; i < 2; i++) {
+            OK(cuCtxSetCurrent(contexts[i]));
+            OK(D(cuGraphExecUpdate_v2)(exec, graph, &info));
+            OK(cuCtxSetCurrent(own));
+            replay(exec, 2), launched(4);
+        }
+        OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
+        OK(cuCtxSetCurrent(other));
+        for (unsigned by = 3; by < 6; by++) {
+            OK(D(cuMemcpyHtoD_v2)(factor, &by, (size_t)4));
+            OK(D(cuGraphLaunch)(exec, NULL));
+            OK(D(cuCtxSynchronize)());
+            expect(by), expect(by);
+        }
+        OK(D(cuCtxDestroy_v2)(other));
+        OK(cuCtxSetCurrent(own));
+        replay(exec, 1), expect(5), expect(5);
+        """,
+        10,
+        {"it was launched into a default stream of another context": 8},
+    ),
     "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
         """
         void *object, *graph = captured(2), *clone;

@@ -60,6 +60,7 @@ static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *ke
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     hook_make_member(&changed->member, &node, graph->context);
     changed->member.disabled = old->disabled;
+    changed->member.named = old->named;
     hook_check_constants(graph->members, &changed->member);
     if (changed->member.save)
         place_member(graph, old, &changed->member);
@@ -80,7 +81,7 @@ static void after_kernel(struct frame *frame) {
         hook_call_again(frame);
     }
     if ((CUresult)frame->rax == CUDA_SUCCESS && hook_own_members(graph)) {
-        struct member *member = hook_find_member(graph, changed->member.node), was = *member;
+        struct member *member = hook_find_member(graph, changed->member.named), was = *member;
         *member = changed->member;
         changed->member.save = NULL;
         hook_strip_member(&was, NULL);
@@ -166,7 +167,7 @@ void hook_after_node_enabled(struct frame *frame) {
         return;
     if (graph->updated)
         graph->lost = hook_changed_late;
-    else if (hook_find_member(graph, frame->args[1]) && hook_own_members(graph))
+    if (hook_find_member(graph, frame->args[1]) && hook_own_members(graph))
         hook_find_member(graph, frame->args[1])->disabled = !(unsigned)frame->args[2];
     hook_put_prepared(graph);
 }

@@ -23,6 +23,7 @@ struct dressed {
     uint64_t node;
     unsigned place; // of the set in the graph
     unsigned order; // by which it has probes
+    uint64_t context;
 };
 
 static void strip_all(struct members *members, const char *reason) {
@@ -44,24 +45,12 @@ struct wanted {
     const struct members *around; // of the graph that it goes into
     bool updates;
     unsigned place;
+    uint64_t context; // of the executable graph; 0: the current one
 };
 
-// Puts probes into the program's graph. NULL: there is nothing to do.
-static struct dressed *dress(const struct wanted *wanted) {
-    uint64_t context = hook_current_context();
-    const struct order *order = hook_order();
-    const char *refuse = order->identity ? wanted->refuse : "";
-    struct dressed *made = context && (order->identity || wanted->around) ? calloc(1, sizeof(*made)) : NULL;
-    if (!made)
-        return NULL;
-    if (!hook_begin_turn(&made->turn, wanted->graph)) {
-        free(made);
-        return NULL;
-    }
-    made->order = order->number;
-    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    made->place = wanted->place;
-    made->members = hook_read_graph((void *)wanted->graph, context, wanted->around,
+static void put_probes(struct dressed *made, const struct wanted *wanted) {
+    const char *refuse = wanted->refuse;
+    made->members = hook_read_graph((void *)wanted->graph, made->context, wanted->around,
                                     wanted->updates || wanted->around != NULL);
     if (made->members && refuse)
         strip_all(made->members, refuse);
@@ -73,7 +62,27 @@ static struct dressed *dress(const struct wanted *wanted) {
             hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
         hook_dress(made->members);
     }
+}
+
+// Puts probes into the program's graph. Without any that are named it is read all the same, for the time when
+// there are. NULL: there is nothing to do.
+static struct dressed *dress(const struct wanted *wanted) {
+    uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current, unused;
+    struct dressed *made = context ? calloc(1, sizeof(*made)) : NULL;
+    if (!made)
+        return NULL;
+    *made = (struct dressed){.order = hook_order()->number, .place = wanted->place, .context = context};
+    if (!hook_begin_turn(&made->turn, wanted->graph)) {
+        free(made);
+        return NULL;
+    }
+    bool there = context == current || !hook_do.push_context(context);
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    if (there)
+        put_probes(made, wanted);
     hook_relaxed_mode(mode);
+    if (there && context != current)
+        hook_do.pop_context(&unused);
     if (made->members)
         return made;
     hook_end_turn(&made->turn);
@@ -108,6 +117,20 @@ static void give_up(struct dressed *dressed) {
     hook_drop_members(dressed->members);
 }
 
+// After an update the nodes have the names of before, and those that were disabled still are. They are taken
+// to stand in the same order, which is enough to count them.
+static void go_on_as(struct prepared *graph, const struct members *before) {
+    struct members *now = graph->members;
+    for (size_t i = 0; i < before->count; i++) {
+        if (before->all[i].disabled)
+            graph->lost = "a node of its graph was disabled before an update";
+        if (before->count != now->count)
+            continue;
+        now->all[i].named = before->all[i].named;
+        now->all[i].disabled = before->all[i].disabled;
+    }
+}
+
 static void install(uint64_t exec, const struct dressed *dressed, bool updated) {
     struct prepared *old = hook_take_off(exec, false), *made = calloc(1, sizeof(*made));
     if (!made) {
@@ -117,14 +140,13 @@ static void install(uint64_t exec, const struct dressed *dressed, bool updated) 
     } else {
         *made = (struct prepared){.exec = exec, .users = 1, .members = dressed->members, .updated = updated};
         pthread_mutex_init(&made->lock, NULL);
-        made->context = hook_current_context();
-        hook_our_stream(); // the context is known then
-        made->of_context = hook_object_find(made->context);
+        made->context = dressed->context;
+        made->of_context =
+            hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = made->context});
         made->sets[0] = dressed->set;
         made->order = dressed->order;
-        for (size_t i = 0; updated && old && i < old->members->count; i++)
-            if (old->members->all[i].disabled)
-                made->lost = "a node of its graph was disabled before an update";
+        if (updated && old)
+            go_on_as(made, old->members);
         hook_put_on(made);
     }
     if (old)
@@ -165,9 +187,11 @@ static void forget(uint64_t exec) {
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_before_exec_update(struct frame *frame) {
-    frame->note = hook_probing && hook_find_probe_calls()
-                      ? (uint64_t)dress(&(struct wanted){.graph = frame->args[1], .updates = true})
-                      : 0;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    struct wanted wanted = {.graph = frame->args[1], .updates = true, .context = graph ? graph->context : 0};
+    if (graph)
+        hook_put_prepared(graph);
+    frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(&wanted) : 0;
 }
 
 void hook_after_exec_update(struct frame *frame) {
@@ -195,9 +219,9 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     const char *refuse = place == MOST_SETS    ? hook_outgrown
                          : node && !node->sure ? "its graph was set of a node inside of a conditional one"
                                                : NULL;
-    struct wanted wanted = {graph, refuse, found->members, false, place};
+    struct wanted wanted = {graph, refuse, found->members, false, place, found->context};
     struct dressed *dressed = found->updated ? NULL : dress(&wanted);
-    if (found->updated || (!dressed && hook_current_context() != found->context))
+    if (!dressed)
         found->lost = hook_changed_late;
     if (!dressed)
         hook_put_prepared(found);
@@ -218,7 +242,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
         if (!hook_is_copied(member, written))
             continue;
         CUDA_KERNEL_NODE_PARAMS params = hook_own_params(member, &packed);
-        hook_do.set_exec_node(graph->exec, member->node, &params);
+        hook_do.set_exec_node(graph->exec, member->named, &params);
         if (own)
             hook_strip_member(member, hook_writes_constant);
     }
@@ -240,7 +264,8 @@ static bool exchange(struct dressed *dressed) {
     for (size_t i = 0; i < count; i++) {
         struct member *old = &members->all[first + i], was = *old;
         *old = new->all[i];
-        old->node = was.node, old->depth = was.depth, old->disabled = was.disabled, old->sure = was.sure;
+        old->node = was.node, old->named = was.named;
+        old->depth = was.depth, old->disabled = was.disabled, old->sure = was.sure;
         new->all[i].save = NULL;
         hook_strip_member(&was, NULL);
     }

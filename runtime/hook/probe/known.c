@@ -27,6 +27,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct known *buckets[BUCKETS];
 static _Atomic unsigned all_asked; // the order by which all were
 
+static struct known **bucket_of(uint64_t handle) { return &buckets[handle * 0x9e3779b97f4a7c15u >> 52]; }
+
 static struct known *copy(const struct looked_up *function, const char *name) {
     struct known *known = malloc(sizeof(*known) + strlen(name) + 1);
     if (known) {
@@ -46,7 +48,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
         return;
     added->function.order = asked ? function->order : 0;
     pthread_mutex_lock(&lock);
-    struct known **at = &buckets[function->handle * 0x9e3779b97f4a7c15u >> 52], *known;
+    struct known **at = bucket_of(function->handle), *known;
     while ((known = *at) && hook_is_alive(known->function.reference) &&
            known->function.handle != function->handle)
         at = &known->next;
@@ -108,6 +110,19 @@ void hook_ask_known(void) {
             hook_ask_later(&known->function, known->name);
         free(known);
     }
+}
+
+bool hook_is_meant(uint64_t handle) {
+    const struct probed *found = hook_find_probed(handle);
+    if (found && found->kernel)
+        handle = found->kernel;
+    pthread_mutex_lock(&lock);
+    const struct known *known = *bucket_of(handle);
+    while (known && (known->function.handle != handle || !hook_is_alive(known->function.reference)))
+        known = known->next;
+    bool meant = !known || hook_is_wanted(known->name, hook_order());
+    pthread_mutex_unlock(&lock);
+    return meant;
 }
 
 void hook_count_known(struct known_counts *counts) {

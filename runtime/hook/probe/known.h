@@ -9,6 +9,9 @@
 void hook_know(const struct looked_up *function, const char *name, bool asked);
 void hook_ask_known(void); // for those of the current context that the last order was not used for
 
+// Whether the last order is about a function, or the function of a kernel; true of one that no look-up named.
+bool hook_is_meant(uint64_t handle);
+
 struct known_counts {
     uint64_t probed, pending, refused;
 };

@@ -76,6 +76,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
                             .params = kernel->kernelParams,
                             .extra = kernel->extra};
     *member = (struct member){.node = (uint64_t)node->handle,
+                              .named = (uint64_t)node->handle,
                               .depth = node->depth,
                               .sure = node->sure,
                               .is_graph = node->type == CU_GRAPH_NODE_TYPE_GRAPH,
@@ -83,6 +84,8 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
                               .reason = "",
                               .own = *kernel};
     memcpy(member->block, launch.block, sizeof(launch.block));
+    if (!launch.function && node->type == CU_GRAPH_NODE_TYPE_KERNEL)
+        member->reason = "the driver does not say which kernel its node launches";
     if (!launch.function)
         return;
     launch.cooperative = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
@@ -274,30 +277,6 @@ struct members *hook_copy_members(const struct members *members) {
         if (made->all[i].save)
             atomic_fetch_add(&made->all[i].save->others, 1);
     return made;
-}
-
-// How often a node in the body of a conditional node runs is not known: it is not counted.
-const struct tally *hook_tally(struct members *members) {
-    if (!members->is_tallied && !members->tallies)
-        members->tallies = calloc(members->count + 1, sizeof(*members->tallies));
-    struct tally *all = members->tallies;
-    if (members->is_tallied || !all)
-        return all;
-    members->is_tallied = true;
-    members->tally_count = 0;
-    for (size_t i = 0; i < members->count; i++) {
-        const struct member *member = &members->all[i];
-        if (member->save || member->is_graph || member->disabled || !member->sure || !*member->reason)
-            continue;
-        size_t k = 0;
-        while (k < members->tally_count &&
-               (all[k].function != member->function || all[k].reason != member->reason))
-            k++;
-        if (k == members->tally_count)
-            all[members->tally_count++] = (struct tally){member->function, member->reason, 0};
-        all[k].launches++;
-    }
-    return all;
 }
 
 void hook_strip_member(struct member *member, const char *reason) {

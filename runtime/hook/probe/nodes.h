@@ -10,7 +10,8 @@
 
 // A node of an executable graph: a kernel, or one with a graph inside.
 struct member {
-    uint64_t node; // in the program's graph
+    uint64_t node;  // in the program's graph
+    uint64_t named; // in the graph by which the program names it: after an update that of before
     unsigned depth;
     bool is_graph, sure, disabled;
     uint32_t function; // id in the trace; 0: it is not known
@@ -40,8 +41,9 @@ struct members {
         const char *reason;
         uint64_t launches;
     } *tallies;
-    size_t tally_count;
+    size_t tally_count, saves; // saves: how many have one
     bool is_tallied;
+    unsigned order; // by which they were counted
 };
 
 // Reads a graph. Its nodes have saves without a place. NULL: it has no kernel, or memory ran out. `around`
@@ -49,7 +51,8 @@ struct members {
 struct members *hook_read_graph(void *graph, uint64_t context, const struct members *around, bool unnamed);
 struct members *hook_copy_members(const struct members *members);
 void hook_drop_members(struct members *members);
-const struct tally *hook_tally(struct members *members);
+// By the order by which they have probes, and that of now.
+const struct tally *hook_tally(struct members *members, unsigned order, unsigned now);
 
 // Makes a member of a node.
 void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context);

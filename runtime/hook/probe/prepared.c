@@ -3,6 +3,7 @@
 // graph. A node that outgrows its place gets a set of its own.
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "prepared.h"
 
@@ -80,7 +81,7 @@ const char hook_changed_late[] = "a node of its graph was changed after an updat
 
 struct member *hook_find_member(const struct prepared *graph, uint64_t node) {
     for (struct member *at = graph->members->all; at < graph->members->all + graph->members->count; at++)
-        if (at->node == node)
+        if (at->named == node)
             return at;
     return NULL;
 }
@@ -96,6 +97,12 @@ bool hook_own_members(struct prepared *graph) {
     graph->members = made;
     made->is_tallied = false;
     return true;
+}
+
+// Nobody knows when what is there is not written to any more: it stays as it is.
+void hook_lose_sets(struct prepared *graph, const char *reason) {
+    memset(graph->sets, 0, sizeof(graph->sets));
+    graph->lost = reason;
 }
 
 void hook_let_set_go(struct set *set) {

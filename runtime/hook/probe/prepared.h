@@ -34,6 +34,7 @@ struct prepared { // an executable graph
     struct slab *slab;
     uint64_t offset;
     const char *no_room;
+    unsigned now;         // the order
     bool captured, quiet; // quiet: it is not recorded
 };
 
@@ -52,6 +53,7 @@ struct member *hook_find_member(const struct prepared *graph, uint64_t node);
 bool hook_own_members(struct prepared *graph);    // nobody else has them then; false without memory
 unsigned hook_find_place(struct prepared *graph); // for another set, of sets that no node uses; or MOST_SETS
 void hook_let_set_go(struct set *set);
+void hook_lose_sets(struct prepared *graph, const char *reason);
 
 extern const char hook_outgrown[], hook_changed_late[]; // reasons
 

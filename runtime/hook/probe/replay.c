@@ -36,9 +36,15 @@ struct stay {
     int mode;
 };
 
-static struct stay enter(const struct prepared *graph) {
+// A default stream is that of the current context.
+static bool is_elsewhere(const struct prepared *graph, uint64_t stream) {
+    return stream <= CU_STREAM_PER_THREAD_HANDLE && hook_current_context() != graph->context;
+}
+
+static struct stay enter(const struct prepared *graph, uint64_t stream) {
     struct stay stay = {.mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED)};
-    stay.pushed = hook_current_context() != graph->context && !hook_do.push_context(graph->context);
+    stay.pushed = hook_current_context() != graph->context && !is_elsewhere(graph, stream) &&
+                  !hook_do.push_context(graph->context);
     return stay;
 }
 
@@ -89,29 +95,43 @@ static uint64_t bytes_of(const struct prepared *graph) {
     return bytes;
 }
 
+// Nothing of ours is in it, and nothing of it is recorded.
+static bool is_idle(const struct prepared *graph) {
+    return graph->quiet && hook_tally(graph->members, graph->order, graph->now) && !graph->members->saves;
+}
+
+static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
+    uint64_t bytes = bytes_of(graph);
+    if (is_elsewhere(graph, stream))
+        hook_lose_sets(graph, "it was launched into a default stream of another context");
+    graph->no_room = graph->lost;
+    if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
+        graph->no_room = "its stream takes no event or copy";
+    if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
+        graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
+                                 &graph->offset, &graph->no_room);
+}
+
 void hook_before_replay(struct frame *frame) {
     frame->note = 0;
     struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
     if (!graph)
         return;
-    uint64_t stream = hook_stream_of(frame), bytes = bytes_of(graph);
-    uint32_t thread = frame->thread ? frame->thread->tid : 0;
+    const struct order *order = hook_order();
+    uint64_t stream = hook_stream_of(frame);
     int capturing = 0;
-    hook_end_burst();
-    struct stay stay = enter(graph);
-    graph->slab = NULL;
-    graph->no_room = graph->lost;
-    if (!graph->no_room && graph->order != hook_order()->number)
-        graph->no_room = "its graph was made before these probes were named";
-    graph->captured = hook_do.is_capturing(stream, &capturing) || capturing;
-    if (!graph->captured) {
-        if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
-            graph->no_room = "its stream takes no event or copy";
-        graph->quiet = frame->off || !hook_order()->identity;
-        if (bytes && !graph->no_room && !graph->quiet)
-            graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
-                                     &graph->offset, &graph->no_room);
+    graph->now = order->number;
+    graph->quiet = frame->off || !order->identity;
+    if (is_idle(graph)) {
+        hook_put_prepared(graph);
+        return;
     }
+    hook_end_burst();
+    struct stay stay = enter(graph, stream);
+    graph->slab = NULL;
+    graph->captured = !hook_do.is_capturing(stream, &capturing) && capturing;
+    if (!graph->captured)
+        find_place(graph, stream, frame->thread ? frame->thread->tid : 0);
     leave(stay);
     frame->note = (uint64_t)graph;
 }
@@ -172,12 +192,13 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
             hook_end_replay(save->replay), free(save);
         save = NULL;
         lost = "the device failed";
+        hook_lose_sets(graph, lost);
     }
     if (graph->slab)
         hook_issue(graph->slab, save);
-    if (!save && lost && !graph->quiet)
+    if (!save && lost && !graph->quiet && graph->order == graph->now)
         count_lost(graph->members, lost);
-    const struct tally *tallies = graph->quiet ? NULL : hook_tally(graph->members);
+    const struct tally *tallies = graph->quiet ? NULL : hook_tally(graph->members, graph->order, graph->now);
     for (size_t i = 0; tallies && i < graph->members->tally_count; i++)
         hook_count_unprobed_times(tallies[i].function, tallies[i].reason, tallies[i].launches);
     graph->has_run = true;
@@ -191,7 +212,7 @@ void hook_after_replay(struct frame *frame) {
         return;
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
-    struct stay stay = enter(graph);
+    struct stay stay = enter(graph, stream);
     if (done && !graph->captured)
         collect(graph, frame, stream);
     else if (graph->slab)
