@@ -144,7 +144,7 @@ class Stage:
                     self.write(one)
             else:
                 self._counts[self._turn] += record.count
-                self._append(record.data)
+                self.write_bytes(record.data)
             return
         match record["kind"]:
             case "header":
@@ -167,17 +167,18 @@ class Stage:
             self._counts[self._turn] -= several
             for line in jsonl.lines(record):
                 self._counts[self._turn] += several
-                self._append(f"{line}\n".encode())
+                self.write_bytes(f"{line}\n".encode())
         else:
-            self._append(stream.pack(record))
+            self.write_bytes(stream.pack(record))
         if record["kind"] == "sync":
             self.flush()
 
     def write_text(self, lines: str) -> None:
         """Writes lines of a form that is not the stream's."""
-        self._append(lines.encode(errors="replace"))
+        self.write_bytes(lines.encode(errors="replace"))
 
-    def _append(self, data: bytes | bytearray) -> None:
+    def write_bytes(self, data: bytes | bytearray) -> None:
+        """Writes a part of such a form."""
         self._buffer += data
         if len(self._buffer) >= FLUSH_BYTES:
             self.flush()

@@ -29,9 +29,7 @@ class Form(StrEnum):
 
     ascii = "ascii"
     chrome = "chrome"
-
-
-ENDINGS = {Form.ascii: ".txt", Form.chrome: ".json.gz"}
+    perfetto = "perfetto"
 
 
 class Drawing:
@@ -67,40 +65,44 @@ class Drawing:
         self._model.incomplete = incomplete
         timeline = make_timeline(self._model)
         if self._output:
-            write(self._output, _iter_text(self._form, timeline))
+            write(self._output, _iter_bytes(self._form, timeline))
         else:
-            for text in _iter_text(self._form, timeline):
-                self._stage.write_text(text)
+            for data in _iter_bytes(self._form, timeline):
+                self._stage.write_bytes(data)
         yield from ()
 
 
-def write(path: Path, texts: Iterator[str]) -> None:
+def write(path: Path, parts: Iterator[bytes]) -> None:
     """The file, compressed if its name ends in .gz. Raises OSError."""
     with replacing(path) as file:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as packed:
-                for text in texts:
-                    packed.write(text.encode(errors="replace"))
+                packed.writelines(parts)
         else:
-            for text in texts:
-                file.write(text.encode(errors="replace"))
+            file.writelines(parts)
 
 
-def _iter_text(form: Form, timeline: Timeline) -> Iterator[str]:
+def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
     match form:
         case Form.ascii:
             from gpt.screen.grid import screen_width
             from gpt.timeline import ascii
 
-            yield from ascii.iter_lines(timeline, screen_width())
+            texts = ascii.iter_lines(timeline, screen_width())
         case Form.chrome:
             from gpt.timeline import chrome
 
-            yield from chrome.iter_text(timeline)
+            texts = chrome.iter_text(timeline)
+        case Form.perfetto:
+            from gpt.timeline import perfetto
+
+            yield from perfetto.iter_bytes(timeline)
+            return
+    yield from (text.encode(errors="replace") for text in texts)
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, typer.Option("--format", help="Text (ascii), or JSON for a viewer (chrome).")],
+    "shape": Annotated[Form | None, typer.Option("--format", help="Text (ascii), or a file for viewers.")],
     "output": Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; .gz compresses it.")
     ],

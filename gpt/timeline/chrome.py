@@ -28,6 +28,7 @@ from gpt.timeline.tracks import (
     Timeline,
     Track,
     Whole,
+    number_processes,
     title,
 )
 
@@ -61,7 +62,7 @@ class _Writer:
         self._names = [
             _quote(name.encode(errors="surrogateescape").decode(errors="replace")) for name in timeline.names
         ]
-        self._hosts, self._gpus = _number_processes(timeline)
+        self._hosts, self._gpus = number_processes(timeline)
         self._rows = [self._row(track) for track in timeline.tracks]
 
     def _row(self, track: Track) -> tuple[int, int]:
@@ -174,26 +175,6 @@ class _Writer:
                     (places + 1).tolist(), begin, end, *times, strict=True
                 )
             ]
-
-
-def _number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[int, int]]:
-    """The `pid` of each process, and of its GPU: its own, and 0; another if a process before has that."""
-    taken: set[int] = set()
-    hosts: dict[int, int] = {}
-    gpus: dict[int, int] = {}
-    working = {track.process for track in timeline.tracks if track.kind == STREAM}
-    for place, process in enumerate(timeline.model.processes):
-        hosts[place] = _free(process.pid, taken)
-    for place in sorted(working):
-        gpus[place] = _free(0, taken)
-    return hosts, gpus
-
-
-def _free(number: int, taken: set[int]) -> int:
-    while number in taken:
-        number += 1
-    taken.add(number)
-    return number
 
 
 def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:

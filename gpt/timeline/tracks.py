@@ -160,6 +160,26 @@ def title(track: Track) -> str:
     return f"{text} ({track.lane + 1})" if track.lane else text
 
 
+def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[int, int]]:
+    """The `pid` of each process, and of its GPU: its own, and 0; another if a process before has that."""
+    taken: set[int] = set()
+    hosts: dict[int, int] = {}
+    gpus: dict[int, int] = {}
+    working = {track.process for track in timeline.tracks if track.kind == STREAM}
+    for place, process in enumerate(timeline.model.processes):
+        hosts[place] = _free(process.pid, taken)
+    for place in sorted(working):
+        gpus[place] = _free(0, taken)
+    return hosts, gpus
+
+
+def _free(number: int, taken: set[int]) -> int:
+    while number in taken:
+        number += 1
+    taken.add(number)
+    return number
+
+
 class _Maker:
     """What was made of the model so far."""
 

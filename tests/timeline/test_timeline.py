@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
 from gpt import records
 from gpt.timeline.tracks import find_lanes
@@ -198,3 +199,74 @@ def test_nothing():
     assert (done.returncode, done.stdout) == (0, b"nothing that took time in the trace\n")
     done = run("timeline", "--json", data=forge.pack(segment()))
     assert done.returncode == 2
+
+
+def perfetto(*segments, status=0):
+    """The packets."""
+    done = run("timeline", "--format", "perfetto", data=forge.pack(*segments))
+    assert done.returncode == status, done.stderr
+    return schema.Trace.FromString(done.stdout).packet
+
+
+def spans_of(packets):
+    """The spans of each track, as their begins and ends say, in ns since ZERO, and what is noted of each."""
+    said = packets[0].interned_data
+    names, notes = ({one.iid: one.name for one in each} for each in (said.event_names, said.debug_annotation_names))
+    tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")}
+    open_, found = defaultdict(list), defaultdict(list)
+    for packet in (packet for packet in packets if packet.HasField("track_event")):
+        event, time = packet.track_event, packet.timestamp - ZERO
+        if event.type == event.TYPE_SLICE_BEGIN:
+            told = {notes[note.name_iid]: note.int_value or note.bool_value for note in event.debug_annotations}
+            open_[event.track_uuid].append((time, names[event.name_iid], told))
+        elif event.type == event.TYPE_SLICE_END:
+            begin, name, told = open_[event.track_uuid].pop()
+            found[tracks[event.track_uuid]].append((begin // US, time // US, name, told))
+    assert not any(open_.values())
+    return found
+
+
+def test_perfetto_reads_back_the_same():
+    packets, same = perfetto(small()), chrome(small())
+    rows = {name: sorted(span[:3] for span in spans) for name, spans in spans_of(packets).items()}
+    want = {name: sorted((begin // US - 10**6, end // US - 10**6, what) for begin, end, what in spans)
+            for name, spans in rows_of(same).items() if "stream" not in name}  # fmt: skip
+    assert rows == want
+    correlations = {event["ts"]: event["args"]["correlation"] for event in same["traceEvents"]
+                    if event["ph"] == "X" and event["cat"] == "cuda_driver"}  # fmt: skip
+    told = {begin: notes["correlation"] for begin, _, what, notes in spans_of(packets)["thread 1"] if what[:2] == "cu"}
+    assert told == {round(ts) - 10**6: number for ts, number in correlations.items()}
+
+
+def test_perfetto_has_its_own_records_of_work():
+    packets = perfetto(small())
+    said = packets[0].interned_data
+    names = {one.iid: one.name for one in said.event_names}
+    stages = {one.iid: one.name for one in said.gpu_specifications}
+    assert [(one.pid, one.api) for one in said.graphics_contexts] == [(10, 4)]  # CUDA
+    found = {}
+    for packet in (packet for packet in packets if packet.HasField("gpu_render_stage_event")):
+        work, launch_ = packet.gpu_render_stage_event, packet.gpu_render_stage_event.launch
+        shape = (
+            [[d.x, d.y, d.z] for d in (launch_.grid_size, launch_.workgroup_size)] if work.HasField("launch") else []
+        )
+        where = stages[work.hw_queue_iid], stages[work.stage_iid]
+        begin = (packet.timestamp - ZERO) // US
+        found[begin] = (names[work.name_iid], *where, work.duration // US, shape)
+        assert work.submission_id
+    grid = [[1, 2, 3], [32, 4, 1]]
+    assert found == {
+        2: ("Memcpy HtoD", "default stream", "memcpy", 7, []),
+        16: ("add(float*, int)", "default stream", "kernel", 20, grid),
+        26: ('odd"name\n\x1b[31m', "stream 0x7", "kernel", 4, grid),
+        42: ("graphed", "default stream", "kernel", 6, []),
+        45: ("graphed", "default stream (2)", "kernel", 30, []),
+    }
+
+
+def test_perfetto_marks_what_is_incomplete():
+    cut = segment(call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
+    packets = perfetto(cut)
+    assert spans_of(packets)["thread 1"] == [(5, 41, "cuStreamSynchronize", {"correlation": 2, "incomplete": True})]
+    marks = [p.track_event.name for p in packets if p.track_event.type == schema.TrackEvent.TYPE_INSTANT]
+    assert marks == ["incomplete: no end of process 10: killed, or still running"]
