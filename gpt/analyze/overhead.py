@@ -10,6 +10,7 @@ from gpt.analyze.answer import Answers, Column, make_answer
 from gpt.analyze.command import Analysis
 
 if TYPE_CHECKING:
+    from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.process import Process
 
 KERNELS = (
@@ -69,12 +70,12 @@ class _Costs:
         return launches, original, kernel, self.slowdown, *self.registers, *host, sums["timed"], sums["compared"]
 
 
-class _Launches:
+class TimedLaunches:
     """The launches of a process; they are joined once all that there is to say of them has come."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._probed: dict[int, tuple[int, tuple[int, int]]] = {}  # function, and thread and start, by id
+        self._probed: dict[int, ProbedLaunch] = {}  # by id
         self._times: list[dict[str, Any]] = []
         self._gpu: dict[tuple[int, int], float] = {}  # ns, by thread and start
 
@@ -82,23 +83,29 @@ class _Launches:
         """Takes in what the process has collected."""
         process = self._process
         for launch in process.probes.take_told("probed"):
-            self._probed[launch.id] = launch.function, (launch.thread, launch.start)
+            self._probed[launch.id] = launch
         self._times += process.probes.take_told("times")
         for _, rows in process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
                 calls = zip(rows["thread"].tolist(), rows["call"].tolist(), strict=True)
                 self._gpu.update(zip(calls, process.clock.durations(rows["duration"]).tolist(), strict=True))
 
+    def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
+        """The kernel of each launch with times, the launch, its `times`, and ns on the GPU as --gpu-time has them."""
+        names = self._process.kernels()
+        for times in self._times:
+            if launch := self._probed.get(times["launch"]):
+                gpu = self._gpu.get((launch.thread, launch.start))
+                yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
+
     def named(self) -> dict[str, _Costs]:
         """What is known by now, by the name of the kernel."""
         found: dict[str, _Costs] = defaultdict(_Costs)
+        for name, _, times, gpu in self.joined():
+            found[name].add(times, gpu)
         names = self._process.kernels()
-        for times in self._times:
-            if times["launch"] in self._probed:
-                function, call = self._probed[times["launch"]]
-                found[names.get(function, f"#{function}")].add(times, self._gpu.get(call))
         for function, code in self._process.probes.codes.items():
-            if (name := names.get(function)) in found:
+            if (name := names.get(function, "")) in found:
                 found[name].registers = code.get("registers_before"), code.get("registers")
         return found
 
@@ -115,12 +122,12 @@ class Overhead:
         self.kinds = COVERED | {"times", "kernel", "function", "gpu_times", "gpu_time", "clock"}
         self._done: dict[str, _Costs] = defaultdict(_Costs)  # of processes that are over
         self._coverage = Coverage()  # of the same
-        self._open: dict[Process, _Launches] = {}
+        self._open: dict[Process, TimedLaunches] = {}
 
     def take(self, process: Process) -> None:
         """Takes in what a process has collected."""
         if process not in self._open:
-            self._open[process] = _Launches(process)
+            self._open[process] = TimedLaunches(process)
         self._open[process].take()
 
     def end(self, process: Process) -> None:

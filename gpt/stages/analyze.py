@@ -20,6 +20,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "block_sched",
     "gmem_bytes",
     "overhead",
+    "exposed_latency",
     "memusage",
     "memory",
     "gaps",

@@ -305,6 +305,11 @@ class Probes:
         where = launch.thread, launch.start, launch.device, launch.stream
         return self._selected is None or self._selected.admits(*where)
 
+    def maps_of(self, kernel: int) -> list[str]:
+        """The names of the maps of a kernel, as far as they are known."""
+        found = self._kernels.get(kernel)
+        return sorted({self.maps[map_].name for map_ in found.maps if map_ in self.maps}) if found else []
+
     def take_told(self, kind: str) -> list[Any]:
         """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""
         found, self._told[kind] = self._told[kind], []

@@ -1,0 +1,247 @@
+"""gpt-analyze exposed_latency: what a probed launch takes, prologue, kernel and epilogue, as multiples of a plain one.
+
+Another tool's figures stand beside it, from a file of comma-separated values (read_figures).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.overhead import TimedLaunches
+from gpt.errors import MalformedError
+from gpt.printable import shorten
+from gpt.screen.demangle import readable
+
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+
+LATENCY = (
+    Column("name", "text?", "kernel", "kernel"),
+    Column("probe", "text", title="probes"),
+    Column("tool", "text"),
+    Column("exposed", "f64?"),
+    Column("prologue", "u64?", "ns"),
+    Column("kernel", "u64?", "ns", "on GPU"),
+    Column("epilogue", "u64?", "ns"),
+    Column("total", "u64?", "ns"),
+    Column("original", "u64?", "ns"),
+    Column("launches", "u64?"),
+    Column("bar", "text", shown="never"),
+    *(Column(f"of_{part}", "f64?", title=part, shown="never") for part in ("prologue", "kernel", "epilogue", "whole")),
+)
+TOOL, EXPOSED = 2, 3  # places of columns
+PARTS = ("prologue", "kernel", "epilogue")
+OURS = "gpt-hook"
+NO_PROBE = "-"
+TOP = 30  # rows that tables show
+KERNEL = 20  # columns of the name of a kernel beside a bar
+MOST = 1000  # rows of a file
+LONGEST = 1 << 20  # bytes of it
+
+Beside = Annotated[
+    Path | None, typer.Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")
+]
+
+
+class Figure(NamedTuple):
+    """A tool's time with a probe, as a multiple of the time without, and its parts, where the file has them."""
+
+    probe: str
+    name: str | None
+    tool: str
+    exposed: float
+    parts: tuple[float | None, ...]
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """The rows of a file, gpt-analyze(1) says of which form. Raises OSError, and MalformedError with the line."""
+    with open(path, "rb") as file:
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise MalformedError(f"more than {LONGEST:,} bytes", str(path))
+    try:
+        rows = list(csv.reader(data.decode("utf-8-sig").splitlines(), skipinitialspace=True, strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise MalformedError(f"not comma-separated values: {error}", str(path)) from None
+    header = [title.strip() for title in rows[0]] if rows else []
+    tools = [title for title in header if title not in ("probe", "name", "original", *PARTS)]
+    odd = [title for title in ("probe", "original") if title not in header]
+    if odd or not tools or len(set(header)) < len(header) or len(rows) > MOST:
+        why = f"no column '{odd[0]}'" if odd else "no column of a tool" if not tools else "two columns of one name"
+        raise MalformedError(f"more than {MOST:,} rows" if len(rows) > MOST else why, str(path))
+    return [
+        figure
+        for number, row in enumerate(rows[1:], 2)
+        if any(row)
+        for figure in _read_row(header, tools, row, f"{path}:{number}")
+    ]
+
+
+def _read_row(header: list[str], tools: list[str], row: list[str], where: str) -> Iterator[Figure]:
+    if len(row) != len(header):
+        raise MalformedError(f"{len(row)} values, of {len(header)} columns", where)
+    cells = {title: cell.strip() for title, cell in zip(header, row, strict=True)}
+    times: dict[str, float | None] = {}
+    for title in header:
+        if title not in ("probe", "name"):
+            times[title] = _read_time(cells[title], where) if cells[title] else None
+    original = times["original"]
+    if not original:
+        raise MalformedError("no time in column 'original'", where)
+    for tool in tools:
+        if (time := times[tool]) is not None:
+            parts = tuple(_divide(times.get(part), original) for part in PARTS) if tool == tools[-1] else (None,) * 3
+            yield Figure(cells["probe"], cells.get("name") or None, tool, time / original, parts)
+
+
+def _read_time(cell: str, where: str) -> float:
+    try:
+        time = float(cell)
+    except ValueError:
+        time = math.nan
+    if not 0 <= time < 1e300:
+        raise MalformedError(f"not a time: '{cell}'", where)
+    return time
+
+
+def _divide(time: float | None, by: float | None) -> float | None:
+    return None if time is None or not by else time / by
+
+
+class _Bar:
+    """The launches of a kernel with some probes; times are ns, added."""
+
+    def __init__(self) -> None:
+        self.sums = Counter[str]()
+
+    def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
+        """A launch. One of --benchmark has no buffers to wait for, and a time without probes."""
+        compared = "original" in times and "kernel" in times
+        how = "compared" if compared else "plain"
+        self.sums.update({f"{how}_{name}": times[name] for name in ("prologue", "epilogue")} | {how: 1})
+        if compared:
+            self.sums.update(original=times["original"], with_probes=times["kernel"])
+        elif on_gpu is not None:
+            self.sums.update({"timed": 1, "on_gpu": on_gpu})
+
+    def times(self) -> dict[str, float | None]:
+        """Means: `prologue`, `kernel`, `epilogue`, `total` and `original`, None where that is not known."""
+        sums = self.sums
+        how = "plain" if sums["plain"] else "compared"
+        found: dict[str, float | None] = {name: sums[f"{how}_{name}"] / sums[how] for name in ("prologue", "epilogue")}
+        found["original"] = sums["original"] / sums["compared"] if sums["compared"] else None
+        timed = sums["on_gpu"] / sums["timed"] if sums["timed"] else None
+        found["kernel"] = sums["with_probes"] / sums["compared"] if sums["compared"] else timed
+        parts = [found[part] for part in PARTS]
+        found["total"] = None if None in parts else sum(part for part in parts if part is not None)
+        return found
+
+
+Bars = dict[tuple[str, str], _Bar]  # by probes and kernel
+
+
+class ExposedLatency:
+    """The bars of all that was read, and those of a file."""
+
+    streams = True
+
+    def __init__(self, beside: Path | None = None) -> None:
+        from gpt.analyze.coverage import Coverage
+        from gpt.trace.kinds import COVERED
+
+        self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
+        self._figures = read_figures(beside) if beside else []
+        self._done: Bars = {}  # of processes that are over
+        self._coverage = Coverage()  # of the same
+        self._open: dict[Process, TimedLaunches] = {}
+
+    def take(self, process: Process) -> None:
+        """Takes in what a process has collected."""
+        if process not in self._open:
+            self._open[process] = TimedLaunches(process)
+        self._open[process].take()
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        from gpt.analyze.coverage import make_coverage
+
+        _add(self._done, process, self._open.pop(process))
+        self._coverage.merge(make_coverage(process))
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether launches had probes."""
+        return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
+
+    def answer(self, incomplete: list[str]) -> Answers:
+        """The bars, those of a probe together, and ours first."""
+        from gpt.analyze.coverage import Coverage, make_coverage
+
+        bars: Bars = {}
+        coverage = Coverage()
+        coverage.merge(self._coverage)
+        for key, bar in self._done.items():
+            bars.setdefault(key, _Bar()).sums.update(bar.sums)
+        for process, launches in self._open.items():
+            _add(bars, process, launches)
+            coverage.merge(make_coverage(process))
+        if bars:
+            several = len({name for _, name in bars}) > 1
+            rows = [_our_row(*key, bar, several) for key, bar in bars.items()]
+            known = any(row[EXPOSED] is not None for row in rows)
+            rows += [_their_row(figure) for figure in self._figures]
+            rows.sort(key=lambda row: (row[1], row[TOOL] != OURS, row[0] or "", row[TOOL]))
+            verdict = [*_means(rows), *([] if known else [NO_ORIGINAL]), *coverage.verdict()]
+            y = [f"of_{part}" for part in (*PARTS, "whole")] if known or self._figures else list(PARTS)
+            title = "a launch, in multiples of its kernel without probes" if known else "what a launch takes"
+            drawn = plot("bars", "bar", *y, end="exposed", title=title)
+            yield make_answer("latency", LATENCY, rows, verdict, top=TOP, plots=[drawn])
+        yield from coverage.answer()
+
+
+NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
+
+
+def _add(bars: Bars, process: Process, launches: TimedLaunches) -> None:
+    for name, launch, times, gpu in launches.joined():
+        probes = "+".join(process.probes.maps_of(launch.kernel)) or NO_PROBE
+        bars.setdefault((probes, name), _Bar()).add(times, gpu)
+
+
+def _our_row(probes: str, name: str, bar: _Bar, several: bool) -> tuple[Any, ...]:
+    times, launches = bar.times(), bar.sums["plain"] + bar.sums["compared"]
+    original = times["original"]
+    shares = [_divide(times[part], original) for part in PARTS]
+    values = [times[title] for title in (*PARTS, "total", "original")]
+    exposed = _divide(times["total"], original)
+    label = ", ".join([*([shorten(readable([name])[0], KERNEL, middle=False)] if several else []), probes, OURS])
+    return name, probes, OURS, exposed, *values, launches, label, *shares, None
+
+
+def _their_row(figure: Figure) -> tuple[Any, ...]:
+    whole = figure.exposed if None in figure.parts else None
+    parts = figure.parts if whole is None else (None,) * 3
+    label = f"{figure.probe}, {figure.tool}"
+    return figure.name, figure.probe, figure.tool, figure.exposed, *[None] * 6, label, *parts, whole
+
+
+def _means(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """The mean of each tool, ours first."""
+    tools: dict[str, list[float]] = {OURS: []}
+    for row in rows:
+        if row[EXPOSED] is not None:
+            tools.setdefault(row[TOOL], []).append(row[EXPOSED])
+    told = [f"{tool} {sum(of) / len(of):.2f} (mean of {len(of):,})" for tool, of in tools.items() if of]
+    if told:
+        yield f"exposed, as a multiple of the kernel alone: {', '.join(told)}"
+
+
+ANALYSIS = Analysis("Show what launches with probes take.", ExposedLatency, {"beside": Beside})
