@@ -38,15 +38,16 @@ STRUCTS: dict[str, Keys] = {
         "shown": ("str?", "in tables for people: never, any, under; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, lines, levels, spans or heat"),
+        "form": ("str", "bars, lines, levels, histogram, spans or heat"),
         "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
         "y": ("[str]", "columns along the vertical axis; of spans and heat, the one of the rows"),
         "end": (
             "str?",
-            "of spans: the column where one ends; of bars: of a number that stands at the end",
+            "of spans and histogram: the column where one ends; of bars: of a number that stands at the end",
         ),
         "lane": ("str?", "of spans: the column of its place within a row; of heat: a text that has a hue"),
         "color": ("str?", "column that has a color"),
+        "of": ("str?", "only rows whose first text is this"),
         "title": ("str?", "what stands above it; absent for the first line of the verdict"),
     },
     "param": {

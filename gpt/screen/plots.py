@@ -20,6 +20,8 @@ from gpt.screen.units import TIMES
 SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots an inch
 ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and below; height of a panel
+FILLED = 0.35  # how opaque a histogram is
+GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and height, with which an axis is logarithmic
 HEAT = 6.0  # inches: height of a heat map
 BARS = 30  # that are drawn
 LABELS = 40  # of rows, at most
@@ -61,7 +63,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     panels = [(answer, plot) for answer, plot in panels if answer["rows"] and plot["form"] in FORMS]
     if not panels:
         raise GptError("nothing to draw", str(path))
-    columns = [_read(answer) for answer, _ in panels]
+    columns = [_choose(_read(answer), answer, plot) for answer, plot in panels]
     heights = [_height(plot, of) for (_, plot), of in zip(panels, columns, strict=True)]
     size = (WIDTH, min(MOST * len(panels), sum(heights)))
     figure, axes = pyplot.subplots(
@@ -109,6 +111,18 @@ def _read(answer: Record) -> Columns:
         none = array == np.array(field.none, array.dtype) if field.optional else False
         found[field.name] = np.where(none, np.nan, array.astype(float))
     return found
+
+
+def _choose(columns: Columns, answer: Record, plot: Record) -> Columns:
+    """The rows that a plot is of."""
+    if "of" not in plot:
+        return columns
+    first = next(told["name"] for told in answer["columns"] if told["type"].rstrip("?") == packed.TEXT)
+    here = [at for at, text in enumerate(columns[first]) if text == plot["of"]]
+    return {
+        name: [column[at] for at in here] if isinstance(column, list) else column[here]
+        for name, column in columns.items()
+    }
 
 
 def _height(plot: Record, columns: Columns) -> float:
@@ -170,6 +184,32 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     axes.set_xlabel(_axis(told[plot["x"]], unit_x))
     axes.set_ylabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit_y))
     if len(plot["y"]) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Columns from `x` to `end`: a histogram, for each value of `color`. Where columns grow, so does the axis."""
+    import numpy as np
+
+    left, right, height = columns[plot["x"]], columns[plot["end"]], columns[plot["y"][0]]
+    grows = left.min() >= 0 and (right - left).max() > GROWS * (right - left).min()
+    unit = told[plot["x"]].get("unit", "")
+    unit, scale = (unit, 1.0) if grows else _unit(unit, float(right.max()))
+    series = columns[plot["color"]] if "color" in plot else [None] * len(left)
+    names = list(dict.fromkeys(series))
+    for number, name in enumerate(names):
+        here = np.array([one == name for one in series])
+        edges, hue = np.append(left[here], right[here][-1:]) / scale, f"C{number}"
+        label = _text(readable([name])[0], LABEL) if isinstance(name, str) else None
+        axes.stairs(height[here], edges, fill=True, alpha=FILLED, color=hue, label=label)
+        axes.stairs(height[here], edges, color=hue, lw=1)
+    if grows:
+        axes.set_xscale("symlog" if not left.min() else "log", **({} if left.min() else {"linthresh": right.min()}))
+    if height.max() > WIDE * height[height > 0].min(initial=np.inf):
+        axes.set_yscale("log")
+    axes.set_xlabel(_axis(told[plot["x"]], unit))
+    axes.set_ylabel(_axis(told[plot["y"][0]], ""))
+    if "color" in plot:
         axes.legend(fontsize=8, frameon=False)
 
 
@@ -268,6 +308,7 @@ FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] =
     "bars": _draw_bars,
     "lines": _draw_lines,
     "levels": _draw_levels,
+    "histogram": _draw_histogram,
     "spans": _draw_spans,
     "heat": _draw_heat,
 }

@@ -31,6 +31,7 @@ TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts
 del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
+RUN = {"gpt-analyze.1"}  # pages whose kernels are run, for what they do is in the examples
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
 # roff, as far as the pages use it
@@ -323,6 +324,7 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
         "PATH": os.pathsep.join(map(str, paths)),
         "PYTHONPATH": str(ROOT),
         "TERM": "dumb",
+        **({"GPT_SIM_RUN": "all"} if page in RUN else {}),
         "LC_ALL": "C",
     }
     for command, output in examples:

@@ -1,0 +1,160 @@
+"""Analyses of maps in which each warp has two sums, of what happened and of what it cost: their ratio by kernel.
+
+The ratio of a kernel is that of the sums of all its warps; how it is distributed is said of the warps, each of which
+counts once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+from gpt.screen.units import human_count, human_share
+
+if TYPE_CHECKING:
+    from gpt.analyze.values import Values
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+NAME = Column("name", "text", "kernel", "kernel")
+LAUNCHES = Column("launches", "u64")
+WARPS = Column("warps", "u64")
+LOST = (
+    Column("silent", "u64", title="warps lost", shown="any"),
+    Column("dropped", "u64", title="lost", shown="any"),
+)
+PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # of warps
+TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+BINS, DRAWN = 20, 5  # of the histogram, of which a table shows one kernel's, and kernels in it
+NAMED = 60  # columns of a name in a sentence
+
+
+class Kernel:
+    """The sums of a kernel, and the ratios of its warps."""
+
+    def __init__(self, name: str) -> None:
+        from gpt.analyze.values import Values
+
+        self.name = name
+        self.sums = Counter[str]()
+        self.ratios: Values = Values()
+
+
+class Ratios(MapAnalysis):
+    """What `cost` is of `number`, two of the `fields`, times `scale`: the column `ratio`.
+
+    `sums` are the columns of the fields. The line that scripts know has their sums, in the order of the fields.
+    """
+
+    ratio: Column
+    scale = 1
+    number: str
+    cost: str
+    nothing: str  # what there is to say if no warp has any
+    sums: tuple[Column, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: dict[str, Kernel] = {}
+        self._rows: list[tuple[Any, ...]] = []  # of launches
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Adds a launch."""
+        kernel = self.kernels.setdefault(buffer.kernel, Kernel(buffer.kernel))
+        number, cost = saved.slots[self.number], saved.slots[self.cost]
+        here = number > 0
+        kernel.ratios.add(self.scale * cost[here].astype(float) / number[here])
+        silent = int((saved.counts == 0).sum())
+        sums = {name: int(saved.slots[name].sum()) for name in self.fields}
+        sums |= {"warps": saved.counts.size - silent, "silent": silent, "dropped": saved.dropped}
+        kernel.sums.update(sums, launches=1)
+        self._number += 1
+        if len(self._rows) < MOST_LAUNCHES:
+            self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
+
+    def mean(self, sums: Mapping[str, int]) -> float | None:
+        """The ratio of sums; None where nothing happened."""
+        return self.scale * sums[self.cost] / sums[self.number] if sums[self.number] else None
+
+    def _values(self, sums: Mapping[str, int]) -> tuple[Any, ...]:
+        """Of a launch, from the ratio on."""
+        return self.mean(sums), *(sums[column.name] for column in (*self.sums, WARPS, *LOST))
+
+    def show(self, sums: Mapping[str, int]) -> str:
+        """The ratio of sums as it stands in a sentence."""
+        mean = self.mean(sums) or 0
+        return human_share(mean) if self.ratio.unit == "%" else f"{human_count(mean)} clocks"
+
+    @abstractmethod
+    def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
+        """The evidence, in parts of a sentence; `kernel` is that with the highest cost, `total` the sums of all.
+
+        `where` names the kernel, and its share.
+        """
+
+    def _where(self, kernel: Kernel, total: Counter[str]) -> str:
+        name = shorten(printable(readable([kernel.name])[0]), NAMED, middle=False)
+        return f"{100 * kernel.sums[self.cost] / (total[self.cost] or 1):.0f} % of that in {name}"
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, that with the highest cost first, launches, and how the ratios of warps are distributed."""
+        ordered = sorted(self.kernels.items(), key=lambda one: (-one[1].sums[self.cost], one[0]))
+        total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
+        told = [f"{self.name}:{' '.join(f'{name} {total[name]}' for name in self.fields)}"]
+        _, first = ordered[0]
+        if total[self.number]:
+            told.append("; ".join(self.say(first, total, self._where(first, total))))
+        else:
+            told.append(self.nothing)
+        parts = [self.ratio._replace(name=name, title="") for name, _ in PARTS]
+        optional = [column._replace(type="f64?") for column in (self.ratio, *parts)]
+        share = Column("share", "f64", "%")
+        columns = (NAME, LAUNCHES, share, *optional, *self.sums, WARPS, *LOST)
+        rows = [
+            (
+                name,
+                kernel.sums["launches"],
+                100 * kernel.sums[self.cost] / (total[self.cost] or 1),
+                self.mean(kernel.sums),
+                *(kernel.ratios.percentile(part) for _, part in PARTS),
+                *self._values(kernel.sums)[1:],
+            )
+            for name, kernel in ordered
+        ]
+        yield make_answer("kernels", columns, rows, [*told, *verdict], top=TOP)
+        more = self._number - len(self._rows)
+        lines = [f"{more:,} more launches are only in the sums"] if more else []
+        columns = (*LAUNCH, optional[0], *self.sums, WARPS, *LOST)
+        yield make_answer("launches", columns, self._rows, lines, top=TOP_LAUNCHES)
+        yield from self.iter_more(ordered)
+        yield self._make_histogram(ordered[:DRAWN])
+
+    def iter_more(self, ordered: list[tuple[str, Kernel]]) -> Answers:
+        """What there is to say of one map only."""
+        return iter(())
+
+    def _make_histogram(self, kernels: list[tuple[str, Kernel]]) -> dict[str, Any]:
+        from gpt.analyze.values import make_histogram
+
+        edges, counts = make_histogram([kernel.ratios for _, kernel in kernels], BINS)
+        title = self.ratio.title or self.ratio.name
+        columns = (
+            Column("name", "text", "kernel", "warps of"),
+            Column("low", "f64", self.ratio.unit, title),
+            Column("high", "f64", self.ratio.unit, "up to"),
+            WARPS,
+        )
+        rows = [
+            (name, low, high, count)
+            for (name, _), found in zip(kernels, counts, strict=True)
+            for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), found.tolist(), strict=True)
+        ]
+        drawn = plot("histogram", "low", "warps", end="high", color="name", title=f"{title} of each warp")
+        return make_answer("warps", columns, rows, top=BINS, plots=[drawn])

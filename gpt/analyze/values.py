@@ -1,0 +1,150 @@
+"""How numbers are distributed: any numbers, taken in as arrays, in memory that does not grow with how many there are.
+
+A number counts in a bin of its distance from a base. The bins are those of the bits of a float of 64 bits, as far as
+the first BITS after the point: each is 0.2 % of the distance wide, and whole distances below 1024 have one of their
+own. All in a bin count as the number at its beginning. The base is 0, of whole numbers without a sign the least of the
+first array: so clocks and addresses, which are large and near each other, do not share one bin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+BITS = 9
+SHIFT = np.int64(52 - BITS)
+WIDE = 64  # how many times the median and the least above 0 the greatest is, for bins that double
+DOUBLINGS = 2  # bins between a number and twice that number, at most
+LARGEST = 1 << 63  # up to here sums are exact
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Values:
+    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are not among them."""
+
+    def __init__(self) -> None:
+        self.count = self.nans = self.infinite = 0
+        self.total: float = 0
+        self.least: float | None = None
+        self.greatest: float | None = None
+        self.whole = True  # whether all are whole numbers
+        self._base = 0
+        self._bins: Ints = np.zeros(0, np.int64)
+        self._counts: Ints = np.zeros(0, np.int64)
+
+    def add(self, found: npt.NDArray[Any]) -> None:
+        """Takes some in."""
+        found = found.ravel()
+        if found.dtype.kind == "f":
+            known = ~np.isnan(found)
+            self.nans += len(found) - int(known.sum())
+            found = found[known].astype(np.float64)
+        if not len(found):
+            return
+        least, greatest = found.min().item(), found.max().item()
+        if not self.count and found.dtype.kind == "u":
+            self._base = least
+        self.whole &= found.dtype.kind != "f"
+        self.count += len(found)
+        self.least = least if self.least is None else min(self.least, least)
+        self.greatest = greatest if self.greatest is None else max(self.greatest, greatest)
+        if found.dtype.kind == "f":
+            finite = np.isfinite(found)
+            self.infinite += len(found) - int(finite.sum())
+            with np.errstate(over="ignore"):
+                self.total += float(found[finite].sum())
+        elif max(abs(least), abs(greatest)) * len(found) < LARGEST:
+            self.total += int(found.sum(dtype=np.int64))
+        else:
+            self.total += float(found.sum(dtype=np.float64))
+        self._count(self._find_bins(found))
+
+    def _find_bins(self, found: npt.NDArray[Any]) -> Any:
+        if found.dtype.kind != "u":
+            bins = np.abs(found.astype(np.float64)).view(np.int64) >> SHIFT
+            return np.where(found < 0, -bins, bins)
+        base = found.dtype.type(self._base) if self._base <= np.iinfo(found.dtype).max else None
+        if base is not None and found.min() >= base:
+            return (found - base).astype(np.float64).view(np.int64) >> SHIFT
+        away = found.astype(np.float64) - float(self._base)
+        bins = np.abs(away).view(np.int64) >> SHIFT
+        return np.where(away < 0, -bins, bins)
+
+    def _count(self, bins: Ints) -> None:
+        bins, counts = np.unique(bins, return_counts=True)
+        if len(self._bins):
+            bins, where = np.unique(np.concatenate((self._bins, bins)), return_inverse=True)
+            together = np.zeros(len(bins), np.int64)
+            np.add.at(together, where, np.concatenate((self._counts, counts)))
+            counts = together
+        self._bins, self._counts = bins, counts
+
+    def bins(self) -> tuple[Floats, Ints]:
+        """The number at the beginning of each bin that is not empty, from the least on, and how many are in it."""
+        found = (np.abs(self._bins) << SHIFT).view(np.float64)
+        found = np.where(self._bins < 0, -found, found) + float(self._base)
+        return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
+
+    def percentile(self, part: float) -> float | None:
+        """The number that `part` of all, 0 to 1, are not greater than; None if there are none."""
+        if not self.count:
+            return None
+        rank = max(1, math.ceil(part * self.count))
+        if rank == self.count:
+            return self.greatest
+        found, counts = self.bins()
+        return float(found[int(np.searchsorted(np.cumsum(counts), rank))])
+
+    @property
+    def mean(self) -> float | None:
+        """Of those that are finite."""
+        return self.total / (self.count - self.infinite) if self.count > self.infinite else None
+
+
+def make_histogram(series: Sequence[Values], most: int) -> tuple[Floats, list[Ints]]:
+    """The edges of at most `most` bins, and for each of the series how many of its finite numbers are in each.
+
+    Whole numbers near each other have a bin each. Bins are as wide as each other, or, of numbers that are not below 0
+    and differ widely, in the same ratio, with one for 0.
+    """
+    bins = [values.bins() for values in series]
+    finite = [found[np.isfinite(found)] for found, _ in bins]
+    everything = np.concatenate([*finite, np.zeros(0)])
+    if not len(everything):
+        return np.zeros(0), [np.zeros(0, np.int64) for _ in series]
+    weights = np.concatenate([counts[np.isfinite(found)] for found, counts in bins])
+    edges = _find_edges(everything, weights, all(values.whole for values in series if values.count), most)
+    found = []
+    for numbers, (all_, counts) in zip(finite, bins, strict=True):
+        place = np.clip(np.searchsorted(edges, numbers, "right") - 1, 0, len(edges) - 2)
+        kept = counts[np.isfinite(all_)]
+        found.append(np.bincount(place, kept, len(edges) - 1).astype(np.int64))
+    return edges, found
+
+
+def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
+    low, high = float(numbers.min()), float(numbers.max())
+    order = np.argsort(numbers)
+    median = float(numbers[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)])
+    first = float(numbers[numbers > 0].min(initial=math.inf))
+    if low >= 0 and high > WIDE * max(first, median) and high - low > WIDE * (median - low):
+        first = 2.0 ** math.floor(math.log2(first))
+        octaves = math.log2(high) - math.log2(first)
+        step = max(1 / DOUBLINGS, octaves / (most - 2))
+        step = math.ceil(step) if step > 1 else 1.0 if step > 1 / DOUBLINGS else step
+        steps = math.floor(octaves / step) + 1
+        edges = first * 2.0 ** (step * np.arange(steps + 1))
+        return np.concatenate(([0.0], edges)) if low == 0 else edges
+    if whole:
+        step = max(1.0, float(math.ceil((high - low + 1) / most)))
+        edges = low + step * np.arange(math.ceil((high - low + 1) / step) + 1, dtype=np.float64)
+    else:
+        edges = low + (high / most - low / most) * np.arange(most + 1)
+    edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers have no room between them
+    return edges if len(edges) > 1 else np.array([low, math.nextafter(low + abs(low) / 100, math.inf)])
