@@ -412,7 +412,7 @@ KINDS: dict[str, Keys] = {
         "at": ("u64?", "the first of them that this record holds; absent for 0"),
         "length": ("u64?", "how many it holds; absent for all"),
         "units": ("u64?", "those of its units that are written, each after its number; the others are zero"),
-        "codec": ("str?", "zstd, if what is written is a frame of that"),
+        "codec": ("str?", "zstd, if what is written is a frame of that; neutrino, if it is of a result of Neutrino"),
         "path": ("str?", "the file that it is written to, in the folder of the trace"),
         "offset": ("u64?", "where it begins in that file"),
         "packed": ("u64?", "bytes of the frame in that file"),

@@ -69,13 +69,17 @@ def read(
     Returns whether there were processes, and none of them runs any more.
     """
     from gpt.trace.follow import Follow
+    from gpt.trace.inputs import expand, read_input, side_folder
 
+    inputs = expand(traces)
     if selection and selection.timed:  # since the first process of all began, whichever trace is read first
-        selection.look(traces, lambda path: stage.read([path]))
+        selection.look(
+            filter(None, inputs), lambda path: read_input(path, lambda one: stage.read([one] if one else ()))
+        )
     passage = _Passage(stage, fold, selection, seen)
-    followed = Follow(traces or [None], lambda path: stage.read([path] if path else ()))
+    followed = Follow(inputs or [None], lambda path: read_input(path, lambda one: stage.read([one] if one else ())))
     for trace in followed:
-        passage.folder, passage.name = trace.path.parent if trace.path else None, trace.name
+        passage.folder, passage.name = side_folder(trace.path), trace.name
         with _survived(stage, passage, trace.name):
             for record in trace:
                 passage.pass_on(record)

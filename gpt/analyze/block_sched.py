@@ -134,11 +134,11 @@ class BlockSched(MapAnalysis):
     name = "block_sched"
 
     def __init__(self, launch: int | None = None) -> None:
-        from gpt.analyze.schedule import FIELDS
+        from gpt.analyze.schedule import FIELDS, TIME
 
         super().__init__()
         self.kinds |= {"device"}
-        self.fields = FIELDS
+        self.fields, self.optional = FIELDS, (TIME,)
         self.shown: Shown | None = None
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}

@@ -56,6 +56,7 @@ class Analysis:
     make: Callable[..., base.Fold]
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
+    picture: bool = False  # whether the path of a picture stands for the tables where one is drawn
 
 
 def of_model(
@@ -110,6 +111,17 @@ class _Whole:
         """What the function says."""
         self._model.incomplete = incomplete
         yield from self._function(self._model, **self._options)
+
+
+class _Unshown:
+    """Takes the place of tables."""
+
+    def add(self, record: dict[str, Any]) -> str | None:
+        """Nothing."""
+
+    def text(self) -> str:
+        """Nothing."""
+        return ""
 
 
 # Options
@@ -203,6 +215,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
             stage = open_stage(given["form"], given["as_stream"], given["json"], given["from_json"])
         if path:
             plots.check(path)
+            if analysis.picture and stage.table and not given["form"]:
+                stage.table = _Unshown()
         ended, shown = None, os.isatty(1) and stage.table is not None and not given["form"]
         if given["follow"]:
             live.check(traces)
@@ -213,6 +227,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         status = stage.close()
         if path and answers:
             plots.draw(path, list(answers.values()))
+            if isinstance(stage.table, _Unshown):
+                typer.echo(path)
         return signals.die(ended.number) if ended else status
 
     options = {**analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}

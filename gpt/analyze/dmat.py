@@ -5,12 +5,14 @@ BATCH at a time, twice. First, which pages there are: their numbers are marked i
 highest, or, where that is too large, collected. Then they count in a matrix of at most ROWS by COLUMNS: of pages that
 are accessed at all (the map is *dense*: addresses in between take no room), and of clocks since the first access.
 Clocks are those of the SM that accesses: SMs whose clocks differ are drawn beside each other. A row has the name of the
-tensor that is in its first page, if `gpt.tensors` recorded the tensors.
+tensor that is in its first page, if `gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several
+accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -24,12 +26,12 @@ from gpt.trace.kinds import TENSORS
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
     from gpt.trace.process import Process
-    from gpt.trace.tensors import Tensor
+    from gpt.trace.tensors import Tensor, Tensors
 
 LAUNCHES = (
     *LAUNCH,
     Column("accesses", "u64"),
-    Column("bytes", "u64", "bytes"),
+    Column("bytes", "u64?", "bytes"),
     Column("pages", "u64"),
     Column("clocks", "u64", "cycles"),
     Column("dropped", "u64", title="lost", shown="any"),
@@ -57,9 +59,13 @@ ROWS, COLUMNS = 1024, 1024  # of the matrix
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
+AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
 
 Number = Annotated[int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 Page = Annotated[int | None, typer.Option("--page", metavar="BYTES", help="Of a page: a power of two; 4096.")]
+Names = Annotated[
+    Path | None, typer.Option("--tensors", metavar="FILE", help="Names of tensors: a tensor.trace of Neutrino.")
+]
 
 
 class Matrix(NamedTuple):
@@ -77,22 +83,25 @@ class _Shown(NamedTuple):
     buffer: Buffer
     matrix: Matrix
     accesses: int
+    lost: int
 
 
 class Dmat(MapAnalysis):
     """The launches, and the matrix of one: of number `launch`, or that with most accesses."""
 
     name = "dmat"
-    fields = ("address", "clock", "bytes")
+    fields = ("address", "clock")
+    optional = ("bytes", "count")  # how many accesses an entry stands for
     log = True
 
-    def __init__(self, launch: int | None = None, page: int | None = None) -> None:
+    def __init__(self, launch: int | None = None, page: int | None = None, tensors: Path | None = None) -> None:
         super().__init__()
         self.kinds |= TENSORS
         page = page or PAGE
         if page < 1 or page & (page - 1):
             raise UsageError(f"--page is not a power of two: {page}")
         self._shift = page.bit_length() - 1
+        self._tensors = _read_names(tensors) if tensors else None
         self._wanted = launch
         self._number = 0
         self._shown: _Shown | None = None
@@ -101,17 +110,17 @@ class Dmat(MapAnalysis):
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Counts the accesses of a launch, and how many each page has if it may be the one that is shown."""
         self._number += 1
-        slots, size = saved.slots, 0
+        slots, known = saved.slots, buffer.map.unsigned
         found = _find_pages(slots, self._shift)
-        for batch in _iter_batches(slots):
-            size += int(batch["bytes"].sum(dtype="u8"))
-        row = len(slots), size, len(found.pages), found.last - found.first, saved.dropped
+        size = _sum(slots, "bytes") if "bytes" in known else None
+        accesses = _sum(slots, "count") if "count" in known else len(slots)
+        row = accesses, size, len(found.pages), found.last - found.first, saved.dropped
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *row))
         best = self._shown.accesses if self._shown else 0
-        if len(slots) and (self._wanted == self._number or (self._wanted is None and len(slots) > best)):
-            matrix = _make_matrix(slots, found, self._shift)
-            self._shown = _Shown(self._number, process, buffer, matrix, len(slots))
+        if accesses and (self._wanted == self._number or (self._wanted is None and accesses > best)):
+            matrix = _make_matrix(slots, found, self._shift, "count" in known)
+            self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Launches, and the matrix of one."""
@@ -124,13 +133,14 @@ class Dmat(MapAnalysis):
             lines = [f"no launch with the number {self._wanted} has accesses"] if self._wanted else []
             yield make_answer("accesses", ACCESSES, [], lines)
             return
-        number, process, buffer, matrix, accesses = self._shown
+        number, process, buffer, matrix, accesses, lost = self._shown
         row, column = np.nonzero(matrix.counts)
         many = f"{matrix.rows:,} pages a row" if matrix.rows > 1 else "a page a row"
         where = f"{many} of {1 << self._shift:,} bytes, {matrix.step:,} clocks a column"
-        said = f"launch {number}: {accesses:,} accesses, {where}"
-        owners = _find_tensors(process, buffer.launch.start, matrix.pages, 1 << self._shift)
-        tensors = [process.tensors.tensors[at] for at in np.unique(owners[owners >= 0])]
+        said = f"launch {number}: {accesses:,} accesses, {f'{lost:,} more are lost, ' if lost else ''}{where}"
+        known, start = (self._tensors, AFTER_ALL) if self._tensors else (process.tensors, buffer.launch.start)
+        owners = _find_tensors(known, start, matrix.pages, 1 << self._shift)
+        tensors = [known.tensors[at] for at in np.unique(owners[owners >= 0])]
         texts = [_describe(tensor) for tensor in tensors]
         which = np.where(owners < 0, NONE, np.searchsorted(np.unique(owners[owners >= 0]), owners))
         more = {"lane": "tensor"} if tensors else {}
@@ -149,18 +159,28 @@ class Dmat(MapAnalysis):
             yield make_answer("tensors", TENSORS_OF, rows, ["a row of pages counts for one tensor"], top=TOP_LAUNCHES)
 
 
-def _find_tensors(process: Process, start: int, pages: Any, size: int) -> Any:
+def _read_names(path: Path) -> Tensors:
+    from gpt.trace.tensors import read_lines
+
+    return read_lines(path)
+
+
+def _sum(slots: Any, name: str) -> int:
+    return sum(int(batch[name].sum(dtype="u8")) for batch in _iter_batches(slots))
+
+
+def _find_tensors(tensors: Tensors, start: int, pages: Any, size: int) -> Any:
     """For each address of a page the number of the tensor at its beginning, or at its end; -1 if there is none."""
     import numpy as np
 
-    if not process.tensors.tensors:
+    if not tensors.tensors:
         return np.full(len(pages), -1)
-    begin, end = (process.tensors.find(addresses, start).tensors for addresses in (pages, pages + np.uint64(size - 1)))
+    begin, end = (tensors.find(addresses, start).tensors for addresses in (pages, pages + np.uint64(size - 1)))
     return np.where(begin < 0, end, begin)
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{tensor.name} {'x'.join(map(str, tensor.shape))} {tensor.dtype}"
+    return f"{tensor.name} {'x'.join(map(str, tensor.shape))} {tensor.dtype}".strip()
 
 
 class _Pages(NamedTuple):
@@ -200,7 +220,7 @@ def _find_pages(slots: Any, shift: int) -> _Pages:
     return _Pages(pages, np.cumsum(here, dtype=np.int32) - 1, first, last)
 
 
-def _make_matrix(slots: Any, found: _Pages, shift: int) -> Matrix:
+def _make_matrix(slots: Any, found: _Pages, shift: int, counted: bool) -> Matrix:
     import numpy as np
 
     rows = -(-len(found.pages) // ROWS)
@@ -214,8 +234,14 @@ def _make_matrix(slots: Any, found: _Pages, shift: int) -> Matrix:
         else:
             rank = found.ranks[(page - found.pages[0]).view(np.int64)]
         column = ((batch["clock"] - np.uint64(found.first)) // np.uint64(step)).astype(np.int64)
-        counts += np.bincount((rank // rows).astype(np.int64) * width + column, minlength=height * width)
+        cell = (rank // rows).astype(np.int64) * width + column
+        counts += np.bincount(cell, batch["count"] if counted else None, height * width).astype(np.int64)
     return Matrix(found.pages[::rows] << np.uint64(shift), rows, step, counts.reshape(height, width))
 
 
-ANALYSIS = Analysis("Show which pages of memory a launch accesses when.", Dmat, {"launch": Number, "page": Page})
+ANALYSIS = Analysis(
+    "Show which pages of memory a launch accesses when.",
+    Dmat,
+    {"launch": Number, "page": Page, "tensors": Names},
+    picture=True,
+)

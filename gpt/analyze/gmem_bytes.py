@@ -15,12 +15,14 @@ class GmemBytes(Sums):
     """Bytes by how they went."""
 
     name = "gmem_bytes"
-    parts = ("read", "written", "async", "bulk")
-    fields = (*parts, "expected")
+    parts = ("read", "written", "sync", "async", "bulk")
+    fields = ("async",)
+    optional = ("read", "written", "sync", "bulk", "expected")
     columns = (
         Column("total", "u64", "bytes"),
         Column("read", "u64", "bytes"),
         Column("written", "u64", "bytes"),
+        Column("sync", "u64", "bytes", "read, written", "any"),  # as Neutrino counts them: together
         Column("async", "u64", "bytes", shown="any"),
         Column("bulk", "u64", "bytes", shown="any"),
         Column("expected", "u64", "bytes", shown="any"),

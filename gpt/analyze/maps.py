@@ -41,7 +41,7 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 
 
 class MapAnalysis(ABC):
-    """An analysis of the map `name`, whose records have `fields`, unsigned all of them.
+    """An analysis of the map `name`, whose records have `fields`, and may have the `optional` ones, all unsigned.
 
     `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
     """
@@ -49,6 +49,7 @@ class MapAnalysis(ABC):
     streams = True
     name: str
     fields: tuple[str, ...]
+    optional: tuple[str, ...] = ()
     log = False  # whether the map is one
 
     def __init__(self) -> None:

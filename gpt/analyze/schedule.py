@@ -24,7 +24,8 @@ from gpt.trace.buffers import Saved
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
-FIELDS = ("start", "end", "elapsed", "sm")
+FIELDS = ("start", "elapsed", "sm")
+TIME = "end"  # the field that some maps do not have
 LIMIT = np.uint64(1 << 60)  # clocks, ns: what is more is nonsense
 SLOPES = 0.1, 10.0  # ns a clock: 10 GHz, 100 MHz
 
@@ -88,7 +89,8 @@ def make_schedule(saved: Saved) -> Schedule | None:
     slot, gap = _replay(begin, begin + length, which, opens)
     warp, lane = np.nonzero(here[order])
     at = begin[warp] + took[order][warp, lane].astype(np.int64)
-    slope, shift = _fit(at, slots["end"][order][warp, lane], which[warp])
+    ns = slots[TIME] if TIME in (slots.dtype.names or ()) else np.zeros(slots.shape, np.uint64)
+    slope, shift = _fit(at, ns[order][warp, lane], which[warp])
     began = begin * (slope or 1.0) + shift[which]
     ended = (begin + length) * (slope or 1.0) + shift[which]
     zero = began.min()

@@ -27,7 +27,7 @@ class Sums(MapAnalysis):
     """The sums of each kernel, and of each launch.
 
     The first of the `columns` is what kernels are compared by; it is the sum of `parts`, or a field. The others are
-    fields of the map.
+    fields of the map, 0 where it has not such a field.
     """
 
     columns: tuple[Column, ...]
@@ -41,7 +41,8 @@ class Sums(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Adds a launch."""
-        sums = {name: int(saved.slots[name].sum()) for name in self.fields}
+        sums = {name: int(saved.slots[name].sum(dtype="u8")) if name in buffer.map.unsigned else 0
+                for name in (*self.fields, *self.optional)}  # fmt: skip
         sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": saved.dropped}
         self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
         self._number += 1

@@ -14,12 +14,14 @@ class TensoropCount(Sums):
 
     name = "tensorop_count"
     parts = ("flops",)
-    fields = ("flops", "operations")
+    fields = ("operations",)
+    optional = ("flops",)
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
         """Both sums."""
-        return [f"{self.name}:{sums['operations']} FLOPs:{sums['flops']}"]
+        flops = f" FLOPs:{sums['flops']}" if sums["flops"] or not sums["operations"] else ""
+        return [f"{self.name}:{sums['operations']}{flops}"]
 
 
 ANALYSIS = Analysis("Sum up what kernels compute in tensor cores.", TensoropCount)

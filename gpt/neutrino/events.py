@@ -92,6 +92,7 @@ def iter_launch(probed: Record, realtime: int, params: Sequence[Record]) -> Iter
     data = probed.get("params", b"")
     ends = [(param["offset"], param["offset"] + param["size"]) for param in params if data]
     values = [hex(int.from_bytes(data[start:end], "little")) for start, end in ends]
+    yield f"[exec] funcmap-find {probed['function']:#x} success"
     yield " ".join([f"[exec] {realtime} param", *values])
     grid, block = (" ".join(map(str, probed[key])) for key in ("grid", "block"))
     yield f"[exec] grid {grid} block {block} shared {probed['shared']}"

@@ -223,7 +223,8 @@ class TraceFolder:
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
         found: list[tuple[ResultSection, Saved]] = []
-        for buffer in _iter_buffers(launch):
+        order = self._kernels.get(probed["kernel"], {}).get("maps", [])
+        for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
             size = self._settings.sizes.get(buffer.map.name, 0)
             try:
                 saved = buffer.read()

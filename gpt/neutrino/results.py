@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -24,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, Saved
+from gpt.trace.neutrino.results import HEADER, SECTION
 
-HEADER, SECTION = struct.Struct("<8I"), struct.Struct("<2Q")
 CHUNK = 16 << 20  # bytes of records that are made at once
 MOST = 1 << 60  # bytes of a file
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gpt import packed
 from gpt.errors import MalformedError
 from gpt.trace.params import Argument, parse_arguments
-from gpt.trace.parts import Bytes, Parts, SideFiles, parse_part
+from gpt.trace.parts import Bytes, Part, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
 
 Record = dict[str, Any]
@@ -200,9 +200,24 @@ class Buffer:
         shape = self.launch.blocks, self.launch.threads
         if self.lost is None:
             self.map.check_size(self._parts.size, *shape)
-        data, offset = self._parts.read(self.map.unit, self._files)
+        data, offset = self._parts.read(self.map.unit, self._files, self._unpack)
         saved = self.map.read(data, *shape, offset, self._parts.size)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
+
+    def _unpack(self, file: IO[bytes], part: Part) -> npt.NDArray[np.uint8]:
+        from gpt.trace.neutrino.results import Place, unpack_section
+
+        layout, units, packed_ = self.map, part.units or 0, part.packed or 0
+        capacity = None if layout.type == "log" else layout.capacity
+        unit = packed_ // units if units else 0
+        odd = not unit or packed_ % units or unit % layout.stride
+        if odd or capacity not in (None, unit // layout.stride):
+            raise MalformedError(f"buffer: {packed_} bytes of {units} units")
+        whole = self.launch.threads // WARP if layout.level == "warp" else layout.units(self.launch.threads)
+        shape = self.launch.blocks, layout.units(self.launch.threads), whole
+        if units not in (shape[0] * shape[1], shape[0] * whole):
+            raise MalformedError(f"buffer: {units} units; the launch has {shape[0] * shape[1]}")
+        return unpack_section(file, Place(part.offset, units, unit), layout.stride, *shape, capacity)
 
 
 def _in_order(saved: Saved) -> Saved:

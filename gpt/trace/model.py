@@ -24,6 +24,7 @@ from gpt.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
+from gpt.trace.inputs import expand, read_input, side_folder
 from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
 from gpt.trace.machines import LIMIT, Machines, identity
 from gpt.trace.params import Argument
@@ -212,11 +213,10 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
 
     model, selection = TraceModel(), selection or Selection()
     seen: dict[Any, str] = {}
-    followed = Follow([*paths], records)
+    followed = Follow([*expand(paths)], lambda path: read_input(path, records))
     for trace in followed:
         try:
-            folder = trace.path.parent if trace.path else None
-            found = iter_processes(iter(trace), EVERYTHING, folder, selection)
+            found = iter_processes(iter(trace), EVERYTHING, side_folder(trace.path), selection)
             for process in (one for one in found if one.started):
                 if seen.setdefault(identity(process.header), trace.name) != trace.name:
                     continue  # a copy of a trace that was read

@@ -1,7 +1,8 @@
 """The bytes of a probe's buffer, wherever the records that hold it say that they are.
 
 A buffer is in one `buffer` record or in several, each with the next of its bytes: in the record or in a file beside the
-trace, as they are, or only the units that saved anything, or a frame of zstd; gpt-stream(5) has the keys.
+trace, as they are, or only the units that saved anything, or a frame of zstd, or a section of a result of Neutrino;
+gpt-stream(5) has the keys.
 
 Whoever wrote the trace chose every number. Bytes of one record, and of several that lie one after the other in a file,
 are looked at where they are. The others are put together in memory that is zero before, so that units that saved
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +29,7 @@ Record = dict[str, Any]
 Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
 NUMBER = 8  # bytes of the number of a unit
+RESULT = "neutrino"  # the codec of the records of a section of one of its results
 MAX_PART = 64 << 20  # bytes that a frame unpacks to
 
 
@@ -65,9 +69,12 @@ def parse_part(record: Record) -> Part:
     if not 0 < length <= size - at and (at or length != size):
         raise MalformedError(f"buffer of {size} bytes: no part has {length} from {at} on")
     units, codec = record.get("units"), record.get("codec")
-    if codec not in (None, "zstd"):
+    if codec not in (None, "zstd", RESULT):
         raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
     return Part(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
+
+
+Unpack = Callable[[IO[bytes], Part], npt.NDArray[np.uint8]]
 
 
 class Parts:
@@ -95,8 +102,9 @@ class Parts:
         self._held += part.length
         return self._held == self.size
 
-    def read(self, unit: int | None, files: SideFiles) -> tuple[Bytes, int]:
-        """The bytes, and where in them the buffer begins; a unit has so many, None for a log.
+    def read(self, unit: int | None, files: SideFiles, unpack: Unpack | None = None) -> tuple[Bytes, int]:
+        """The bytes, and where in them the buffer begins; a unit has so many, None for a log. `unpack` makes a buffer
+        of the records of a RESULT.
 
         Raises MissingError if they are lost, if a file is absent or another one, or if memory does not suffice;
         TruncatedError if a file is too short; MalformedError if the records make no sense.
@@ -106,6 +114,15 @@ class Parts:
         if self._joined is not None:
             return self._joined, 0
         parts = self._parts
+        if any(part.codec == RESULT for part in parts):
+            (part,) = parts if len(parts) == 1 and unpack else (None,)
+            if part is None or part.units is None or part.packed is None or part.data is not None:
+                raise MalformedError("buffer: not of a result of Neutrino")
+            with files.open_file(part.path) as file:
+                joined = unpack(file, part) if unpack else np.zeros(0, np.uint8)
+            joined.flags.writeable = False
+            self.size, self._joined = len(joined), joined
+            return joined, 0
         if all(part.plain for part in parts):
             first = parts[0]
             if len(parts) == 1 and first.data is not None:
@@ -204,18 +221,24 @@ class SideFiles:
         """At least `size` bytes from the beginning of a file; raises as `Parts.read`."""
         if self._mapped is not None and name == self._name and len(self._mapped) >= size:
             return self._mapped
+        with self.open_file(name) as file:
+            length = os.fstat(file.fileno()).st_size
+            if length < max(size, 1):  # none can be mapped
+                raise TruncatedError(f"{length} bytes of {size}")
+            self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
+        return self._mapped
+
+    @contextmanager
+    def open_file(self, name: str) -> Iterator[IO[bytes]]:
+        """A file, open for reading; what goes wrong with it is raised with its name, as by `Parts.read`."""
         if not name or "/" in name:
             raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
         if self._folder is None:
             raise MissingError(f"{name}: cannot be found from standard input")
         try:
             with open_regular(self._folder / name, follow=False) as file:
-                length = os.fstat(file.fileno()).st_size
-                if length < max(size, 1):  # none can be mapped
-                    raise TruncatedError(f"{name}: {length} bytes of {size}")
-                self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
+                yield file
         except OSError as error:
             raise MissingError(f"{name}: {error.strerror or error}") from None
-        except MissingError as error:
-            raise MissingError(f"{name}: {error.fact}") from None
-        return self._mapped
+        except (MissingError, TruncatedError) as error:
+            raise type(error)(f"{name}: {error.fact}") from None

@@ -51,7 +51,7 @@ class Selection:
         """Takes in the first header of each trace. What is wrong with one is said when it is read."""
         for path in paths:
             with suppress(GptError, OSError):
-                if is_regular(path) and (header := next(read(path), None)):
+                if (path.is_dir() or is_regular(path)) and (header := next(read(path), None)):
                     self.machines.add(header)
 
     @property

@@ -12,7 +12,7 @@ memory may have been another one's in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt import records
 from gpt.errors import GptError, MalformedError
+from gpt.formats.paths import is_regular, open_regular
 
 Addresses = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
@@ -29,8 +31,9 @@ Flags = npt.NDArray[np.bool_]
 NEVER = (1 << 64) - 1
 MOST_LATER = 500  # tensors that are seen next
 LINE = re.compile(
-    r"\[call\]  (?P<time>\d+(?:\.\d+)?)  (?P<shape>.*?)  (?P<bytes>\d+)  (?P<pointer>0[xX][0-9a-fA-F]+|\d+)  "
-    r"(?P<name>.*?)  (?P<function>.*?)  (?P<file>.*):(?P<line>\d+)"
+    r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  (?P<shape>.*?)  (?P<bytes>\d{1,19})  "
+    r"(?P<pointer>0[xX][0-9a-fA-F]{1,16}|\d{1,19})  "
+    r"(?P<name>.*?)  (?P<function>.*?)  (?P<file>.*):(?P<line>\d{1,9})"
 )
 MOST_LINE = 1 << 16  # characters of one
 
@@ -105,6 +108,19 @@ class Tensors:
             self._tensors = list(found.values())
         return self._tensors
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """A `tensor` for each name, and a `tensor_end` for each that went."""
+        ends = self._tabulate()[3].tolist()
+        for number, (tensor, end) in enumerate(zip(self.tensors, ends, strict=True), 1):
+            for name in tensor.names:
+                yield records.make(
+                    "tensor", id=number, at=tensor.begin, thread=0, name=name, address=tensor.address,
+                    bytes=tensor.size, dtype=tensor.dtype, shape=list(tensor.shape), function=tensor.function,
+                    file=tensor.file, line=tensor.line,
+                )  # fmt: skip
+            if end != NEVER:
+                yield records.make("tensor_end", id=number, at=end)
+
     def find(self, addresses: Addresses, stamps: Addresses | int) -> Found:
         """The tensors at these addresses, each at its time stamp, or all at one."""
         if isinstance(stamps, int):
@@ -177,10 +193,10 @@ def _tensor(record: dict[str, Any], end: int | None) -> Tensor:
     )
 
 
-def parse_lines(lines: Iterable[str]) -> Tensors:
-    """What Neutrino's TensorTrace wrote to `tensor.trace`. Its times are the order of the lines: they have no end, and
-    no clock in common with a trace. What has the same address, size and shape is the same tensor. Lines of another form
-    are left out, as it writes some.
+def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
+    """What Neutrino's TensorTrace wrote to `tensor.trace`. Its times are the order of the lines, or with `zero` ns
+    since then, ns since the epoch, if they are later; they have no end. What has the same address, size and shape is
+    the same tensor. Lines of another form are left out, as it writes some.
 
     Raises MalformedError if no line has this form.
     """
@@ -190,12 +206,13 @@ def parse_lines(lines: Iterable[str]) -> Tensors:
         match = LINE.fullmatch(line.rstrip("\n")) if len(line) < MOST_LINE else None
         if not match:
             continue
-        shape = tuple(int(number) for number in re.findall(r"\d+", match["shape"]))
+        shape = tuple(int(number) for number in re.findall(r"\d{1,19}", match["shape"]))
         address, size = int(match["pointer"], 0), int(match["bytes"])
         if max(shape, default=0) > NEVER or address + size > NEVER:
             continue
         id_ = ids.setdefault((address, size, shape), count)
-        one = {"id": id_, "at": count, "thread": 0, "name": match["name"], "address": address, "bytes": size}
+        at = count if zero is None else max(count, min(_nanoseconds(match["time"]) - zero, NEVER - 1))
+        one = {"id": id_, "at": at, "thread": 0, "name": match["name"], "address": address, "bytes": size}
         where = {"function": match["function"], "file": match["file"], "line": int(match["line"])}
         found.add({"kind": "tensor", **one, "dtype": "", "shape": shape, **where})
     if count and not found.tensors:
@@ -203,17 +220,31 @@ def parse_lines(lines: Iterable[str]) -> Tensors:
     return found
 
 
-def read_lines(path: Path) -> Tensors:
+def _nanoseconds(time: str) -> int:
+    """Since the epoch; times with a point are seconds."""
+    seconds, point, rest = time.partition(".")
+    return int(seconds) * 10**9 + int(rest[:9].ljust(9, "0")) if point else int(seconds)
+
+
+def read_tensor_records(path: Path, zero: int) -> Iterator[dict[str, Any]]:
+    """The records of a `tensor.trace`, if it is there; time stamps are ns since `zero`, ns since the epoch."""
+    if not is_regular(path, follow=False):
+        return
+    found = read_lines(path, zero)
+    yield from found.records()
+
+
+def read_lines(path: Path, zero: int | None = None) -> Tensors:
     """Reads a `tensor.trace`. Raises GptError for a pickle, which is not read, and MalformedError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if path.suffix == ".pkl" or file.read(1) == b"\x80":
                 raise GptError(
                     "a pickle runs code when it is read, so it is not: take the tensor.trace beside it, or gpt.tensors",
                     str(path),
                 )
         with path.open(encoding="utf-8", errors="surrogateescape") as lines:
-            return parse_lines(lines)
+            return parse_lines(lines, zero)
     except OSError as error:
         raise GptError.of(error, path) from None
     except MalformedError as error:

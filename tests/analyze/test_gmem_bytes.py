@@ -31,9 +31,9 @@ def test_bytes_add_up_by_kernel_and_launch():
     found = ask("gmem_bytes", first, second)
     assert found.rows["kernels"] == [
         {"name": "_Z1kv", "launches": 1, "share": pytest.approx(100 * 3256 / 4384), "total": 3256, "read": 3256,
-         "written": 0, "async": 0, "bulk": 0, "expected": 0, "dropped": 0},
+         "written": 0, "sync": 0, "async": 0, "bulk": 0, "expected": 0, "dropped": 0},
         {"name": NAME, "launches": 2, "share": pytest.approx(100 * 1128 / 4384), "total": 1128, "read": 1101,
-         "written": 20, "async": 3, "bulk": 4, "expected": 5, "dropped": 0},
+         "written": 20, "sync": 0, "async": 3, "bulk": 4, "expected": 5, "dropped": 0},
     ]  # fmt: skip
     assert found.verdicts["kernels"] == [
         "gmem_bytes:4384",

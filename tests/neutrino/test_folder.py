@@ -79,6 +79,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
         f"[jit] find 0x2 name {NAME} bin 0x3 size 4096",
         f"[jit] rename {NAME} {FOLDER}",
         f"[exec] subproc gpt-extract --ptx | gpt-ptx-probe | gpt-asm {FOLDER} {NAME}",
+        "[exec] funcmap-find 0x2 success",
         "[exec] 1000000000000001001 param 0xabc 0x7",
         "[exec] grid 2 1 1 block 64 1 1 shared 0",
         "[exec] grid 2 warp 2 probe 16 total 64",
@@ -127,7 +128,8 @@ def test_benchmark(tmp_path):
     """A launch has no buffers then."""
     times = records.make("times", launch=1, prologue=1_000_000, epilogue=0, kernel=6_000_000, original=4_000_000)
     found = lines(tmp_path, forge.trace(*LAUNCH, sync(1), times), benchmark=True)
-    assert found[-4:] == [
+    assert found[-5:] == [
+        "[exec] funcmap-find 0x2 success",
         "[exec] 1000000000000001001 param 0xabc 0x7",
         "[exec] grid 2 1 1 block 64 1 1 shared 0",
         "[exec] probe-mem 96 (bytes)",

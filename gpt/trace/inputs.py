@@ -1,0 +1,79 @@
+"""What a command line names as traces: files of gpt-hook, `-` for standard input, and what Neutrino left: folders, a
+result, a `.dmat`. All of them are records to whoever reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt.errors import GptError, MissingError, UsageError
+from gpt.formats.paths import is_regular, open_regular
+
+Record = dict[str, Any]
+Read = Callable[[Path | None], Iterator[Record]]
+
+STDIN = Path("-")
+MOST_FOLDERS = 10_000  # in a folder of folders
+PICKLE = "a pickle runs code when it is read, so it is not: take the .bin that it was made of"
+
+
+def expand(paths: Sequence[Path]) -> list[Path | None]:
+    """The traces that are meant: standard input is None, and a folder of trace folders is these, in order.
+
+    Raises UsageError if standard input is named twice.
+    """
+    if sum(path == STDIN for path in paths) > 1:
+        raise UsageError("standard input can be read once only: '-' is there twice")
+    return [one for path in paths for one in ([None] if path == STDIN else _folders(path))]
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir() or _is_trace(path):
+        return [path]
+    found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and _is_trace(one)]
+    if not found:
+        raise MissingError("not a trace, nor a trace folder of Neutrino, nor a folder of such", str(path))
+    return found
+
+
+def _is_trace(path: Path) -> bool:
+    return path.is_dir() and any((path / name).exists() for name in ("event.log", "result", "probe.toml"))
+
+
+def side_folder(path: Path | None) -> Path | None:
+    """The folder with the files that buffers of a trace are in; None for standard input."""
+    if path is None:
+        return None
+    return (path / "result" if (path / "result").exists() else path) if path.is_dir() else path.parent
+
+
+def read_input(path: Path | None, read: Read) -> Iterator[Record]:
+    """The records of what `expand` returned; `read` reads traces of gpt-hook. Raises GptError, OSError."""
+    if path is None:
+        yield from read(path)
+    elif path.is_dir():
+        from gpt.trace.neutrino.folder import read_folder
+
+        yield from read_folder(path)
+    elif path.suffix == ".pkl" or _begins(path, b"\x80\x04", b"\x80\x05"):
+        raise GptError(PICKLE, str(path))
+    elif path.suffix == ".bin" and is_regular(path):
+        from gpt.trace.neutrino.folder import read_folder
+
+        yield from read_folder(path.parent.parent if path.parent.name == "result" else path.parent, path.name)
+    elif path.suffix == ".dmat" and is_regular(path):
+        from gpt.trace.neutrino.dmat import read_dmat
+
+        yield from read_dmat(path)
+    else:
+        yield from read(path)
+
+
+def _begins(path: Path, *magic: bytes) -> bool:
+    """Whether a file begins so, as far as that can be seen."""
+    if not is_regular(path):
+        return False
+    with open_regular(path) as file:
+        return file.read(2) in magic

@@ -1,0 +1,88 @@
+"""A `.dmat`: how often each page was accessed at each clock, as the records of a trace with one launch.
+
+    u64  pages, clocks
+    u64  the pages
+    then for each clock: u64 clock, u64 n, n times u64 page, u32 accesses
+
+A page is an address, its lowest bits zero; early files of gpt-neutrino have the number of the page among the pages.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt import records
+from gpt.errors import GptError, MalformedError, TruncatedError
+from gpt.formats.paths import open_regular, read_at_most
+
+HEAD, ROW = struct.Struct("<2Q"), np.dtype([("page", "<u8"), ("count", "<u4")])
+ENTRY = np.dtype([("unit", "<u8"), ("address", "<u8"), ("clock", "<u8"), ("count", "<u4"), ("pad", "<u4")])
+FIELDS = [
+    {"name": "address", "type": "u64", "offset": 0},
+    {"name": "clock", "type": "u64", "offset": 8},
+    {"name": "count", "type": "u32", "offset": 16},
+]
+MOST = 1 << 30  # bytes of a file: four times as many are needed for it
+
+Record = dict[str, Any]
+
+
+def read_dmat(path: Path) -> Iterator[Record]:
+    """The records. Raises TruncatedError, MalformedError, OSError."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_size > MOST:
+            raise GptError(f"larger than {MOST >> 30} GiB: read the .bin that it was made of", str(path))
+        data = read_at_most(file, MOST)
+    try:
+        entries = _parse(data)
+    except MalformedError as error:
+        raise type(error)(error.fact, str(path)) from None
+    inner = struct.pack("<Q", len(entries)) + entries.tobytes()
+    name = path.stem
+    yield records.make("header", version="1.0", tool="neutrino", argv=[], host="", pid=0, boot_id=str(path),
+                       realtime=status.st_mtime_ns, monotonic=0, via=[])  # fmt: skip
+    yield records.make("function", id=1, name=name)
+    yield records.make("map", id=1, name="dmat", type="log", level="thread", capacity=max(1, len(entries)), stride=24,
+                       fields=FIELDS)  # fmt: skip
+    yield records.make("kernel", id=1, name=name, function=1, maps=[1])
+    yield records.make("probed", id=1, kernel=1, function=1, thread=0, start=0, device=0, stream=0, grid=[1, 1, 1],
+                       block=[1, 1, 1], shared=0)  # fmt: skip
+    yield records.make("buffer", launch=1, map=1, size=len(inner), data=inner)
+    yield records.make("end", records=0, status=0)
+
+
+def _parse(data: bytes) -> npt.NDArray[np.void]:
+    if len(data) < HEAD.size:
+        raise TruncatedError(f"{len(data)} bytes of a header of {HEAD.size}")
+    pages, clocks = HEAD.unpack_from(data)
+    at = HEAD.size + 8 * pages
+    if at > len(data):
+        raise TruncatedError(f"{len(data)} bytes; its {pages} pages end at {at}")
+    known, view, rows = np.frombuffer(data, "<u8", pages, HEAD.size), memoryview(data), []
+    counts, stamps = array("Q"), array("Q")
+    for _ in range(clocks):
+        clock, number = HEAD.unpack_from(data, at) if at + HEAD.size <= len(data) else (0, MOST)
+        end = at + HEAD.size + ROW.itemsize * number
+        if end > len(data):
+            raise TruncatedError(f"{len(data)} bytes; {len(stamps)} of {clocks} clocks are there")
+        rows.append(view[at + HEAD.size : end])
+        counts.append(number)
+        stamps.append(clock)
+        at = end
+    found = np.frombuffer(b"".join(rows), ROW)
+    page = found["page"]
+    if len(page) and int(page.max()) < pages and not np.isin(page, known).all():
+        page = known[page.astype(np.int64)]
+    entries = np.zeros(len(found), ENTRY)
+    entries["address"], entries["count"] = page, found["count"]
+    entries["clock"] = np.repeat(np.array(stamps), np.array(counts).astype(np.int64))
+    return entries

@@ -1,0 +1,114 @@
+"""The maps of a folder: what its probe file declares, under the names that the built-in probes have for the same.
+
+Records in a result have their fields one after the other, without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpt import records
+from gpt.errors import GptError, MalformedError, MissingError
+from gpt.formats.paths import open_regular, read_at_most
+from gpt.packed import TYPES
+from gpt.probe.model import Map, ProbeFile
+from gpt.probe.read.load import MAX_SOURCE
+from gpt.ptx.types import SIZES
+
+PROBES = "probe.toml", "probe.py"
+U64, U32 = "u64", "u32"
+TOOLS: dict[
+    str, tuple[bool, dict[tuple[str, ...], tuple[str, ...]]]
+] = {  # of Neutrino: whether each access has a record; by types the fields as the built-in probes name them
+    "block_sched": (False, {(U64, U32, U32): ("start", "elapsed", "sm")}),
+    "gmem_bytes": (False, {(U64, U64): ("sync", "async"), (U32, U32): ("sync", "async")}),
+    "tensorop_count": (False, {(U64,): ("operations",), (U32,): ("operations",)}),
+    "dmat": (True, {(U64, U64): ("clock", "address")}),
+    "program_progress": (True, {(U64, U32, U32): ("clock", "steps", "sm")}),
+}
+
+
+class FolderMap(NamedTuple):
+    """A map: its `capacity` is None if each result has its own; a record has `bytes`."""
+
+    name: str
+    level: str
+    bytes: int
+    capacity: int | None
+    fields: list[tuple[str, str]]
+
+    def make(self, id_: int, capacity: int) -> dict[str, Any]:
+        """Its record, with room for so many."""
+        places, at = [], 0
+        for name, type_ in self.fields:
+            places.append({"name": name, "type": type_, "offset": at})
+            at += SIZES[type_]
+        type_, capacity = ("log", capacity) if self.capacity is None else ("array", self.capacity)
+        return records.make("map", id=id_, name=self.name, type=type_, level=self.level, capacity=capacity,
+                            stride=self.bytes, fields=places)  # fmt: skip
+
+
+def read_maps(folder: Path) -> list[FolderMap]:
+    """The maps of the probe file in a folder, in the order of its text. Raises MissingError, MalformedError."""
+    for name in PROBES:
+        path = folder / name
+        if not path.exists():
+            continue
+        with open_regular(path, follow=False) as file:
+            data = read_at_most(file, MAX_SOURCE + 1)
+        if len(data) > MAX_SOURCE:
+            raise MalformedError(f"larger than {MAX_SOURCE >> 20} MiB", str(path))
+        found = _parse(data.decode("utf-8-sig", "replace"), path)
+        return [_make_map(found, map_) for map_ in found.maps]
+    raise MissingError("no probe.toml, so nothing says what its records are: put the probe file there", str(folder))
+
+
+def _parse(source: str, path: Path) -> ProbeFile:
+    if path.suffix == ".py":
+        from gpt.probe.read.python import compile_python  # it is not executed
+
+        return compile_python(source, str(path))
+    from gpt.probe.read.toml import parse_toml
+
+    return parse_toml(source, str(path))
+
+
+def _make_map(file: ProbeFile, map_: Map) -> FolderMap:
+    fields = [(field.name, _type(field.type)) for field in map_.fields]
+    size = max(map_.size, sum(SIZES[type_] for _, type_ in fields))
+    hook = Path(file.callback or "").name
+    named = [map_.name, *([tool for tool in TOOLS if hook.startswith(tool)] if len(file.maps) == 1 else [])]
+    tool = next((name for name in named if name in TOOLS), None)
+    if tool is None:
+        return FolderMap(map_.name, map_.level, size, map_.capacity, fields)
+    log, forms = TOOLS[tool]
+    names = forms.get(tuple(type_ for _, type_ in fields), tuple(name for name, _ in fields))
+    fields = [(name, type_) for name, (_, type_) in zip(names, fields, strict=True)]
+    return FolderMap(tool, map_.level, size, None if log else map_.capacity, fields)
+
+
+def _type(type_: str) -> str:
+    """A type of PTX as that of a field."""
+    found = {"b": "u", "s": "i"}.get(type_[0], type_[0]) + type_[1:]
+    if found not in TYPES:
+        raise GptError(f"a field of type '{type_}'")
+    return found
+
+
+def choose(maps: Sequence[FolderMap], sections: int, info: Sequence[tuple[int, int]]) -> list[int]:
+    """Which maps the sections of a result are of: all, or those with the levels and bytes of its `kernel.info`.
+
+    Raises MalformedError if that is not clear.
+    """
+    if sections == len(maps):
+        return list(range(sections))
+    found: list[int] = []
+    for level, size in info if len(info) == sections else ():
+        wanted = ("thread", "warp", "block")[level : level + 1]
+        fits = [at for at, one in enumerate(maps) if one.level in wanted and size % one.bytes == 0 and at not in found]
+        found += fits[:1]
+    if len(found) != sections:
+        raise MalformedError(f"{sections} sections; the probe file has {len(maps)} maps")
+    return found
