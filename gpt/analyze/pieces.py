@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.intervals import unite
+
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
@@ -140,7 +142,7 @@ class Pieces:
         inside = np.maximum(last.astype(float) - first.astype(float) - 1, 0)
         edge = last != first
         pages = np.concatenate([first, last[edge]])
-        from_, to = _unite(pages, np.concatenate([begins, begins[edge]]), np.concatenate([ends, ends[edge]]))
+        _, from_, to = unite(pages, np.concatenate([begins, begins[edge]]), np.concatenate([ends, ends[edge]]))
         times = np.concatenate([begins, from_]), np.concatenate([ends, to])
         moments, held = _sum_up(*times, np.concatenate([inside, np.ones(len(from_))]) * PAGE)
         known, live = self.line(own)
@@ -167,22 +169,6 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
     moments, which = np.unique(times, return_inverse=True)
     changes = np.bincount(which, np.concatenate([sizes, -sizes[over]]), len(moments))
     return moments, np.maximum(np.cumsum(changes), 0)
-
-
-def _unite(pages: Sizes, begins: Whole, ends: Whole) -> tuple[Whole, Whole]:
-    """From when to when each page holds anything."""
-    if not len(pages):
-        return begins, ends
-    times, ranks = np.unique(np.concatenate([begins, ends]), return_inverse=True)
-    _, number = np.unique(pages, return_inverse=True)
-    count = len(pages)
-    low, high = (number * len(times) + ranks[side] for side in (slice(count), slice(count, None)))
-    order = np.argsort(low, kind="stable")
-    reach = np.maximum.accumulate(high[order])
-    new = np.concatenate(([True], low[order][1:] > reach[:-1]))
-    new[1:] |= number[order][1:] != number[order][:-1]
-    last = np.concatenate((np.flatnonzero(new)[1:] - 1, [count - 1]))
-    return begins[order][new], times[reach[last] % len(times)]
 
 
 def make_pieces(trace: TraceModel) -> list[Pieces]:

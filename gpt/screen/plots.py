@@ -243,7 +243,8 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     drawn.set_snap(False)  # of bars narrower than a pixel each is to be seen as what it is
     drawn.set_rasterized(len(rows) > MANY)
     axes.add_collection(drawn)
-    axes.set_xlim(0, right.max() * 1.005)
+    first = left.min() if left.min() > right.max() / 2 else 0
+    axes.set_xlim(first, right.max() + (right.max() - first) / 200)
     axes.set_ylim(count - 0.4, -0.6)
     step = -(-count // LABELS)
     axes.set_yticks(range(0, count, step), labels[::step], fontsize=8)

@@ -25,6 +25,8 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "memory",
     "gaps",
     "stages",
+    "nvtx",
+    "ioctl",
     "tensorop_count",
     "branch_divergence",
     "sync_wait",

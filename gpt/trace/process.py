@@ -99,6 +99,7 @@ class Process:
         self.tensors = Tensors()
         self.sites = Sites()
         self.ranges: list[Record] = []  # `range` and `range_end`
+        self.ioctls: list[Record] = []
         self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
@@ -153,6 +154,8 @@ class Process:
         """An `ioctl` as a call of a function whose number stands for its name."""
         if fault := records.check(record):
             raise MalformedError(fault)
+        if self._selected.of_moment(record["thread"], record["start"]):
+            self.ioctls.append(record)
         name = record["name"]
         number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
         self.apis[number] = Api("ioctl", "ioctl", name)
@@ -182,7 +185,9 @@ class Process:
                 self.lookups.append((record["module"], record["what"]))
             case "map" | "kernel" | "probed" | "buffer" | "unprobed" | "times" | "memusage":
                 self.probes.add(record)
-            case "range" | "range_end":
+            case "range_end":
+                self.ranges.append(record)
+            case "range" if self._selected.of_moment(record["thread"], record["start"]):
                 self.ranges.append(record)
             case "tensor" | "tensor_end":
                 self.tensors.add(record)

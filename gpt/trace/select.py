@@ -111,6 +111,12 @@ class Selected:
         inside = all(value in chosen for chosen, value in wanted if chosen)
         return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
 
+    def of_moment(self, thread: int, start: int) -> bool:
+        """Whether what a thread did at a time is chosen, of which no more is known."""
+        selection = self.selection
+        inside = not selection.threads or thread in selection.threads
+        return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
+
     def matches(self, kernel: str) -> bool:
         """Whether a kernel is chosen."""
         globs = self.selection.kernels

@@ -1,0 +1,142 @@
+"""gpt-analyze nvtx: on ranges and calls that were made by hand."""
+
+import pytest
+
+from gpt import records
+from tests.analyze.asked import answers, ask, run
+from tests.trace import forge
+
+APIS = ["cuLaunchKernel", "cuMemcpyHtoD", "cuInit"]
+MS, ZERO = 10**6, 10**9
+
+
+def made(*calls, more=(), gpu=(), **header):
+    """A segment of calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
+    found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
+    for thread, name, start, *size in calls:
+        at, api = ZERO + int(start * MS), APIS.index(name) + 1
+        if name == "cuLaunchKernel":
+            found.append(forge.calls([forge.launch(at, MS // 10, api, 1)], forge.LAUNCH, thread))
+        else:
+            found.append(forge.calls([(at, MS // 10, api, 0, 0, 0, *(size or [0]), 0)], forge.MEMORY, thread))
+    if gpu:
+        at = [(ZERO + 10**12, int(took * MS), ZERO + int(call * MS), 0, 1, 1, thread, 0) for thread, call, took in gpu]
+        found.append(records.make("gpu_times", **forge.rows(at, forge.GPU_TIMES)))
+    return forge.trace(*found, *more, **header)
+
+
+def ranged(*ranges):
+    """Ranges (name, begin, end or None, thread, type, domain), in ms."""
+    found = []
+    for number, (name, begin, end, *more) in enumerate(ranges, 1):
+        thread, type_, domain = (*more, *(1, "push", None)[len(more) :])
+        keys = {"type": type_, "thread": thread, "domain": domain, "name": name, "start": ZERO + int(begin * MS)}
+        found.append(records.make("range", id=None if type_ == "mark" else number, **keys))
+        if end is not None:
+            found.append(records.make("range_end", id=number, thread=thread, end=ZERO + int(end * MS)))
+    return found
+
+
+def picked(row, *names):
+    return tuple(row.get(name) for name in names)
+
+
+def by_name(found, name="ranges"):
+    return {(row["name"].strip(), row.get("domain"), row.get("type")): row for row in found.rows[name]}
+
+
+LAUNCHES = [(1, "cuLaunchKernel", at) for at in (1, 3, 5, 12)]
+
+
+def test_what_is_within_ranges_of_a_thread():
+    calls = [*LAUNCHES, (1, "cuMemcpyHtoD", 6, 4096), (2, "cuLaunchKernel", 4)]
+    ranges = ranged(("step", 0, 10), ("fwd", 2, 4), ("fwd", 5, 7), ("step", 11, 13))
+    found = answers(
+        "nvtx", made(*calls, more=ranges, gpu=[(1, 1, 2), (1, 3, 8), (1, 12, 1), (2, 4, 100), (0, -900, 7)])
+    )
+    rows = {row["name"]: row for row in found.rows["ranges"]}
+    sums = ("count", "total", "mean", "longest", "calls", "launches", "gpu_time", "copied")
+    assert picked(rows["step"], *sums) == (2, 12 * MS, 6 * MS, 10 * MS, 5, 4, 11 * MS, 4096)
+    assert picked(rows["fwd"], *sums) == (2, 4 * MS, 2 * MS, 2 * MS, 3, 2, 8 * MS, 4096)
+    nested = [picked(row, "name", "path", "count", "total", "own", "share") for row in found.rows["nested"]]
+    assert nested == [
+        ("step", "step", 2, 12 * MS, 8 * MS, None),
+        ("  fwd", "step/fwd", 2, 4 * MS, 4 * MS, pytest.approx(100 / 3)),
+    ]
+    assert found.verdicts["ranges"] == ["80.0 % of 5 launches are within pushed ranges"]
+    assert picked(found.rows["longest"][0], "name", "depth", "time", "launches") == (
+        "step", 0, 10 * MS, 3,
+    )  # fmt: skip
+
+
+def test_a_range_that_was_started_belongs_to_no_thread():
+    calls = [*LAUNCHES, (2, "cuLaunchKernel", 4), (2, "cuLaunchKernel", 8)]
+    found = answers("nvtx", made(*calls, more=ranged(("all", 2, 9, 3, "start"), ("all", 2, 9, 1))))
+    rows = by_name(found)
+    assert picked(rows["all", None, "start"], "launches", "count") == (4, 1)
+    assert picked(rows["all", None, "push"], "launches", "count") == (2, 1)
+    assert "nested" not in found.rows
+    assert found.verdicts["ranges"][-1].startswith("when kernels ran is not recorded: 'gpt-hook run --gpu-time'")
+
+
+def test_what_overlaps_and_what_recurs_counts_once():
+    overlapping = ranged(("a", 0, 4, 1, "start"), ("a", 2, 10, 1, "start"), ("f", 0, 10), ("f", 1, 9), ("f", 2, 8))
+    found = answers("nvtx", made(*LAUNCHES, more=overlapping))
+    rows = by_name(found)
+    assert picked(rows["a", None, "start"], "total", "launches") == (12 * MS, 3)
+    assert picked(rows["f", None, "push"], "total", "launches") == (24 * MS, 3)
+    nested = [picked(row, "path", "own", "launches") for row in found.rows["nested"]]
+    assert nested == [("f", 2 * MS, 3), ("f/f", 2 * MS, 3), ("f/f/f", 6 * MS, 2)]
+
+
+def test_domains_are_apart_and_marks_are_counted():
+    ranges = ranged(("x", 0, 9), ("x", 1, 3, 1, "push", "lib"), ("m", 5, None, 1, "mark"), ("m", 8, None, 1, "mark"))
+    found = answers("nvtx", made(*LAUNCHES, more=ranges))
+    assert {name: row["total"] for name, row in by_name(found).items()} == {
+        ("x", None, "push"): 9 * MS, ("x", "lib", "push"): 2 * MS,
+    }  # fmt: skip
+    assert [row["path"] for row in found.rows["nested"]] == ["x", "x/lib: x"]
+    (mark,) = found.rows["marks"]
+    assert picked(mark, "name", "count", "first", "last") == ("m", 2, ZERO + 5 * MS, ZERO + 8 * MS)
+
+
+def test_ranges_that_are_open_or_end_strangely():
+    ends = [records.make("range_end", id=77, thread=1, end=ZERO)]  # began before a fork
+    ranges = [*ranged(("open", 2, None), ("back", 5, 3)), *ends]
+    found = answers("nvtx", made(*LAUNCHES, more=ranges, end=False))
+    rows = by_name(found)
+    assert picked(rows["open", None, "push"], "open", "total", "launches") == (1, int(10.1 * MS), 3)
+    assert picked(rows["back", None, "push"], "open", "total", "launches") == (0, 0, 0)
+    assert "1 ranges had not ended: they last until the last record" in found.verdicts["ranges"]
+
+
+def test_ranges_of_domains_may_cross():
+    found = answers("nvtx", made(more=ranged(("a", 0, 6), ("b", 2, 9, 1, "push", "d"), ("c", 3, 5))))
+    assert [picked(row, "path", "own") for row in found.rows["nested"]] == [
+        ("d: b", 5 * MS), ("d: b/c", 2 * MS), ("a", 6 * MS),
+    ]  # fmt: skip
+
+
+def test_only_what_is_chosen(tmp_path):
+    calls = [*LAUNCHES, (2, "cuLaunchKernel", 4)]
+    segment = made(*calls, more=ranged(("one", 0, 9), ("two", 0, 9, 2)))
+    (row,) = ask("nvtx", segment, args=("--tid", "2", "--plot", tmp_path / "n.png")).rows["ranges"]
+    assert picked(row, "name", "launches") == ("two", 1)
+    assert (tmp_path / "n.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_trace_without_ranges():
+    done = run("nvtx", data=forge.pack(made(*LAUNCHES)))
+    assert done.returncode == 1 and b"no NVTX range in the trace: the program sets none" in done.stderr
+
+
+def test_wild_ranges_are_no_fault():
+    most = (1 << 64) - 1
+    wild = [records.make("range", id=n, type="push", thread=n % 2, name="x" * 5000 * (n % 3), start=start)
+            for n, start in enumerate((0, 1, 1 << 63, most, most, 5, 5))]  # fmt: skip
+    ends = [records.make("range_end", id=n, thread=0, end=end) for n, end in enumerate((most, 0, 1, most, 7, 7))]
+    segment = made(*LAUNCHES, more=[*wild, *ends, *wild[:2]], gpu=[(1, 1, 5)])
+    for form in ((), ("--format", "md"), ("--format", "csv")):
+        done = run("nvtx", *form, data=forge.pack(segment))
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert form != ("--format", "md") or len(done.stdout) <= 8000
