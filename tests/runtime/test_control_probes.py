@@ -226,6 +226,14 @@ def test_graphs_that_were_made_before_probes_were_named(tmp_path):
     assert probing.unprobed(trace) == {"its graph was made before these probes were named": before + 26}
 
 
+def test_launches_that_are_captured_before_there_is_any_probe(tmp_path):
+    server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled", "-p", "gmem_bytes")
+    order(server.pid, "enable")
+    server.launch(0)
+    assert status(server.pid)["without_probes"] == 2  # of the graph's launch
+    assert probing.unprobed(server.end()) == {"it was found without its name, or is still being made": 2}
+
+
 def test_a_pipeline_of_the_users(tmp_path, program):
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
