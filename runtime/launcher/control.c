@@ -154,6 +154,20 @@ static bool is_ours(pid_t pid) {
     return !geteuid() || stat(path, &process) || process.st_uid == geteuid();
 }
 
+// Whatever answers, its texts end.
+static void end_texts(struct gpt_state *state) {
+    const struct {
+        char *text;
+        size_t size;
+    } texts[] = {{state->probes, sizeof(state->probes)},
+                 {state->kernels, sizeof(state->kernels)},
+                 {state->filter, sizeof(state->filter)},
+                 {state->output, sizeof(state->output)},
+                 {state->fault, sizeof(state->fault)}};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
+        texts[i].text[texts[i].size - 1] = 0;
+}
+
 static void ask(struct asking *asking, pid_t pid, const char *name) {
     static struct gpt_state state;
     int file = reach(pid, name);
@@ -163,6 +177,7 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
     ssize_t got =
         file < 0 ? -1 : send(file, &asking->message, sizeof(struct gpt_order) + asking->size, MSG_NOSIGNAL);
     got = got < 0 ? got : recv(file, &state, sizeof(state), 0);
+    end_texts(&state);
     if (got < 0 && errno == EAGAIN)
         say(asking, pid, "does not answer: it may be stopped");
     else if (got < 0 && errno != ECONNRESET && errno != ECONNREFUSED && errno != EPIPE)
@@ -180,8 +195,24 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
         close(file);
 }
 
-// Asks the processes that listen: that of the pid, or those of the run.
-static void ask_each(struct asking *asking) {
+// The run of a process that wrote over its environment, as those do that change their name in ps(1).
+static void find_run(struct asking *asking, pid_t pid, const char *name, const char *run) {
+    int file = pid == asking->pid ? reach(pid, name) : -1;
+    if (file < 0)
+        return;
+    close(file);
+    snprintf(asking->run, sizeof(asking->run), "%s", run);
+}
+
+// Asks a process that listens, if it is that of the pid or one of the run.
+static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
+    if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
+        ask(asking, pid, name);
+}
+
+typedef void see_socket(struct asking *asking, pid_t pid, const char *name, const char *run);
+
+static void each_socket(struct asking *asking, see_socket *see) {
     char line[512], run[32], name[108];
     FILE *sockets = fopen("/proc/net/unix", "re");
     while (sockets && fgets(line, sizeof(line), sockets)) {
@@ -190,8 +221,7 @@ static void ask_each(struct asking *asking) {
         if (!at || !strstr(line, " 00010000 ") || sscanf(at, " @" GPT_CONTROL_FORMAT, &pid, run) != 2)
             continue;
         snprintf(name, sizeof(name), GPT_CONTROL_NAME, pid, run);
-        if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
-            ask(asking, pid, name);
+        see(asking, pid, name, run);
     }
     if (sockets)
         fclose(sockets);
@@ -324,10 +354,13 @@ int control(int argc, char **argv) {
     read_words(&asking, argc, argv);
     if (asking.message.order.command == GPT_ORDER)
         add_probes(&asking);
-    bool known = find_variable(asking.pid, GPT_CONTROL, asking.run, sizeof(asking.run));
-    if (!asking.all || known)
-        ask_each(&asking);
+    if (!find_variable(asking.pid, GPT_CONTROL, asking.run, sizeof(asking.run)) && asking.all)
+        each_socket(&asking, find_run);
+    if (!asking.all || *asking.run)
+        each_socket(&asking, ask_if_meant);
     if (!asking.asked)
         explain(&asking);
+    if (fflush(stdout) || ferror(stdout))
+        fail(BAD, "standard output", "%s", strerror(errno));
     return asking.failed ? BAD : 0;
 }

@@ -261,6 +261,61 @@ def test_wrong_words(words, fault):
     assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {fault}\n")
 
 
+def test_a_full_disk(tmp_path, program):
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    with open("/dev/full", "w") as full:
+        line = hooked.command("ctl", "--json", str(server.pid), "status")
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "gpt-hook: error: standard output: No space left on device\n")
+    server.end()
+
+
+@pytest.mark.full
+def test_a_program_that_writes_over_its_environment(tmp_path):
+    source = SERVER.replace(
+        "    while (puts",
+        """    char *first = environ[0], *last = first;
+    for (char **at = environ; *at; at++)
+        last = *at + strlen(*at);
+    memset(first, 0, (size_t)(last - first));
+    while (puts""",
+    )
+    server = Server(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), "--disabled", **QUICK)
+    order("--all", server.pid, "enable")
+    server.launch(3)
+    assert server.end().launches == {"foo": 3}
+
+
+ANSWER = """
+import os, socket, struct, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind("\\0gpt-control.%d.0123456789abcdef" % os.getpid())
+server.listen()
+print("ready", flush=True)
+client, _ = server.accept()
+client.recv(1 << 17)
+client.send(struct.pack("2I9Q", 1, 1, *range(9)) + int(sys.argv[1]) * b"A" + int(sys.argv[2]) * b"\\0")
+client.recv(1)
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_answers_texts_without_an_end():
+    texts, fault = 1024 + 512 + 512 + 4096, 256
+    for letters, shown in ((texts, 0), (texts + fault, 1)):
+        line = [sys.executable, "-c", ANSWER, str(letters), str(texts + fault - letters)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            done = ctl("--json", process.pid, "status")
+            process.kill()
+        assert done.returncode == shown
+        if not shown:
+            state = json.loads(done.stdout)
+            assert [len(state[key]) for key in ("probes", "kernels", "filter", "output")] == [1023, 511, 511, 4095]
+        else:
+            assert done.stderr == f"gpt-hook: error: {process.pid}: {'A' * 255}\n"
+
+
 def find_name(pid):
     """That of its socket, without the zero in front."""
     with open("/proc/net/unix") as file:
