@@ -35,7 +35,7 @@ STRUCTS: dict[str, Keys] = {
         "offset": ("u64", "bytes from the start of the row"),
         "unit": ("str?", "ns, cycles, bytes, %, id, address, and of text kernel; absent for counts and plain text"),
         "title": ("str?", "what stands above it in a table; absent if that is the name"),
-        "shown": ("str?", "in tables for people: never, any, under; absent for always"),
+        "shown": ("str?", "in tables for people: never, any, under, line; absent for always"),
     },
     "plot": {
         "form": ("str", "bars, lines, levels, histogram, spans or heat"),

@@ -12,6 +12,7 @@ from gpt.analyze.command import Analysis
 from gpt.analyze.places import WHO, tell_apart
 
 if TYPE_CHECKING:
+    from gpt.analyze.questions import Facts
     from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
@@ -72,6 +73,7 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # of processes that are over
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of the same, and the columns after WHO
+        self._facts: list[Facts] = []  # of the same
         self._current: ProcessTotals | None = None
 
     def take(self, process: Process) -> None:
@@ -86,7 +88,10 @@ class Summary:
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
+        from gpt.analyze.questions import make_facts
+
         if self._current:
+            self._facts.append(make_facts(self._current))
             self._done.merge(self._current.named())
             self._processes.append(_process_row(self._current))
         self._current = None
@@ -97,6 +102,7 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """The sums."""
+        from gpt.analyze.questions import answer_questions, iter_facts
         from gpt.analyze.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
@@ -114,6 +120,8 @@ class Summary:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
             yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
+        if facts := list(iter_facts(self._facts, self._current)):
+            yield from answer_questions(totals, facts)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:

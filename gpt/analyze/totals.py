@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpt.analyze.coverage import Coverage, make_coverage
+from gpt.analyze.iterations import CallTimes, Launches, Spans
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
@@ -133,8 +134,10 @@ class ProcessTotals:
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self.launches, self.call_times, self.busy = Launches(process), CallTimes(), Spans()
         self.calls = 0
         self.last = process.clock.monotonic  # when the last call that is known of ended
+        self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
@@ -145,6 +148,7 @@ class ProcessTotals:
         for threads, found in process.calls.take():
             self._add_calls(threads, found)
         for _, found in process.gpu_times.take():
+            self.busy.add(found)
             took = process.clock.durations(found["duration"])
             for id_, order in rows.iter_groups(found["api"]):
                 _add_time(self._function(id_).gpu, took[order])
@@ -163,13 +167,20 @@ class ProcessTotals:
                 self.calls += count
 
     def _add_calls(self, threads: rows.Threads, found: rows.Rows) -> None:
-        process = self.process
-        self.last = max(self.last, int(process.clock.times(found["start"] + found["duration"]).max()))
+        process, names = self.process, found.dtype.names or ()
+        self.call_times.add(found)
+        if "function" in names:
+            self.launches.add_kernels(threads, found)
+        ends = found["start"] + found["duration"]
+        self.last = max(self.last, int(process.clock.times(ends).max()))
+        self.first_stamp = min(self.first_stamp, int(found["start"].min()))
+        self.last_stamp = max(self.last_stamp, int(ends.max()))
         for id_, order in rows.iter_groups(found["api"]):
             calls = rows.take(found, order)
             self._function(id_).add(calls, threads[order], process)
-            if "object" in (found.dtype.names or ()) and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
+            if "object" in names and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
                 process.graphs.add_calls(id_, calls)  # whose name may come yet
+                self.launches.add_graphs(id_, threads[order], calls)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
     def _function(self, id_: int) -> FunctionTotals:

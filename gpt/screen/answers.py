@@ -28,6 +28,7 @@ from gpt.screen.units import human, human_count, human_share, human_time
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
+INDENT = "    "  # of a text that has lines of its own
 TITLE = 24  # columns of a title
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
@@ -59,6 +60,9 @@ class AnswerTable:
         shown = [column for column in columns if _is_shown(*column, first)] or columns
         more = len(shown) - COLUMNS
         shown = shown[:COLUMNS]
+        lines = [column for column in shown if column[2].get("shown") == "line" and column[1].type == packed.TEXT]
+        self.folded = [[row[at] for at, _, _ in lines if row[at]] for row in first]
+        shown = [column for column in shown if column not in lines]
         texts = [column for column in shown if column[1].type == packed.TEXT]
         under = next((at for at, _, told in texts[1:] if told.get("shown") == "under"), None)
         texts = [column for column in texts if column[0] != under]
@@ -86,7 +90,11 @@ class AnswerTable:
         grid = Grid(*self.titles[:room], texts=max(1, min(self.texts, room)))
         for row, bold in zip(self.rows, self.bold, strict=True):
             grid.add(*row[:room], style="bold" if bold else "")
-        yield from grid.lines(width)
+        below = [[], *self.folded]
+        for row_line, texts in zip(grid.lines(width), below, strict=True):
+            yield row_line
+            for text in texts:
+                yield from fold(text, width, INDENT)
         if left := self.titles[room:]:
             yield from fold(f"no room for {', '.join(left)}", width)
         for line in self.verdict:
@@ -100,6 +108,10 @@ class AnswerTable:
         for row, bold in zip(self.rows, self.bold, strict=True):
             cells = [_code(cell, bold) if at < self.texts else cell for at, cell in enumerate(row)]
             yield f"| {' | '.join(cells)} |"
+        for row, texts in zip(self.rows, self.folded, strict=True):
+            if texts:
+                yield ""
+                yield f"{_code(row[0], bold=False)}: {'; '.join(map(_escape, texts))}"
         for line in self.verdict:
             yield ""
             yield _escape(line)

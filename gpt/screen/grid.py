@@ -36,9 +36,10 @@ def screen_width() -> int:
     return NO_TERMINAL
 
 
-def fold(text: str, width: int) -> Iterator[Text]:
+def fold(text: str, width: int, indent: str = "") -> Iterator[Text]:
     """A sentence as lines."""
-    for line in textwrap.wrap(printable(_cut(text)), width, subsequent_indent="  ", break_on_hyphens=False):
+    text, more = printable(_cut(text)), indent + "  "
+    for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=more, break_on_hyphens=False):
         yield Text(line)
 
 

@@ -44,6 +44,11 @@ class Graphs:
         good = (calls["result"] == 0) & (calls["duration"] != 0)
         self._calls.setdefault(api, []).append((calls["object"][good], calls["start"][good]))
 
+    def find(self, handle: int, at: int) -> Counter[int]:
+        """The launches, by function, of the graph that had a handle at a time; nothing if no record says."""
+        known = [graph for graph in self._graphs.get(handle, ()) if graph[0] <= at]
+        return Counter(max(known, key=lambda graph: graph[0])[1]) if known else Counter()
+
     def count_launches(self, apis: Container[int]) -> Counter[int]:
         """How often each function was launched by graphs, where `apis` launch them."""
         found = Counter[int]()

@@ -28,6 +28,7 @@ from gpt.trace.tensors import Tensors
 
 Record = dict[str, Any]
 
+CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
 
@@ -103,6 +104,7 @@ class Process:
         self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
+        self.controls = Counter[int]()  # commands of NV_ESC_RM_CONTROL
 
     @property
     def pid(self) -> int:
@@ -120,8 +122,8 @@ class Process:
         """Whether it is time to take the rows. Those of kernels wait until all names are known."""
         if self._selected.selection.kernels:
             return False
-        collectors = self.calls, self.gpu_times, self.launches, self.counts, self.probes
-        return any(collector.full for collector in collectors)
+        rows = self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
+        return rows or self.probes.full
 
     def add(self, record: Record) -> None:
         """Takes a record in. Raises MalformedError if it is nonsense."""
@@ -157,6 +159,8 @@ class Process:
         if self._selected.of_moment(record["thread"], record["start"]):
             self.ioctls.append(record)
         name = record["name"]
+        if name == CONTROL and "command" in record:
+            self.controls[record["command"]] += 1
         number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
         self.apis[number] = Api("ioctl", "ioctl", name)
         call: Record = {"kind": "call", "api": number, "result": record.get("error", 0)}

@@ -257,7 +257,7 @@ def test_one_answer_stands_before_the_last_end():
     segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
     lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
-    rows = [*["answer", "row", "row", "row"], "answer", *["row"] * 2]
+    rows = ["answer", *["row"] * 3, "answer", *["row"] * 2, "answer", *["row"] * 3, "answer", *["row"] * 7]
     assert kinds == [*["header", "end"] * 2, "header", *rows, "end"]
 
 
@@ -384,7 +384,7 @@ def test_an_answer_as_csv_has_every_row_as_it_is():
     segment = forge.trace(*APIS, *kernels, forge.launches(dict.fromkeys(range(40), 2)), forge.calls([(5, 10, 1, 0)]))
     text = run("--format", "csv", data=forge.pack(segment)).stdout.decode()
     blocks = [list(csv.DictReader(io.StringIO(block))) for block in text.split("\n\n")]
-    assert [len(block) for block in blocks] == [1, 2, 40]
+    assert [len(block) for block in blocks] == [1, 2, 40, 1, 7]
     assert blocks[1][1]["name"] == "cuMemAlloc" and blocks[1][1]["total"] == "10" and blocks[1][0]["name"] == ""
     assert {(row["name"], row["launches"], row["gpu_total"]) for row in blocks[2]} == {
         (f'_Z{i},"\\n', "2", "") for i in range(40)
@@ -404,6 +404,8 @@ def test_an_answer_as_markdown_is_short_and_says_what_the_table_says():
         "## processes",
         "## functions",
         "## kernels",
+        "## phases",
+        "## questions",
     ]
     assert "more kernels: " in text
     assert text.startswith("**incomplete: no end of process 10: killed, or still running**\n\n## processes\n")

@@ -1,0 +1,275 @@
+"""The iterations of a process: how many launches repeat themselves, how often, from when on and how fast.
+
+Of each launch 16 bytes are kept, of the first MOST of a process: when, of which kernel or graph, by which thread, in
+which stream. Launches of all threads are one sequence, in the order of time. If no unit repeats itself in SHARE of it,
+as where threads take turns by chance, each thread has one, and each stream.
+
+An iteration could begin at any place of its unit; it begins where the host takes a break that is longer than that
+where the sequence begins to repeat itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.periods import Codes, Period, find_periods
+from gpt.trace.rows import iter_groups
+
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+    from gpt.trace.rows import Rows, Threads
+
+MOST = 1 << 22  # launches of a process that are looked at
+SHARE = 0.5  # of launches that a unit must cover
+NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
+SCOPES = 8  # threads, and streams, that are looked at: those with most launches
+SAMPLE = 1000  # iterations in which breaks are looked for
+GRAPH = np.uint32(1 << 31)  # of a code: the rest is the place of a handle, else the id of a function
+HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its 16 upper bits
+Stamps = npt.NDArray[np.uint64]
+
+
+class Unit(NamedTuple):
+    """What repeats itself in the launches of a `scope`, of which it covers `covered`; times are time stamps or ticks.
+
+    `codes` are those of one iteration, which comes `times` times; `first` is the number of the launch where it begins.
+    """
+
+    scope: str
+    launches: int
+    covered: int
+    codes: Codes
+    times: int
+    first: int
+    start: int
+    end: int
+    took: float
+
+
+class Launches:
+    """The launches of a process that succeeded."""
+
+    def __init__(self, process: Process) -> None:
+        self.total = 0
+        self._process = process
+        self._kept = 0
+        self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api of graphs, and the columns
+        self._graphs: dict[int, int] = {}  # places, by handle
+        self._threads: dict[int, int] = {}  # places, by id
+
+    def first(self) -> int | None:
+        """When the first one began, a time stamp; None if there is none."""
+        starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
+        return min(starts, default=None)
+
+    def count(self, begin: int, end: int) -> int:
+        """Launches that began in a time."""
+        return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())
+
+    def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
+        """The parts, without calls that turned out not to launch graphs."""
+        from gpt.analyze.totals import GRAPH_LAUNCH
+
+        apis = {0} | {id_ for id_, api in self._process.apis.items() if api[:2] == GRAPH_LAUNCH}
+        return [part for part in self._parts if part[0] in apis]
+
+    @property
+    def graphs(self) -> list[int]:
+        """The handles of graphs, by their places."""
+        return [*self._graphs]
+
+    def add_kernels(self, threads: Threads, rows: Rows) -> None:
+        """Takes calls in that have a function."""
+        good = (rows["function"] != 0) & (rows["result"] == 0)
+        if not good.all():
+            threads, rows = threads[good], rows[good]
+        self._add(0, threads, rows, rows["function"] & ~GRAPH)
+
+    def add_graphs(self, api: int, threads: Threads, rows: Rows) -> None:
+        """Takes calls of a function in that may launch graphs."""
+        good = (rows["result"] == 0) & (rows["duration"] != 0)
+        threads, rows = threads[good], rows[good]
+        handles, which = np.unique(rows["object"], return_inverse=True)
+        places = [self._graphs.setdefault(handle, len(self._graphs)) for handle in handles.tolist()]
+        self._add(api, threads, rows, np.array(places, np.uint32)[which] | GRAPH)
+
+    def _add(self, api: int, threads: Threads, rows: Rows, codes: Codes) -> None:
+        self.total += len(codes)
+        room = min(MOST - self._kept, len(codes))
+        if room <= 0:
+            return
+        self._kept += room
+        has = "stream" in (rows.dtype.names or ())
+        streams = (
+            ((rows["stream"] * HASH) >> np.uint64(48)).astype(np.uint16) if has else np.zeros(len(rows), np.uint16)
+        )
+        columns = rows["start"], codes, self._number(threads), streams
+        self._parts.append((api, tuple(np.ascontiguousarray(column[:room]) for column in columns)))
+
+    def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
+        """Threads by their places; they come in runs. Those after the first 65535 are one."""
+        edges = np.flatnonzero(threads[1:] != threads[:-1]) + 1
+        begins = np.concatenate(([0], edges))[: len(threads)]
+        places = [self._threads.setdefault(id_, len(self._threads)) for id_ in threads[begins].tolist()]
+        return np.repeat(np.minimum(places, 0xFFFF).astype(np.uint16), np.diff(begins, append=len(threads)))
+
+    def find_units(self) -> list[Unit]:
+        """What repeats itself, the iteration of each scope first, that which covers most first."""
+        parts = [columns for _, columns in self._named()]
+        if not parts:
+            return []
+
+        def column(at: int) -> npt.NDArray[Any]:
+            return np.concatenate([columns[at] for columns in parts])
+
+        starts, order = column(0), None
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            starts = starts[order]
+        codes = column(1) if order is None else column(1)[order]
+        if found := list(_iter_units("all", starts, codes)):
+            return found
+        threads = [*self._threads]
+        for name, at in (("thread", 2), ("stream", 3)):
+            values = column(at) if order is None else column(at)[order]
+            groups = sorted(iter_groups(values), key=lambda group: -len(group[1]))
+            for value, mine in groups[:SCOPES] if len(groups) > 1 else ():
+                scope = f"thread {threads[value]}" if name == "thread" else f"stream of {len(mine):,} launches"
+                found += _iter_units(scope, starts[mine], codes[mine])
+        return sorted(found, key=lambda unit: -unit.launches)
+
+
+def _iter_units(scope: str, starts: Stamps, codes: Codes) -> Iterator[Unit]:
+    """The iteration, and what is inside of it, if a unit covers enough."""
+    periods = find_periods(codes)
+    if not periods or periods[0].covered < SHARE * len(codes):
+        return
+    whole = periods[0].length
+    inside = [period for period in periods[1:] if period.length < whole and period.covered >= SHARE * len(codes)]
+    for period in [periods[0], *inside[: NESTED - 1]]:
+        yield _make_unit(scope, starts, codes, period)
+
+
+def _make_unit(scope: str, starts: Stamps, codes: Codes, period: Period) -> Unit:
+    length, most = period.length, int((period.ends - period.begins).argmax())
+    break_ = int(period.begins[most]) + _find_break(starts, int(period.begins[most]), int(period.ends[most]), length)
+    unit = codes[break_ : break_ + length]
+    first = int(period.begins[0])
+    first += _find(codes[first : first + 2 * length], unit)
+    lengths = period.ends - period.begins
+    lengths[0] = period.ends[0] - first
+    ends = int(period.ends[-1])
+    times = starts.astype(np.int64)
+    took = _steps(times, np.append(first, period.begins[1:]), lengths // length, length)
+    time = float(np.median(took)) if len(took) else 0.0
+    end = int(starts[ends]) if ends < len(starts) else int(starts[-1]) + 1
+    covered, count = int(lengths.sum()), int((lengths // length).sum())
+    return Unit(scope, len(codes), covered, unit, count, first, int(starts[first]), end, time)
+
+
+def _find_break(starts: Stamps, begin: int, end: int, length: int) -> int:
+    """How far from its beginning an iteration begins, in the stretch from `begin` to before `end`."""
+    rounds = min((end - begin - 1) // length, SAMPLE)
+    waits = np.diff(starts[begin : begin + rounds * length + 1].astype(np.int64)).reshape(rounds, length)
+    usual = np.median(waits, axis=0)  # after each launch of the unit; that before the first is the last
+    longest = int(usual.argmax())
+    return (longest + 1) % length if usual[longest] >= 2 * usual[-1] else 0
+
+
+def _find(codes: Codes, unit: Codes) -> int:
+    """Where a unit begins in a sequence that has it."""
+    for at in np.flatnonzero(codes[: len(codes) - len(unit) + 1] == unit[0]).tolist():
+        if np.array_equal(codes[at : at + len(unit)], unit):
+            return int(at)
+    return 0
+
+
+def _steps(times: npt.NDArray[np.int64], begins: Any, counts: Any, length: int) -> npt.NDArray[np.int64]:
+    """How long each iteration took, from its beginning to that of the next one in its stretch."""
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.repeat(begins, counts) + number * length
+    again = number[1:] > 0
+    took: npt.NDArray[np.int64] = (times[places[1:]] - times[places[:-1]])[again]
+    return took
+
+
+class CallTimes:
+    """When calls were made, of which functions: of each call, or of one in `step` where there are over a million."""
+
+    KEPT = 1 << 20
+
+    def __init__(self) -> None:
+        self.step = 1
+        self._parts: list[tuple[Stamps, Codes]] = []
+        self._kept = 0
+
+    def add(self, rows: Rows) -> None:
+        """Takes calls in."""
+        some = rows[:: self.step]
+        self._parts.append((np.ascontiguousarray(some["start"]), np.ascontiguousarray(some["api"])))
+        self._kept += len(some)
+        while self._kept > self.KEPT:
+            starts, apis = self._columns()
+            self._parts = [(starts[::2].copy(), apis[::2].copy())]
+            self._kept, self.step = len(self._parts[0][0]), 2 * self.step
+
+    def _columns(self) -> tuple[Stamps, Codes]:
+        starts, apis = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, np.uint64)],) * 2
+        return np.concatenate(starts), np.concatenate(apis).astype(np.uint32)
+
+    def count(self, begin: int, end: int) -> dict[int, int]:
+        """Calls that began in a time, by function."""
+        starts, apis = self._columns()
+        values, counts = np.unique(apis[(starts >= begin) & (starts < end)], return_counts=True)
+        return dict(zip(values.tolist(), (counts * self.step).tolist(), strict=True))
+
+
+class Spans:
+    """When the GPU was busy, as far as that is recorded: of the first MOST kernels and copies."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._parts: list[Any] = []
+        self._kept = 0
+
+    def add(self, rows: Rows) -> None:
+        """Takes `gpu_times` in."""
+        self.total += len(rows)
+        rows = rows[: max(0, MOST - self._kept)]
+        self._kept += len(rows)
+        columns = rows["begin"], np.minimum(rows["duration"], ~rows["begin"]), rows["function"]
+        self._parts.append([np.ascontiguousarray(column) for column in columns])
+
+    def find_idle(self) -> Idle | None:
+        """When nothing ran, from the first to the last; None if nothing is known."""
+        if not self._kept:
+            return None
+        begin, took, function = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        order = np.argsort(begin, kind="stable")
+        begin, function = begin[order], function[order]
+        end = np.maximum.accumulate(begin + took[order])
+        gaps = np.where(begin[1:] > end[:-1], begin[1:] - end[:-1], 0)
+        total = int(end[-1]) - int(begin[0])
+        if not gaps.any():
+            return Idle(total, 0, 0, 0, 0, 0, 0)
+        at = int(gaps.argmax())
+        number = int((gaps > 0).sum())
+        return Idle(
+            total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), int(function[at]), int(function[at + 1])
+        )
+
+
+class Idle(NamedTuple):
+    """Of a `total`, the GPU was idle for `idle`, `number` times; the `longest` began `at`, in time stamps and ticks."""
+
+    total: int
+    idle: int
+    number: int
+    longest: int
+    at: int
+    after: int  # functions
+    before: int

@@ -1,0 +1,144 @@
+"""The unit that a sequence repeats: how many launches an iteration has, found and not asked for.
+
+A program launches kernels to warm up, then the same ones in the same order for each token or batch, with an odd one
+here and there. Of a *period* p, the places where s[i] = s[i + p] are runs; a run of 2p places or more is a *stretch*
+in which a unit of p comes three times or more. The period whose stretches cover most of the sequence is that of the
+iteration. The layers of a model have a period too, but its stretches leave out what comes before and after the
+layers; an odd kernel ends a stretch of any period, and the next one begins after it: nothing else is lost.
+
+Which periods are tried? At some places, anchors, it is asked where what follows the anchor comes again: first what has
+one launch in common with it, and with each answer what has more in common than that. In a stretch these distances grow
+to the period, at the latest when a whole unit is in common. A distance that is a period around its anchor is tried on
+the whole sequence. So the time is that of a handful of comparisons of the sequence with itself, moved. What is around
+no anchor is overlooked: stretches that together are less than a 16th of the sequence; and a unit of over WINDOW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Codes = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int64]
+
+REPEATS = 3  # times that a unit comes one after the other
+ANCHORS, FEW = 32, 4
+ENOUGH = 0.95  # share that a period covers: no more anchors are asked then, but for the first few
+WINDOW = 1 << 17  # launches of the longest unit that is looked for
+STEPS = 64  # distances that are asked about at an anchor
+BLOCK = 1 << 16  # launches that are compared at once
+BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
+
+
+class Period(NamedTuple):
+    """A unit of `length`: the stretches in which it repeats, from their `begins` to before their `ends`."""
+
+    length: int
+    begins: Places
+    ends: Places
+
+    @property
+    def covered(self) -> int:
+        """Launches in the stretches."""
+        return int((self.ends - self.begins).sum())
+
+    @property
+    def times(self) -> int:
+        """How often the unit comes, whole."""
+        return int(((self.ends - self.begins) // self.length).sum())
+
+
+def find_periods(codes: Codes) -> list[Period]:
+    """The units that repeat themselves, that which covers most first: iterations, and what repeats inside of them."""
+    found: dict[int, Period] = {}
+    anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
+    for tried, anchor in enumerate(anchors, 1):
+        for length in _find_lengths(codes, anchor, found):
+            found[length] = make_period(codes, length)
+        if tried >= FEW and max((period.covered for period in found.values()), default=0) >= ENOUGH * len(codes):
+            break
+    known = [period for period in found.values() if period.times]
+    return sorted(known, key=lambda period: (-period.covered, period.length))
+
+
+def make_period(codes: Codes, length: int) -> Period:
+    """The stretches of a period."""
+    same = np.zeros(max(0, len(codes) - length) + 2, np.int8)
+    same[1:-1] = codes[length:] == codes[: len(codes) - length]
+    edges = np.flatnonzero(same[1:] != same[:-1])
+    begins, ends = edges[::2], edges[1::2]
+    long = ends - begins >= (REPEATS - 1) * length
+    begins, ends = begins[long], ends[long] + length
+    begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
+    whole = ends - begins >= length
+    return Period(length, begins[whole], ends[whole])
+
+
+def _find_lengths(codes: Codes, anchor: int, known: Container[int]) -> list[int]:
+    """Periods of what is around an anchor, those aside that are known."""
+    near = codes[anchor : anchor + 3 * WINDOW]
+    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where what follows comes again
+    found, same = [], 1  # launches that these have in common with the anchor
+    sums: Sums | None = None
+    for _ in range(STEPS):
+        if not len(places):
+            break
+        length = int(places[0])
+        common = _count_same(near, near[length:])
+        if length not in known:
+            before = _count_same(codes[max(0, anchor - WINDOW) : anchor][::-1], codes[: anchor + length][::-1][:WINDOW])
+            if common + before >= (REPEATS - 1) * length:
+                found.append(length)
+        if common >= 2 * WINDOW or length + common >= len(near):
+            break
+        places = places[1:]
+        places = places[places + common + 1 <= len(near)]
+        if len(places) * (common + 1 - same) <= BLOCK:
+            block = np.arange(same, common + 1)
+            places = places[(near[places[:, None] + block] == near[block]).all(axis=1)]
+        else:
+            sums = _sum_up(near) if sums is None else sums
+            places = sums.keep_same(places, same, common + 1)
+        same = common + 1
+    return found
+
+
+def _count_same(some: Codes, others: Codes) -> int:
+    """How many of the first are the same."""
+    end = min(len(some), len(others))
+    at, size = 0, 64
+    while at < end:
+        block = some[at : min(at + size, end)] != others[at : min(at + size, end)]
+        if block.any():
+            return at + int(block.argmax())
+        at, size = at + len(block), min(2 * size, BLOCK)
+    return end
+
+
+class Sums(NamedTuple):
+    """A polynomial of the launches up to each one, modulo 2^64: two sequences of one length are the same if theirs are.
+
+    If they are not, a length is tried in vain.
+    """
+
+    powers: npt.NDArray[np.uint64]
+    sums: npt.NDArray[np.uint64]
+
+    def keep_same(self, places: Places, begin: int, end: int) -> Places:
+        """Those of the places after which the launches from `begin` to before `end` are those of the beginning."""
+        theirs = self.sums[places + end] - self.sums[places + begin]
+        ours = self.sums[end : end + 1] - self.sums[begin : begin + 1]  # arrays: numbers warn where they overflow
+        same: Places = places[theirs == ours * self.powers[places]]
+        return same
+
+
+def _sum_up(near: Codes) -> Sums:
+    powers = np.full(len(near) + 1, BASE)
+    powers[0] = 1
+    np.cumprod(powers, out=powers)
+    sums = np.zeros(len(near) + 1, np.uint64)
+    np.cumsum((near.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
+    return Sums(powers, sums)

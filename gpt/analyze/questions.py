@@ -1,0 +1,303 @@
+"""The questions that a trace of an inference is made for, as part of `gpt-analyze summary`.
+
+Each has an answer in short, the figure, and what it rests on; if the trace cannot say, the option of gpt-hook with
+which another run could. What is known of a process is a page, so that it can be kept when the process is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.screen.demangle import readable
+from gpt.screen.units import human, human_share, human_time, percent
+
+if TYPE_CHECKING:
+    from gpt.analyze.iterations import Idle, Unit
+    from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
+
+QUESTIONS = (
+    Column("question", "text"),
+    Column("short", "text", title="answer"),
+    Column("value", "f64?", shown="never"),
+    Column("unit", "text?", shown="never"),
+    Column("evidence", "text?", shown="line"),
+    Column("option", "text?", shown="never"),
+)
+ITERATIONS = (
+    Column("unit", "text", title="what repeats"),
+    Column("scope", "text", shown="never"),
+    Column("first_kernel", "text?", "kernel", "begins with"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("launches", "u64"),
+    Column("kernels", "u64"),
+    Column("count", "u64", title="times"),
+    Column("time", "u64", "ns", "each"),
+    Column("first", "u64", "id", "from no"),
+    Column("begin", "u64", "ns", shown="never"),
+    Column("covered", "f64", "%", "of all"),
+)
+PHASES = (
+    Column("phase", "text", title="calls of"),
+    Column("pid", "u64", "id"),
+    Column("calls", "u64"),
+    Column("launches", "u64"),
+    Column("time", "u64", "ns"),
+)
+LOADING, WARMUP, ITERATING, REST = "loading", "warm-up", "iterations", "the rest"
+IO = ("memcpy", "memset")
+COMPUTE = ("kernel", "graph")
+NOT_KNOWN, NOT_RECORDED = "not known", "not recorded"
+SHOWN = 4  # parts that a line names
+TOP = 12  # rows of a table
+NEVER = 1 << 64  # a time stamp
+WAIT = "cuStreamSynchronize"
+# Control commands of the driver's resource manager that put channels on the GPU's runlists or take them off
+# (NVIDIA, open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
+SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a time slice", 0xA06C0105: "preempt",
+              0xA06F0103: "schedule a channel", 0xA06F0104: "bind a channel to an engine"}  # fmt: skip
+
+
+class Facts(NamedTuple):
+    """What the questions ask of one process; times are ns."""
+
+    pid: int
+    span: int  # from its beginning to the end of its last call
+    launches: int  # that were recorded as calls
+    looked_at: int  # of these
+    units: list[tuple[Any, ...]]  # rows ITERATIONS
+    phases: list[tuple[Any, ...]]  # rows PHASES
+    loading: Counter[str]  # calls by type
+    step: int  # one call in so many was looked at
+    idle: Idle | None
+    around: tuple[str, str] | None  # names: between what the longest time was that the GPU was idle
+    idle_all: bool  # whether all that ran is in it
+    controls: Counter[int]  # control commands
+
+
+def make_facts(totals: ProcessTotals) -> Facts:
+    """What is known of a process by now."""
+    from gpt.analyze.iterations import MOST
+
+    process, clock, kernels = totals.process, totals.process.clock, totals.process.kernels()
+    units = totals.launches.find_units()
+    first = totals.launches.first()
+    bounds = [(LOADING, 0, NEVER if first is None else first)]
+    if first is not None and units and units[0].scope == "all":
+        bounds += [(WARMUP, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
+        bounds += [(REST, units[0].end, NEVER)]
+    elif first is not None:
+        bounds += [(REST, first, NEVER)]
+    phases, loading = [], Counter[str]()
+    last = totals.last_stamp
+    for phase, begin, end in bounds:
+        calls = totals.call_times.count(begin, end)
+        counts = {id_: count for id_, count in calls.items() if not process.is_ioctl(id_)}
+        if phase == LOADING:
+            for id_, count in counts.items():
+                loading[process.api(id_).type] += count
+        if counts:
+            edges = max(begin, totals.first_stamp), min(end, last)
+            took = max(0, float(clock.durations(_array(max(0, edges[1] - edges[0])))[0]))
+            phases.append((phase, process.pid, sum(counts.values()), totals.launches.count(begin, end), took))
+    idle = totals.busy.find_idle()
+    around = None
+    if idle:
+        ns = clock.durations(_array(idle.total, idle.idle, idle.longest)).tolist()
+        began = int(clock.times(_array(idle.at))[0]) - clock.monotonic
+        around = kernels.get(idle.after, "a copy"), kernels.get(idle.before, "a copy")
+        idle = idle._replace(total=ns[0], idle=ns[1], longest=ns[2], at=began)
+    rows = [_unit_row(totals, unit, units) for unit in units]
+    span = totals.last - clock.monotonic
+    looked = min(totals.launches.total, MOST)
+    return Facts(process.pid, span, totals.launches.total, looked, rows, phases, loading, totals.call_times.step,
+                 idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
+
+
+def _array(*values: int) -> Any:
+    import numpy as np
+
+    return np.array(values, np.uint64)
+
+
+def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any, ...]:
+    """The columns ITERATIONS."""
+    import numpy as np
+
+    from gpt.analyze.iterations import GRAPH
+
+    process, clock, names = totals.process, totals.process.clock, totals.process.kernels()
+    kernels = 0
+    codes, counts = np.unique(unit.codes, return_counts=True)
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        if code & int(GRAPH):
+            inside = process.graphs.find(totals.launches.graphs[code ^ int(GRAPH)], unit.start)
+            kernels += count * inside.total()
+        else:
+            kernels += count
+    code = int(unit.codes[0])
+    name = None if code & int(GRAPH) else names.get(code, f"#{code}")
+    whole = next(other for other in units if other.scope == unit.scope) is unit
+    took = float(clock.durations(_array(round(unit.took)))[0])
+    begin = int(clock.times(_array(unit.start))[0]) - clock.monotonic
+    size = len(unit.codes)
+    share = 100 * unit.covered / unit.launches
+    told = ("iteration" if whole else "part of it") + ("" if unit.scope == "all" else f", {unit.scope}")
+    return told, unit.scope, name, process.pid, size, kernels, unit.times, took, \
+        unit.first + 1, begin, share  # fmt: skip
+
+
+def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
+    """The tables of iterations and phases, and the list of questions."""
+    ordered = sorted(facts, key=lambda fact: -fact.launches)
+    if units := [row for fact in ordered for row in fact.units]:
+        yield make_answer("iterations", ITERATIONS, units, top=TOP)
+    if phases := [row for fact in ordered for row in fact.phases]:
+        step = max(fact.step for fact in facts)
+        verdict = [f"of so many calls one in {step} was looked at"] if step > 1 else []
+        yield make_answer("phases", PHASES, phases, verdict, top=TOP)
+    if totals.functions:
+        asked = [_loading(totals, ordered), _iterations(totals, ordered), _compute(totals), _idle(ordered),
+                 _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
+        yield make_answer("questions", QUESTIONS, asked)
+
+
+class Said(NamedTuple):
+    """A row of QUESTIONS."""
+
+    question: str
+    answer: str
+    value: float | None = None
+    unit: str | None = None
+    evidence: str | None = None
+    option: str | None = None
+
+
+def _loading(totals: Totals, facts: list[Facts]) -> Said:
+    question, main = "calls of loading", facts[0]
+    if not main.launches:
+        fact = "it ends with the first launch, and none is recorded as a call: 'gpt-hook run --calls all' records them"
+        return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
+    calls, every = main.loading.total(), sum(row[2] for row in main.phases)
+    most = sorted(main.loading.items(), key=lambda type_: (-type_[1], type_[0]))[:SHOWN]
+    parts = ", ".join(f"{name} {count:,}" for name, count in most)
+    took = next((row[4] for row in main.phases if row[0] == LOADING), 0)
+    about = "about " if main.step > 1 else ""
+    evidence = f"process {main.pid}, until its first launch, {human_time(took)}: {parts or 'none'}"
+    if counted := sum(function.counted for function in totals.functions.values()):
+        evidence += f"; {counted:,} calls were only counted, at no time"
+    return Said(question, f"{about}{calls:,} of {every:,} calls", calls, "calls", evidence)
+
+
+def _iterations(totals: Totals, facts: list[Facts]) -> Said:
+    question, main = "kernels an iteration", facts[0]
+    if main.units:
+        _, scope, name, pid, launches, kernels, count, took, first, _, share = main.units[0]
+        begins = f" ({readable([name])[0]})" if name else ""
+        parts = [f"process {pid}" + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
+        parts += [f"{launches:,} launches, of graphs too"] if kernels != launches else []
+        parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
+        told = [", ".join(parts), f"{human_time(took)} each, the median"]
+        if inside := [f"{row[4]:,} launches" for row in main.units[1:] if row[1] == scope]:
+            told.append(f"inside of it {' and '.join(inside)} repeat themselves")
+        told += [f"of the first {main.looked_at:,} launches"] if main.looked_at < main.launches else []
+        return Said(question, f"{kernels:,}, {count:,} times", kernels, "kernels", "; ".join(told))
+    if main.launches:
+        evidence = f"process {main.pid}: no sequence of launches comes three times, one after the other, in half of"
+        return Said(question, "no unit repeats itself", evidence=f"{evidence} its {main.launches:,} launches")
+    launched = sum(kernel.launches for kernel in totals.kernels.values())
+    fact = f"{launched:,} launches are counted, none is recorded as a call: 'gpt-hook run --calls all' records them"
+    return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
+
+
+def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[FunctionTotals]:
+    """The functions of these types."""
+    return [function for api, function in totals.functions.items() if api.type in types and op in (api.op, "")]
+
+
+def _host_time(functions: list[FunctionTotals]) -> float:
+    return sum(function.durations.total for function in functions)
+
+
+def _gpu_time(functions: list[FunctionTotals]) -> tuple[float, int]:
+    return sum(function.gpu.total for function in functions), sum(function.gpu.count for function in functions)
+
+
+def _compute(totals: Totals) -> Said:
+    question = "compute against copies"
+    launching, copying = _chosen(totals, COMPUTE, "launch"), _chosen(totals, IO)
+    (kernels, launches), (copies, copied) = _gpu_time(launching), _gpu_time(copying)
+    size = human(sum(function.moved["bytes"] for function in copying))
+    made = sum(function.calls for function in copying)
+    host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in {made:,}"
+    host += f" copies of {size}"
+    if not launches and not copied:
+        fact = f"{host}; 'gpt-hook run --gpu-time' records their time on the GPU"
+        return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
+    ratio = kernels / copies if copies else None
+    told = f"{ratio:.3g} : 1" if ratio is not None else "only compute"
+    evidence = f"on the GPU {human_time(kernels)} of {launches:,} launches, {human_time(copies)} of {copied:,} copies"
+    share = percent(round(kernels), round(kernels + copies))
+    return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
+
+
+def _idle(facts: Sequence[Facts]) -> Said:
+    question = "idle periods of the GPU"
+    main = next((fact for fact in facts if fact.idle), None)
+    if main is None or main.idle is None or main.around is None:
+        fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
+        return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
+    idle, names = main.idle, readable(list(main.around))
+    share = 100 * idle.idle / (idle.total or 1)
+    told = f"process {main.pid}: {human_time(idle.idle)} of {human_time(idle.total)}"
+    if idle.number:
+        told += (
+            f", {idle.number:,} times; {human_time(idle.longest)} at most, {human_time(idle.at)} after its beginning,"
+        )
+        told += f" after {names[0]} and before {names[1]}"
+    told += "" if main.idle_all else "; of the first of its kernels and copies"
+    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
+
+
+def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
+    span, syncs = sum(fact.span for fact in facts), _chosen(totals, ("sync",))
+    found = [function for api, function in totals.functions.items() if api.name == WAIT]
+    took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
+    every, waits = _host_time(syncs), sum(function.calls for function in syncs)
+    evidence = f"{calls:,} calls; all waits {human_time(every)} in {waits:,} calls, {percent(round(every), span)}"
+    told = f"{human_time(took)}, {percent(round(took), span)} of the time" if calls else "not called"
+    return Said(f"in {WAIT}", told, took, "ns", evidence)
+
+
+def _ioctls(totals: Totals) -> Said:
+    question = "ioctls to nvidia.ko"
+    found = {api.name: function for api, function in totals.functions.items() if api.type == "ioctl"}
+    if not found:
+        return Said(question, NOT_RECORDED, evidence="'gpt-hook run --ioctl' records them", option="--ioctl")
+    calls = sum(function.calls for function in found.values())
+    first = sorted(found, key=lambda name: (-found[name].calls, name))[:SHOWN]
+    told = ", ".join(f"{name} {found[name].calls:,}" for name in first)
+    more = f", {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    took = human_time(_host_time([*found.values()]))
+    return Said(question, f"{calls:,} calls of {len(found)} kinds", calls, "calls", f"{took}: {told}{more}")
+
+
+def _scheduler(totals: Totals, facts: Sequence[Facts]) -> Said:
+    question, why = "scheduler of the GPU", "launches reach it without the kernel"
+    if not _chosen(totals, ("ioctl",)):
+        fact = f"{why}; 'gpt-hook run --ioctl' records what schedules channels, '-p block_sched' when blocks ran"
+        return Said(question, NOT_RECORDED, evidence=fact, option="--ioctl")
+    found = sum((fact.controls for fact in facts), Counter[int]())
+    calls = sum(found[command] for command in SCHEDULING)
+    told = ", ".join(f"{what} {found[command]:,}" for command, what in SCHEDULING.items() if found[command])
+    fact = f"{why}; {told or 'none of the ioctls is such'}; 'gpt-hook run -p block_sched' records when blocks ran"
+    return Said(question, f"{calls:,} ioctls schedule channels", calls, "calls", fact)
+
+
+def iter_facts(processes: Sequence[Facts], current: ProcessTotals | None) -> Iterator[Facts]:
+    """Those of processes that are over, and of the one that is read."""
+    yield from processes
+    if current:
+        yield make_facts(current)

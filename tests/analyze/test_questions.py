@@ -1,0 +1,141 @@
+"""gpt-analyze summary: the questions that a trace of an inference is made for, on traces whose answers are known."""
+
+import random
+
+import pytest
+
+from gpt import records
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuGraphLaunch", "cuInit")
+APIS = [forge.api(number, name) for number, name in enumerate(NAMES, 1)]
+ALLOC, COPY, LAUNCH, SYNC, GRAPH, INIT = range(1, 7)
+KERNELS = [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
+US, ZERO = 1000, 10**6
+
+
+def launch(at, kernel, stream=0):
+    return forge.launch(ZERO + at * US, 2 * US, LAUNCH, kernel, stream)
+
+
+def call(at, api, took=1):
+    return (ZERO + at * US, took * US, api, 0)
+
+
+def copy(at, size):
+    return (ZERO + at * US, 5 * US, COPY, 0, 0, 0, size, 0)
+
+
+def ioctl(name, at, **more):
+    return {"kind": "ioctl", "thread": 1, "device": "/dev/nvidiactl", "request": 42, "name": name,
+            "start": ZERO + at * US, "duration": 3 * US, **more}  # fmt: skip
+
+
+def inference(*more, tokens=10):
+    """Six calls, a copy of 4 KiB, a warm-up of two launches, and tokens of four launches and a wait, 50 us each."""
+    calls = [call(at, api) for at, api in ((0, INIT), (10, ALLOC), (20, ALLOC), (30, ALLOC), (40, ALLOC))]
+    launches = [launch(100, 7), launch(110, 8)]
+    for token in range(tokens):
+        at = 200 + 50 * token
+        launches += [launch(at + 5 * n, kernel) for n, kernel in enumerate((1, 2, 2, 3))]
+        calls.append(call(at + 20, SYNC, 10))
+    calls.append(call(2000, ALLOC))
+    packed = [forge.calls(calls), forge.calls([copy(50, 4096)], forge.MEMORY), forge.calls(launches, forge.LAUNCH)]
+    return forge.trace(*APIS, *KERNELS, *packed, *more)
+
+
+def questions(found):
+    return {row["question"]: row for row in found.rows["questions"]}
+
+
+def test_what_the_trace_says():
+    times = [(ZERO + 205 * US + 50 * US * n, 20 * US, LAUNCH, 1) for n in range(10)]
+    times.append((ZERO + 52 * US, 4 * US, COPY, 0))
+    controls = [ioctl("NV_ESC_RM_CONTROL", 60 + n, command=command) for n, command in
+                enumerate((0xA06C0101, 0xA06C0101, 0xA06F0104, 0x20800102))]  # fmt: skip
+    found = ask("summary", inference(forge.gpu_times(times), *controls, ioctl("NV_ESC_RM_ALLOC", 64)))
+    asked = questions(found)
+    assert {name: (row["short"], row["value"]) for name, row in asked.items()} == {
+        "calls of loading": ("6 of 59 calls", 6),
+        "kernels an iteration": ("4, 10 times", 4),
+        "compute against copies": ("50 : 1 (98.0 % compute)", 50),
+        "idle periods of the GPU": ("67.3 % of the time", pytest.approx(100 * (9 * 30 + 149) / (9 * 50 + 20 + 153))),
+        "in cuStreamSynchronize": ("100us, 3.3 % of the time", 100 * US),
+        "ioctls to nvidia.ko": ("5 calls of 2 kinds", 5),
+        "scheduler of the GPU": ("3 ioctls schedule channels", 3),
+    }
+    evidence = {name: row["evidence"] for name, row in asked.items()}
+    assert evidence["calls of loading"].endswith("until its first launch, 100us: memory 4, memcpy 1, other 1")
+    assert "the same 10 times, from launch 3 (k1) on, 95.2 % of the launches; 50.0us each" in \
+        evidence["kernels an iteration"]  # fmt: skip
+    assert "419us of 623us, 10 times; 149us at most, 1.06ms after its beginning, after a copy and before k1" in \
+        evidence["idle periods of the GPU"]  # fmt: skip
+    assert "schedule a group of channels 2, bind a channel to an engine 1" in evidence["scheduler of the GPU"]
+    assert not any("option" in row for row in asked.values())
+    (row,) = found.rows["iterations"]
+    assert (row["scope"], row["unit"], row["first_kernel"], row["launches"], row["kernels"]) == (
+        "all", "iteration", "k1", 4, 4,
+    )  # fmt: skip
+    assert (row["count"], row["first"], row["begin"], row["time"]) == (10, 3, ZERO + 200 * US, 50 * US)
+    phases = [(row["phase"], row["calls"], row["launches"], row["time"]) for row in found.rows["phases"]]
+    assert phases == [("loading", 6, 0, 100 * US), ("warm-up", 2, 2, 100 * US),
+                      ("iterations", 50, 40, 465 * US + 1), ("the rest", 1, 0, 1336 * US - 1)]  # fmt: skip
+
+
+def test_what_it_does_not_say_has_an_option():
+    asked = questions(ask("summary", inference()))
+    options = {name: row["option"] for name, row in asked.items() if "option" in row}
+    assert options == {"compute against copies": "--gpu-time", "idle periods of the GPU": "--gpu-time",
+                       "ioctls to nvidia.ko": "--ioctl", "scheduler of the GPU": "--ioctl"}  # fmt: skip
+    assert all(f"'gpt-hook run {option}'" in asked[name]["evidence"] for name, option in options.items())
+    counted = forge.trace(*APIS, *KERNELS, forge.launches({1: 5}), forge.calls([call(0, INIT)]))
+    asked = questions(ask("summary", counted))
+    assert asked["kernels an iteration"]["option"] == asked["calls of loading"]["option"] == "--calls all"
+
+
+def test_launches_of_graphs_have_the_kernels_of_the_graphs():
+    graph = records.make("graph", exec=7, at=1, nodes=9, functions=[1, 2], launches=[8, 2])
+    replays = [(ZERO + 1000 * n, 5, GRAPH, 0, 7, 0) for n in range(1, 20)]
+    sampled = [launch(n, 5) for n in range(1, 20)]
+    late = [*APIS[:4], graph, forge.calls(replays, forge.OBJECT), forge.calls(sampled, forge.LAUNCH), APIS[4]]
+    (row,) = ask("summary", forge.trace(*KERNELS, *late)).rows["iterations"]
+    assert (row["launches"], row["kernels"], row["count"], row["time"]) == (2, 11, 19, 1000)
+
+
+def test_threads_that_take_turns_by_chance_have_iterations_of_their_own():
+    source, turns = random.Random(3), [1] * 300 + [2] * 200
+    source.shuffle(turns)
+    places = {1: 0, 2: 0}
+    rows = {1: [], 2: []}
+    for at, thread in enumerate(turns):
+        unit = (1, 2, 3) if thread == 1 else (4, 4, 5, 6)
+        rows[thread].append(launch(at, unit[places[thread] % len(unit)]))
+        places[thread] += 1
+    batches = [forge.calls(rows[thread], forge.LAUNCH, thread) for thread in (2, 1)]
+    found = ask("summary", forge.trace(*APIS, *KERNELS, *batches)).rows["iterations"]
+    assert [(row["scope"], row["launches"], row["count"]) for row in found] == [
+        ("thread 1", 3, 100),
+        ("thread 2", 4, 50),
+    ]
+
+
+def test_an_iteration_begins_after_the_break_of_the_host():
+    """And not where launches happen to be the same for the first time."""
+    tail = [launch(n, kernel) for n, kernel in enumerate((2, 3))]  # of a warm-up
+    rows = [launch(100 * n + 5 * i, kernel) for n in range(1, 9) for i, kernel in enumerate((1, 2, 3))]
+    (row,) = ask("summary", forge.trace(*APIS, *KERNELS, forge.calls(tail + rows, forge.LAUNCH))).rows["iterations"]
+    assert (row["first_kernel"], row["first"], row["count"], row["time"]) == ("k1", 3, 8, 100 * US)
+
+
+def test_the_list_is_whole_in_80_columns_and_in_markdown():
+    segment = inference(records.make("unprobed", function=1, launches=3, reason="x" * 200))
+    text = run("summary", data=forge.pack(segment)).stdout.decode()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = lines.index("kernels an iteration     4, 10 times")
+    assert lines[at + 1].startswith("    process 10: the same 10 times, from launch 3 (k1)")
+    assert "no room for" not in text
+    text = run("summary", "--format", "md", data=forge.pack(segment)).stdout.decode()
+    assert "| `kernels an iteration` | `4, 10 times` |" in text and "50.0us each, the median" in text
+    assert len(text.encode()) <= 8000
