@@ -166,7 +166,8 @@ def _make_unit(scope: str, starts: Stamps, codes: Codes, period: Period) -> Unit
     times = starts.astype(np.int64)
     took = _steps(times, np.append(first, period.begins[1:]), lengths // length, length)
     time = float(np.median(took)) if len(took) else 0.0
-    end = int(starts[ends]) if ends < len(starts) else int(starts[-1]) + 1
+    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
+    end = int(starts[ends]) if ends < len(starts) else last
     covered, count = int(lengths.sum()), int((lengths // length).sum())
     return Unit(scope, len(codes), covered, unit, count, first, int(starts[first]), end, time)
 
