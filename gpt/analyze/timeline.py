@@ -18,7 +18,8 @@ from gpt.outputs import replacing
 from gpt.stage import Stage
 
 if TYPE_CHECKING:
-    from gpt.timeline.tracks import Timeline
+    from gpt.timeline.tracks import Counter, Timeline
+    from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
 LEVEL = 1  # of gzip: half the size of the next one's gain takes a third of the time
@@ -63,13 +64,24 @@ class Drawing:
         from gpt.timeline.tracks import make_timeline
 
         self._model.incomplete = incomplete
-        timeline = make_timeline(self._model)
+        timeline = make_timeline(self._model, _count_memory(self._model))
         if self._output:
             write(self._output, _iter_bytes(self._form, timeline))
         else:
             for data in _iter_bytes(self._form, timeline):
                 self._stage.write_bytes(data)
         yield from ()
+
+
+def _count_memory(model: TraceModel) -> Iterator[Counter]:
+    """The memory of GPUs that each process has allocated."""
+    from gpt.analyze.pieces import make_pieces
+    from gpt.timeline.tracks import Counter
+
+    for pieces in make_pieces(model):
+        if pieces.on_gpu.any():
+            times, values = pieces.line(pieces.on_gpu)
+            yield Counter(model.processes.index(pieces.process), "GPU memory", times, values.astype("int64"))
 
 
 def write(path: Path, parts: Iterator[bytes]) -> None:

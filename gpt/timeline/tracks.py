@@ -6,7 +6,7 @@ What overlaps otherwise has a row of its own, a further lane of its track, becau
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -109,15 +109,25 @@ class Timeline:
         return int(self.spans["begin"].min(initial=LAST)), int(self.spans["end"].max(initial=0))
 
 
-def make_timeline(model: TraceModel) -> Timeline:
-    """What the model says when, as tracks."""
+def make_timeline(model: TraceModel, counters: Iterable[Counter] = ()) -> Timeline:
+    """What the model says when, as tracks, with counters that others have made of it."""
     calls, gpu = model.calls("function", "bytes", "stream", "shared", *SHAPE), model.gpu_times()
     maker = _Maker(model)
     maker.add_calls(calls)
     maker.add_gpu_times(gpu)
     marks = maker.add_ranges()
     spans, tracks = maker.lay_out()
-    return Timeline(model, tracks, maker.names, spans, calls, gpu, find_callers(gpu, calls), count(model, calls), marks)
+    return Timeline(
+        model,
+        tracks,
+        maker.names,
+        spans,
+        calls,
+        gpu,
+        find_callers(gpu, calls),
+        [*counters, *count(model, calls)],
+        marks,
+    )
 
 
 def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whole:

@@ -129,6 +129,18 @@ def test_what_kineto_tells_of_work_on_the_gpu():
     assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("here", 10**6 + 70)]
 
 
+def test_memory_is_a_counter():
+    alloc = forge.calls(
+        [(ZERO, US, 2, 0, 0x1000, 0, 4096, 0), (ZERO + 5 * US, US, 2, 0, 0x9000, 0, 100, 0)], forge.MEMORY
+    )
+    events = chrome(segment(alloc, launch(10, 5, 1)))["traceEvents"]
+    points = [(e["name"], e["ts"] - 10**6, e["args"]["bytes"]) for e in events if e["ph"] == "C"]
+    assert points == [("GPU memory", 1, 4096), ("GPU memory", 6, 4196)]
+    packets = perfetto(segment(alloc, launch(10, 5, 1)))
+    values = [p.track_event.counter_value for p in packets if p.track_event.type == schema.TrackEvent.TYPE_COUNTER]
+    assert values == [4096, 4196]
+
+
 def test_what_did_not_end_is_drawn_until_the_last_of_its_process_and_marked():
     cut = segment(*pushed(1, "step", 0, None), call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
     found = chrome(cut)
