@@ -31,6 +31,11 @@ class Form(StrEnum):
     ascii = "ascii"
     chrome = "chrome"
     perfetto = "perfetto"
+    html = "html"
+    all = "all"
+
+
+ENDINGS = {Form.ascii: ".txt", Form.chrome: ".json.gz", Form.perfetto: ".pftrace", Form.html: ".html"}  # of all
 
 
 class Drawing:
@@ -43,6 +48,8 @@ class Drawing:
 
         if json:
             raise UsageError("a timeline has no --json; --format chrome is JSON")
+        if shape is Form.all and not output:
+            raise UsageError("--format all writes files: -o says how their names begin")
         self.kinds = EVERYTHING
         self._stage, self._form, self._output = stage, shape or Form.ascii, output
         self._model = TraceModel()
@@ -65,7 +72,10 @@ class Drawing:
 
         self._model.incomplete = incomplete
         timeline = make_timeline(self._model, _count_memory(self._model))
-        if self._output:
+        if self._output and self._form is Form.all:
+            for form, ending in ENDINGS.items():
+                write(self._output.with_name(self._output.name + ending), _iter_bytes(form, timeline))
+        elif self._output:
             write(self._output, _iter_bytes(self._form, timeline))
         else:
             for data in _iter_bytes(self._form, timeline):
@@ -105,11 +115,17 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
             from gpt.timeline import chrome
 
             texts = chrome.iter_text(timeline)
+        case Form.html:
+            from gpt.timeline import html
+
+            texts = html.iter_text(timeline)
         case Form.perfetto:
             from gpt.timeline import perfetto
 
             yield from perfetto.iter_bytes(timeline)
             return
+        case _:
+            raise AssertionError(form)
     yield from (text.encode(errors="replace") for text in texts)
 
 

@@ -1,0 +1,139 @@
+"""A timeline as one page of HTML that needs nothing else: page.html, which draws, and the data that it draws.
+
+A row of the page is of one track and one depth of spans within each other, so its spans lie apart. Columns of all
+spans are arrays as they are in memory, compressed one after another and in base 64; the rest is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, title
+
+LEVEL = 6  # of zlib
+MARK = "<!--data-->"  # where the data goes in the page
+TOLD = ("bytes", "result", "shared", *SHAPE)  # of calls, and of what they made the GPU do
+
+
+def iter_text(timeline: Timeline) -> Iterator[str]:
+    """The page, a part at a time."""
+    before, after = (files("gpt.timeline") / "page.html").read_text().split(MARK)
+    depths = _find_depths(timeline)
+    order = np.lexsort((timeline.spans["begin"], depths, timeline.spans["track"]))
+    spans = timeline.spans[order]
+    notes, texts = _make_notes(timeline, spans)
+    told = {
+        "names": timeline.names,
+        "notes": texts,
+        "processes": [_describe(process.header) for process in timeline.model.processes],
+        "rows": list(_iter_rows(timeline, spans, depths[order])),
+        "counters": [[one.process, one.name, len(one.times)] for one in timeline.counters],
+        "marks": [[timeline.tracks.index(mark.track), mark.time, mark.name] for mark in timeline.marks],
+        "incomplete": timeline.model.incomplete,
+        "spans": len(spans),
+    }
+    columns: list[npt.NDArray[np.generic]] = []  # the widest first: an array begins at a multiple of its width
+    for counter in timeline.counters:
+        columns += [counter.times.astype("<f8"), counter.values.astype("<f8")]
+    columns += [spans["begin"].astype("<f8"), (spans["end"] - spans["begin"]).astype("<f8")]
+    columns += [_find_links(timeline, spans).astype("<i4"), spans["name"].astype("<u4"), notes.astype("<u4")]
+    columns += [spans["category"]]
+    yield before
+    yield f'<script type="application/json" id="texts">{_quote(told)}</script>\n<script type="text/plain" id="data">'
+    yield from _pack(columns)
+    yield "</script>\n"
+    yield after
+
+
+def _quote(value: object) -> str:
+    """JSON that ends no element of HTML, all in ASCII."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _pack(columns: list[npt.NDArray[np.generic]]) -> Iterator[str]:
+    packer, data = zlib.compressobj(LEVEL), b""
+    for column in columns:
+        data += packer.compress(np.ascontiguousarray(column).tobytes())
+        whole = len(data) // 3 * 3
+        yield b64encode(data[:whole]).decode()
+        data = data[whole:]
+    yield b64encode(data + packer.flush()).decode()
+
+
+def _describe(header: dict[str, object]) -> str:
+    words = header["argv"]
+    assert isinstance(words, list)
+    return f"process {header['pid']} on {header['host']}: {' '.join(words)}"
+
+
+def _find_depths(timeline: Timeline) -> Whole:
+    """How many spans each one lies in: those before it in its track that have not ended when it begins."""
+    depths = np.zeros(len(timeline.spans), np.int64)
+    for number in range(len(timeline.tracks)):
+        low, high = timeline.edges[number : number + 2]
+        spans = timeline.spans[low:high]
+        over = np.searchsorted(np.sort(spans["end"]), spans["begin"], side="right")
+        depths[low:high] = np.arange(len(spans)) - over
+    return np.maximum(depths, 0)  # one that took no time is over when it begins
+
+
+def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list[object]]:
+    """Each row: process, kind of track, title, track, depth, its first span and how many there are."""
+    if not len(spans):
+        return
+    new = (np.diff(spans["track"].astype(np.int64)) != 0) | (np.diff(depths) != 0)
+    edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(spans)]
+    for low, high in pairwise(edges):
+        number, depth = int(spans["track"][low]), int(depths[low])
+        track = timeline.tracks[number]
+        yield [track.process, KINDS[track.kind], title(track), number, depth, low, high - low]
+
+
+def _find_links(timeline: Timeline, spans: Spans) -> Whole:
+    """Of what ran on the GPU the place of its call among the spans, -1 for all others."""
+    streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
+    work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
+    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # of calls, and of the call -1
+    host = ~work & (spans["category"] != RANGE)
+    places[spans["source"][host]] = np.flatnonzero(host)
+    links = np.full(len(spans), -1, np.int64)
+    links[work] = places[timeline.callers[spans["source"][work]]]
+    return links
+
+
+def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
+    """What else there is to say of each span, as a number, and the texts of these numbers."""
+    streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
+    work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
+    call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
+    call[work] = timeline.callers[spans["source"][work]]
+    columns = [np.where(call >= 0, np.append(timeline.calls[name], 0)[call], 0).astype(np.int64) for name in TOLD]
+    columns[1][work] = 0
+    columns.append(spans["open"].astype(np.int64))
+    numbers = np.zeros(len(spans), np.int64)
+    for column in columns:
+        values, which = np.unique(column, return_inverse=True)
+        numbers = np.unique(numbers * len(values) + which, return_inverse=True)[1]
+    _, first = np.unique(numbers, return_index=True)
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    return numbers, [_make_note(*row) for row in rows]
+
+
+def _make_note(size: int, result: int, shared: int, *rest: int) -> str:
+    (*shape, unfinished) = rest
+    parts = [f"{size:,} bytes"] if size else []
+    if shape[0]:
+        x, y, z, *block = shape
+        parts.append(f"grid {x} x {y} x {z}, block {' x '.join(map(str, block))}")
+    parts += [f"{shared:,} bytes of shared memory"] if shared else []
+    parts += [f"result {result}"] if result else []
+    parts += ["its end is not in the trace"] if unfinished else []
+    return ", ".join(parts)

@@ -1,0 +1,78 @@
+"""gpt-analyze timeline --format html, in headless Chromium."""
+
+import pytest
+
+from tests.analyze.asked import run
+from tests.timeline import browser
+from tests.timeline.made import US, ZERO, call, launch, pushed, segment, small
+from tests.trace import forge
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not browser.CHROMIUM, reason="no chromium (Debian: apt-get install chromium)"),
+]
+SPANS = """Array.from(view.timeline.begin, (begin, i) => [view.timeline.lineOf(i).label, begin, view.timeline.took[i],
+    view.timeline.names[view.timeline.name[i]], view.timeline.notes[view.timeline.note[i]]])"""
+PAN = """(() => {
+    const times = [];
+    view.zoom(0.2, 700);
+    for (let i = 0; i < 400; i++) {
+        const began = performance.now();
+        view.move((view.timeline.to - view.timeline.from) / 50 * (i % 200 < 100 ? 1 : -1), 0);
+        view.draw();
+        times.push(performance.now() - began);
+    }
+    return times.sort((a, b) => a - b)[380];
+})()"""
+
+
+def page(folder, data):
+    path = folder / "t.html"
+    done = run("timeline", "--format", "html", "-o", path, data=data)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return browser.opened(path, folder / "browser")
+
+
+def test_spans_arrows_search_and_notes(tmp_path):
+    with page(tmp_path, forge.pack(small())) as shown:
+        spans = [
+            (label, round(begin - ZERO) // US, round(took) // US, *more)
+            for label, begin, took, *more in shown.ask(SPANS)
+        ]
+        shape = "grid 1 x 2 x 3, block 32 x 4 x 1, 128 bytes of shared memory"
+        assert ("default stream", 16, 20, "add(float*, int)", shape) in spans
+        assert ("thread 1", 0, 100, "step", "") in spans
+        assert ("", 1, 9, "cuMemcpyHtoD", "4,096 bytes") in spans  # within it
+        assert len(spans) == 13
+        names = "view.timeline.names[view.timeline.name[i]]"
+        call_ = f"[...Array({len(spans)}).keys()].find((i) => {names} == 'cuGraphLaunch')"
+        assert shown.ask(f"view.timeline.madeBy({call_}).map((i) => {names})") == ["graphed", "graphed"]
+        assert shown.ask("view.search('LAUNCH'), document.getElementById('found').textContent") == (
+            "3 spans, 20 us together; Enter: next"
+        )
+        assert shown.ask(f"view.next(), [view.timeline.chosen].map((i) => {names})[0]") == "cuLaunchKernel"
+        assert shown.ask("document.getElementById('incomplete').textContent") == ""
+
+
+def test_hostile_names_are_text(tmp_path):
+    evil = "</script><script>document.title = 'evil'</script><!-- \u202e"
+    cut = segment(*pushed(1, evil, 0, 10), call("cuStreamSynchronize", 5, 0), launch(1, 9, 2), argv=[evil])[:-1]
+    with page(tmp_path, forge.pack(cut)) as shown:
+        assert shown.ask("view.timeline.names").count(evil) == 1
+        assert shown.ask("document.title") == f"process 10 on here: {evil}".replace("  ", " ")
+        assert shown.ask("document.getElementById('incomplete').textContent").startswith(
+            "incomplete: no end of process 10"
+        )
+        notes = {name: note for *_, name, note in shown.ask(SPANS)}
+        assert notes["cuStreamSynchronize"] == "its end is not in the trace"
+
+
+def test_a_million_spans_move_smoothly(tmp_path):
+    told = []
+    for thread in (1, 2):
+        for at in range(0, 500_000, 5000):
+            rows = [forge.launch(ZERO + (at + i) * 5000 + thread, 3000, 1, 1 + i % 3) for i in range(5000)]
+            told.append(forge.calls(rows, forge.LAUNCH, thread))
+    with page(tmp_path, forge.pack(segment(*told))) as shown:
+        assert shown.ask("view.timeline.spans") == 1_000_000
+        assert shown.ask(PAN) < 50  # ms, the 95th percentile
