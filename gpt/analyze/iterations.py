@@ -28,6 +28,7 @@ SHARE = 0.5  # of launches that a unit must cover
 NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
 SCOPES = 8  # threads, and streams, that are looked at: those with most launches
 SAMPLE = 1000  # iterations in which breaks are looked for
+GRAPH_LAUNCH = ("graph", "launch")  # type and op
 GRAPH = np.uint32(1 << 31)  # of a code: the rest is the place of a handle, else the id of a function
 HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its 16 upper bits
 Stamps = npt.NDArray[np.uint64]
@@ -72,8 +73,6 @@ class Launches:
 
     def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
         """The parts, without calls that turned out not to launch graphs."""
-        from gpt.analyze.totals import GRAPH_LAUNCH
-
         apis = {0} | {id_ for id_, api in self._process.apis.items() if api[:2] == GRAPH_LAUNCH}
         return [part for part in self._parts if part[0] in apis]
 

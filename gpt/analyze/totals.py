@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpt.analyze.coverage import Coverage, make_coverage
-from gpt.analyze.iterations import CallTimes, Launches, Spans
+from gpt.analyze.iterations import GRAPH_LAUNCH, CallTimes, Launches, Spans
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
 from gpt.trace.process import Api, Process
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
-GRAPH_LAUNCH = ("graph", "launch")  # type and op
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
