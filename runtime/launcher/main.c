@@ -308,9 +308,10 @@ static int run(int argc, char **argv) {
     prepend("LD_PRELOAD", library, true);
     // That of gcc ends a program whose first library is another one.
     prepend("ASAN_OPTIONS", "verify_asan_link_order=0", false);
-    const char *injection = getenv("NVTX_INJECTION64_PATH");
-    if (!injection || !*injection)
-        set("NVTX_INJECTION64_PATH", library);
+    const char *injection = getenv("NVTX_INJECTION64_PATH"); // of another tool, which gets the ranges too
+    if (!injection || !*injection || strcmp(injection, library))
+        set("GPT_HOOK_NVTX", injection);
+    set("NVTX_INJECTION64_PATH", library);
     if (request.replacements) {
         prepend("LD_AUDIT", auditor, false);
         set("GPT_HOOK_REPLACE", request.replacements);

@@ -124,13 +124,101 @@ def test_a_range_that_a_killed_process_was_in(tmp_path):
     assert told(Trace(tmp_path / "t.mp")) == [("push", None, "fatal")]
 
 
-def test_another_tool_stays(tmp_path):
-    line = hooked.command("run", "-o", tmp_path / "t.mp", "sh", "-c", "echo $NVTX_INJECTION64_PATH")
-    for given, expected in (("/other.so", "/other.so"), ("", f"{hooked.runtime()}/libgpthook.so")):
+def test_another_tool_is_named_beside_ours(tmp_path):
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "sh", "-c", "echo $NVTX_INJECTION64_PATH $GPT_HOOK_NVTX")
+    ours = f"{hooked.runtime()}/libgpthook.so"
+    for given, expected in (("/other.so", f"{ours} /other.so"), ("", ours), (ours, ours)):
         done = subprocess.run(
             line, capture_output=True, text=True, env={"NVTX_INJECTION64_PATH": given, "PATH": "/bin"}
         )
         assert done.stdout == f"{expected}\n"
+
+
+# A tool that writes down what it is called with. It has no functions for wide text, and none for marks.
+OTHER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "nvtx_abi.h"
+#define SAY(...) (printf(__VA_ARGS__), fflush(stdout))
+static char handles[8][64];
+static int count;
+static void *keep(const char *text) { return strcpy(handles[count++], text); }
+static void *create(const char *name) { return SAY("create %s\n", name), keep(name); }
+static void *registered(void *domain, const char *text) { return SAY("register %s\n", text), keep(text); }
+static int pushed(const char *text) { return SAY("push %s\n", text), 40; }
+static int popped(void) { return SAY("pop\n"), 39; }
+static int domain_pushed(char *domain, const nvtxEventAttributes_t *event) {
+    return SAY("push %s %s\n", domain, (const char *)event->message), 50;
+}
+static int domain_popped(char *domain) { return SAY("pop %s\n", domain), 49; }
+static uint64_t started(const char *text) { return SAY("start %s\n", text), 1000 + count++; }
+static void ended(uint64_t id) { SAY("end %d\n", (int)id); }
+static void put(nvtx_function ***table, int id, void *function) { *table[id] = (nvtx_function *)function; }
+int InitializeInjectionNvtx2(nvtx_get_export_table *get) {
+    const NvtxExportTableCallbacks *callbacks = get(NVTX_ETID_CALLBACKS);
+    nvtx_function ***table;
+    unsigned size;
+    callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE, &table, &size);
+    put(table, NVTX_CBID_CORE_RangePushA, pushed), put(table, NVTX_CBID_CORE_RangePop, popped);
+    put(table, NVTX_CBID_CORE_RangeStartA, started), put(table, NVTX_CBID_CORE_RangeEnd, ended);
+    callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size);
+    put(table, NVTX_CBID_CORE2_DomainCreateA, create);
+    put(table, NVTX_CBID_CORE2_DomainRegisterStringA, registered);
+    put(table, NVTX_CBID_CORE2_DomainRangePushEx, domain_pushed);
+    put(table, NVTX_CBID_CORE2_DomainRangePop, domain_popped);
+    return BEGINS;
+}
+"""
+USED = r"""
+    void *domain = F(core2, CORE2_DomainCreateA, void *, "dom");
+    void *text = F(core2, CORE2_DomainRegisterStringA, void *, domain, "registered");
+    nvtxEventAttributes_t event = {3, sizeof(event), 0, 0, 0, 0, 0, 0, NVTX_MESSAGE_TYPE_REGISTERED, text};
+    int levels[] = {F(core, CORE_RangePushA, int, "outer"), F(core2, CORE2_DomainRangePushEx, int, domain, &event)};
+    printf("%d %d\n", levels[0], levels[1]), fflush(stdout);
+    long first = F(core, CORE_RangeStartA, uint64_t, "one"), second = F(core, CORE_RangeStartA, uint64_t, "two");
+    F(core, CORE_RangeEnd, void, first), F(core, CORE_RangeEnd, void, second);
+    F(core, CORE_MarkA, void, "mark");
+    int last[] = {F(core2, CORE2_DomainRangePop, int, domain), F(core, CORE_RangePop, int)};
+    printf("%d %d\n", last[0], last[1]), fflush(stdout);
+"""
+TOLD = [
+    ("push", None, "outer"), ("push", "dom", "registered"), ("start", None, "one"), ("start", None, "two"),
+    ("end", None, "one"), ("end", None, "two"), ("mark", None, "mark"), ("end", "dom", "registered"),
+    ("end", None, "outer"),
+]  # fmt: skip
+
+
+def played_beside(tmp_path, begins, monkeypatch, used=USED):
+    flags = ["-shared", "-fPIC", f"-I{ABI.parent}", f"-DBEGINS={begins}", "-Wno-unused-parameter"]
+    other = hooked.compile_c(tmp_path / "other.so", OTHER, *flags, prelude=False)
+    program = hooked.compile_c(tmp_path / "client", PLAYED.replace("MORE", used), f"-I{ABI.parent}")
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(other))
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    return told(Trace(tmp_path / "t.mp")), done.stdout.splitlines()
+
+
+def test_another_tool_gets_the_ranges_too(tmp_path, monkeypatch):
+    ranges, lines = played_beside(tmp_path, 1, monkeypatch)
+    assert ranges == TOLD
+    assert lines == ["create dom", "register registered", "push outer", "push dom registered", "40 50", "start one",
+                     "start two", "end 1002", "end 1003", "pop dom", "pop", "49 39"]  # fmt: skip
+
+
+def test_another_tool_that_does_not_begin_is_left_out(tmp_path, monkeypatch):
+    ranges, lines = played_beside(tmp_path, 0, monkeypatch)
+    assert ranges == TOLD and lines == ["0 0", "0 0"]
+
+
+def test_tables_that_another_tool_sets_in_another_way_stay_as_they_are(tmp_path, monkeypatch):
+    second = """
+    memset(core, 0, sizeof(core)), memset(core2, 0, sizeof(core2));
+    setenv("GPT_HOOK_NVTX", "/none.so", 1);
+    assert(initialize(get_export) == 1 && !core[NVTX_CBID_CORE_RangePushA] && core[NVTX_CBID_CORE_MarkA]);
+    """
+    ranges, lines = played_beside(tmp_path, 1, monkeypatch, USED + second)
+    assert ranges == TOLD and lines[-1] == "49 39"
 
 
 @pytest.mark.full

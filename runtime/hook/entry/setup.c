@@ -1,5 +1,6 @@
 // How the library is set up: by its constructor, or by a call that comes before.
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -80,9 +81,17 @@ __attribute__((constructor)) static void setup(void) { hook_setup(); }
 
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table);
 
+// What the library begins with that NVTX_INJECTION64_PATH named before; NULL if it named none.
+static nvtx_initialize *find_other(void) {
+    const char *path = getenv("GPT_HOOK_NVTX");
+    void *library = path && *path ? hook_real_dlopen(path, RTLD_LAZY) : NULL;
+    void *found = library ? hook_real_dlsym(library, "InitializeInjectionNvtx2") : NULL;
+    return found == (void *)InitializeInjectionNvtx2 ? NULL : (nvtx_initialize *)found;
+}
+
 // NVTX calls it in the library that NVTX_INJECTION64_PATH names. Returns 1 if the program's ranges shall be
-// recorded.
+// recorded, or another tool wants them.
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
     hook_setup();
-    return is_wanted() && hook_nvtx_begin(get_table);
+    return hook_nvtx_begin(get_table, find_other(), is_wanted());
 }

@@ -2,6 +2,9 @@
 // that NVTX_INJECTION64_PATH names, calls InitializeInjectionNvtx2 in it, and lets that exchange its
 // functions.
 //
+// If another tool wants the ranges too (nvtxnext.c), it gets them after they are recorded, and what it
+// returns is what the program gets.
+//
 // A range is recorded when it begins, so that one that a dying process was in is known. The id of a range is
 // unique in the process; one that began before a fork may end in the child, whose trace does not know it.
 
@@ -18,6 +21,7 @@
 #include "hook/write/thread.h"
 #include "nvtx.h"
 #include "nvtx_abi.h"
+#include "nvtxnext.h"
 
 #define NAME_MAX_BYTES 1024
 #define DEPTH 64 // of ranges pushed in one thread that are recorded
@@ -60,12 +64,19 @@ static void take(struct name *name, const char *text) {
     name->text = (struct gpt_str){text, text ? strnlen(text, NAME_MAX_BYTES) : 0};
 }
 
+// What a handle stands for: ours is the text itself.
+static const char *read_handle(const char *handle) {
+    return handle >= store && handle < store + sizeof(store) ? handle : hook_nvtx_text(handle);
+}
+
 static void read_name(struct name *name, const nvtxEventAttributes_t *event) {
     name->text = (struct gpt_str){NULL, 0};
     if (!event || event->size < sizeof(*event))
         return;
-    if (event->messageType == NVTX_MESSAGE_TYPE_ASCII || event->messageType == NVTX_MESSAGE_TYPE_REGISTERED)
-        take(name, event->message); // the handle of a registered string is the string
+    if (event->messageType == NVTX_MESSAGE_TYPE_ASCII)
+        take(name, event->message);
+    else if (event->messageType == NVTX_MESSAGE_TYPE_REGISTERED)
+        take(name, read_handle(event->message));
     else if (event->messageType == NVTX_MESSAGE_TYPE_UNICODE)
         narrow(name, event->message);
 }
@@ -156,100 +167,166 @@ static uint64_t start(const char *domain, const nvtxEventAttributes_t *event, st
     return id;
 }
 
-// Functions of NVTX
+// Functions of NVTX. What the other tool has for one is called last, and its result is the one that counts.
+
+#define CALL(type, table, id, ...) ((type (*)())hook_nvtx_##table[NVTX_CBID_##id])(__VA_ARGS__)
+#define PASS(type, table, id, mine, ...)                                                                     \
+    do {                                                                                                     \
+        type result = mine;                                                                                  \
+        return hook_nvtx_##table[NVTX_CBID_##id] ? CALL(type, table, id, __VA_ARGS__) : result;              \
+    } while (0)
+#define TELL(table, id, ...)                                                                                 \
+    do {                                                                                                     \
+        if (hook_nvtx_##table[NVTX_CBID_##id])                                                               \
+            CALL(void, table, id, __VA_ARGS__);                                                              \
+    } while (0)
+
+// The program knows a range that was started by the id of the other tool, if that has one.
+#define STARTED(table, id, mine, ...)                                                                        \
+    do {                                                                                                     \
+        uint64_t result = mine;                                                                              \
+        if (!hook_nvtx_##table[NVTX_CBID_##id])                                                              \
+            return result;                                                                                   \
+        uint64_t theirs = CALL(uint64_t, table, id, __VA_ARGS__);                                            \
+        hook_nvtx_remember(theirs, result);                                                                  \
+        return theirs;                                                                                       \
+    } while (0)
+
+static void end_started(uint64_t id) {
+    bool theirs = hook_nvtx_core[NVTX_CBID_CORE_RangeStartEx] || hook_nvtx_core[NVTX_CBID_CORE_RangeStartA] ||
+                  hook_nvtx_core[NVTX_CBID_CORE_RangeStartW] ||
+                  hook_nvtx_core2[NVTX_CBID_CORE2_DomainRangeStartEx];
+    uint64_t ours = theirs ? hook_nvtx_recall(id) : id;
+    if (ours)
+        end(ours);
+}
+
+// And a domain or a string by its handle.
+#define KEPT(id, mine, ...)                                                                                  \
+    do {                                                                                                     \
+        const char *result = mine;                                                                           \
+        if (!hook_nvtx_core2[NVTX_CBID_##id])                                                                \
+            return result;                                                                                   \
+        const char *theirs = CALL(const char *, core2, id, __VA_ARGS__);                                     \
+        hook_nvtx_know(theirs, result);                                                                      \
+        return theirs;                                                                                       \
+    } while (0)
 
 static int domain_push(const char *domain, const nvtxEventAttributes_t *event) {
     struct name name;
     read_name(&name, event);
-    return push(domain, event, name.text);
+    PASS(int, core2, CORE2_DomainRangePushEx, push(read_handle(domain), event, name.text), domain, event);
+}
+
+static int domain_pop(const char *domain) {
+    PASS(int, core2, CORE2_DomainRangePop, pop(read_handle(domain)), domain);
 }
 
 static uint64_t domain_start(const char *domain, const nvtxEventAttributes_t *event) {
     struct name name;
     read_name(&name, event);
-    return start(domain, event, name.text);
+    STARTED(core2, CORE2_DomainRangeStartEx, start(read_handle(domain), event, name.text), domain, event);
+}
+
+static void domain_end(const char *domain, uint64_t id) {
+    end_started(id);
+    TELL(core2, CORE2_DomainRangeEnd, domain, id);
 }
 
 static void domain_mark(const char *domain, const nvtxEventAttributes_t *event) {
     struct name name;
     read_name(&name, event);
-    begin("mark", 0, domain, event, name.text);
-}
-
-static int domain_pop(const char *domain) { return pop(domain); }
-
-static void domain_end(const char *domain, uint64_t id) {
-    (void)domain;
-    end(id);
+    begin("mark", 0, read_handle(domain), event, name.text);
+    TELL(core2, CORE2_DomainMarkEx, domain, event);
 }
 
 static const char *register_narrow(const char *domain, const char *text) {
-    (void)domain;
-    return keep_narrow(text);
+    KEPT(CORE2_DomainRegisterStringA, keep_narrow(text), domain, text);
 }
 
 static const char *register_wide(const char *domain, const wchar_t *text) {
-    (void)domain;
-    return keep_wide(text);
+    KEPT(CORE2_DomainRegisterStringW, keep_wide(text), domain, text);
 }
 
-static int push_event(const nvtxEventAttributes_t *event) { return domain_push(NULL, event); }
-static uint64_t start_event(const nvtxEventAttributes_t *event) { return domain_start(NULL, event); }
-static void mark_event(const nvtxEventAttributes_t *event) { domain_mark(NULL, event); }
-static int pop_last(void) { return pop(NULL); }
+static const char *create_narrow(const char *text) { KEPT(CORE2_DomainCreateA, keep_narrow(text), text); }
+
+static const char *create_wide(const wchar_t *text) { KEPT(CORE2_DomainCreateW, keep_wide(text), text); }
+
+static int push_event(const nvtxEventAttributes_t *event) {
+    struct name name;
+    read_name(&name, event);
+    PASS(int, core, CORE_RangePushEx, push(NULL, event, name.text), event);
+}
 
 static int push_narrow(const char *text) {
     struct name name;
     take(&name, text);
-    return push(NULL, NULL, name.text);
+    PASS(int, core, CORE_RangePushA, push(NULL, NULL, name.text), text);
+}
+
+static int push_wide(const wchar_t *text) {
+    struct name name;
+    narrow(&name, text);
+    PASS(int, core, CORE_RangePushW, push(NULL, NULL, name.text), text);
+}
+
+static int pop_last(void) { PASS(int, core, CORE_RangePop, pop(NULL)); }
+
+static uint64_t start_event(const nvtxEventAttributes_t *event) {
+    struct name name;
+    read_name(&name, event);
+    STARTED(core, CORE_RangeStartEx, start(NULL, event, name.text), event);
 }
 
 static uint64_t start_narrow(const char *text) {
     struct name name;
     take(&name, text);
-    return start(NULL, NULL, name.text);
+    STARTED(core, CORE_RangeStartA, start(NULL, NULL, name.text), text);
+}
+
+static uint64_t start_wide(const wchar_t *text) {
+    struct name name;
+    narrow(&name, text);
+    STARTED(core, CORE_RangeStartW, start(NULL, NULL, name.text), text);
+}
+
+static void end_range(uint64_t id) {
+    end_started(id);
+    TELL(core, CORE_RangeEnd, id);
+}
+
+static void mark_event(const nvtxEventAttributes_t *event) {
+    struct name name;
+    read_name(&name, event);
+    begin("mark", 0, NULL, event, name.text);
+    TELL(core, CORE_MarkEx, event);
 }
 
 static void mark_narrow(const char *text) {
     struct name name;
     take(&name, text);
     begin("mark", 0, NULL, NULL, name.text);
-}
-
-static int push_wide(const wchar_t *text) {
-    struct name name;
-    narrow(&name, text);
-    return push(NULL, NULL, name.text);
-}
-
-static uint64_t start_wide(const wchar_t *text) {
-    struct name name;
-    narrow(&name, text);
-    return start(NULL, NULL, name.text);
+    TELL(core, CORE_MarkA, text);
 }
 
 static void mark_wide(const wchar_t *text) {
     struct name name;
     narrow(&name, text);
     begin("mark", 0, NULL, NULL, name.text);
+    TELL(core, CORE_MarkW, text);
 }
 
 #define OURS(function) ((nvtx_function *)(function))
-static nvtx_function *const core[] = {
-    [NVTX_CBID_CORE_MarkEx] = OURS(mark_event),
-    [NVTX_CBID_CORE_MarkA] = OURS(mark_narrow),
-    [NVTX_CBID_CORE_MarkW] = OURS(mark_wide),
-    [NVTX_CBID_CORE_RangeStartEx] = OURS(start_event),
-    [NVTX_CBID_CORE_RangeStartA] = OURS(start_narrow),
-    [NVTX_CBID_CORE_RangeStartW] = OURS(start_wide),
-    [NVTX_CBID_CORE_RangeEnd] = OURS(end),
-    [NVTX_CBID_CORE_RangePushEx] = OURS(push_event),
-    [NVTX_CBID_CORE_RangePushA] = OURS(push_narrow),
-    [NVTX_CBID_CORE_RangePushW] = OURS(push_wide),
+static nvtx_function *const core[NVTX_SLOTS] = {
+    [NVTX_CBID_CORE_MarkEx] = OURS(mark_event),        [NVTX_CBID_CORE_MarkA] = OURS(mark_narrow),
+    [NVTX_CBID_CORE_MarkW] = OURS(mark_wide),          [NVTX_CBID_CORE_RangeStartEx] = OURS(start_event),
+    [NVTX_CBID_CORE_RangeStartA] = OURS(start_narrow), [NVTX_CBID_CORE_RangeStartW] = OURS(start_wide),
+    [NVTX_CBID_CORE_RangeEnd] = OURS(end_range),       [NVTX_CBID_CORE_RangePushEx] = OURS(push_event),
+    [NVTX_CBID_CORE_RangePushA] = OURS(push_narrow),   [NVTX_CBID_CORE_RangePushW] = OURS(push_wide),
     [NVTX_CBID_CORE_RangePop] = OURS(pop_last),
 };
 
-static nvtx_function *const core2[] = {
+static nvtx_function *const core2[NVTX_SLOTS] = {
     [NVTX_CBID_CORE2_DomainMarkEx] = OURS(domain_mark),
     [NVTX_CBID_CORE2_DomainRangeStartEx] = OURS(domain_start),
     [NVTX_CBID_CORE2_DomainRangeEnd] = OURS(domain_end),
@@ -257,27 +334,10 @@ static nvtx_function *const core2[] = {
     [NVTX_CBID_CORE2_DomainRangePop] = OURS(domain_pop),
     [NVTX_CBID_CORE2_DomainRegisterStringA] = OURS(register_narrow),
     [NVTX_CBID_CORE2_DomainRegisterStringW] = OURS(register_wide),
-    [NVTX_CBID_CORE2_DomainCreateA] = OURS(keep_narrow),
-    [NVTX_CBID_CORE2_DomainCreateW] = OURS(keep_wide),
+    [NVTX_CBID_CORE2_DomainCreateA] = OURS(create_narrow),
+    [NVTX_CBID_CORE2_DomainCreateW] = OURS(create_wide),
 };
 
-static bool exchange(const NvtxExportTableCallbacks *callbacks, int module, nvtx_function *const *ours,
-                     unsigned count) {
-    nvtx_function ***table = NULL; // places of function pointers
-    unsigned size = 0;
-    if (!callbacks->GetModuleFunctionTable(module, &table, &size) || !table)
-        return false;
-    for (unsigned i = 1; i < count && i < size; i++)
-        if (ours[i] && table[i])
-            *table[i] = ours[i];
-    return true;
-}
-
-int hook_nvtx_begin(nvtx_get_export_table *get_table) {
-    const NvtxExportTableCallbacks *callbacks = get_table ? get_table(NVTX_ETID_CALLBACKS) : NULL;
-    if (!callbacks || callbacks->struct_size < sizeof(*callbacks))
-        return 0;
-    bool done = exchange(callbacks, NVTX_CB_MODULE_CORE, core, sizeof(core) / sizeof(*core));
-    exchange(callbacks, NVTX_CB_MODULE_CORE2, core2, sizeof(core2) / sizeof(*core2));
-    return done;
+int hook_nvtx_begin(nvtx_get_export_table *get_table, nvtx_initialize *other, bool wanted) {
+    return hook_nvtx_exchange(get_table, other, wanted, core, core2);
 }
