@@ -38,9 +38,9 @@ STRUCTS: dict[str, Keys] = {
         "shown": ("str?", "in tables for people: never, any, under, line; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, lines, levels, histogram, spans or heat"),
+        "form": ("str", "bars, lines, levels, histogram, spans, heat or roofs"),
         "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
-        "y": ("[str]", "columns along the vertical axis; of spans and heat, the one of the rows"),
+        "y": ("[str]", "columns along the vertical axis; of spans and heat, that of rows; of roofs three"),
         "end": (
             "str?",
             "of spans and histogram: the column where one ends; of bars: of a number that stands at the end",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column
@@ -43,6 +43,8 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have `fields`, and may have the `optional` ones, all unsigned.
 
+    One of several maps has these in `maps`.
+
     `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
     """
 
@@ -59,10 +61,16 @@ class MapAnalysis(ABC):
         self._wanted: int | None = None  # the number of a launch, where one is to be shown
         self._number = 0  # of the last launch, where they are numbered
         self._known = False  # whether a trace has the map
+        self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # launches
         self._lost = Counter[str]()  # launches, by reason
         self._done = Coverage()  # of processes that are over
         self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
+
+    @property
+    def maps(self) -> Mapping[str, tuple[str, ...]]:
+        """The fields of each map that it is of."""
+        return {self.name: self.fields}
 
     @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
@@ -76,21 +84,23 @@ class MapAnalysis(ABC):
         """Takes the buffers in that a process has collected."""
         self._launches[process] += process.take_launches()
         for buffer in process.probes.take():
-            if buffer.map.name == self.name:
+            if buffer.map.name in self.maps:
                 self._take(process, buffer)
-        self._known |= any(layout.name == self.name for layout in process.probes.maps.values())
+        self._known |= any(layout.name in self.maps for layout in process.probes.maps.values())
 
     def _take(self, process: Process, buffer: Buffer) -> None:
         layout = buffer.map
-        missing = [f"unsigned field '{name}'" for name in self.fields if name not in layout.unsigned]
+        missing = [f"unsigned field '{name}'" for name in self.maps[layout.name] if name not in layout.unsigned]
         if (layout.type == "log") != self.log or not layout.capacity:
             missing.append("log of records" if self.log else "slot for each unit")
         if missing:
-            raise GptError(f"map '{self.name}' has no {missing[0]}: not that of the built-in probe")
+            raise GptError(f"map '{layout.name}' has no {missing[0]}: not that of the built-in probe")
         try:
             saved = buffer.read()
         except (MissingError, TruncatedError) as error:
-            self._lost[error.fact] += 1
+            where = process.pid, buffer.launch.id
+            self._lost[error.fact] += where != self._last_lost  # of several maps it is one launch
+            self._last_lost = where
             return
         self._read += 1
         self.add(process, buffer, saved)

@@ -130,7 +130,7 @@ def _height(plot: Record, columns: Columns) -> float:
     name = plot["x"] if plot["form"] == "bars" else plot["y"][0]
     rows = len(set(columns[name])) if plot["form"] in ("bars", "spans") else 0
     rows = min(rows, BARS) * 2 if plot["form"] == "bars" else rows
-    if plot["form"] == "heat":
+    if plot["form"] in ("heat", "roofs"):
         return HEAT
     return min(MOST, max(LEAST, MARGIN + ROW * rows))
 
@@ -305,6 +305,13 @@ def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any,
     axes.legend(handles=patches, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
+def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    from gpt.screen.roofs import draw_roofs
+
+    del told  # its units are those of the form
+    draw_roofs(axes, plot, columns, lambda name: _text(readable([name])[0], LABEL))
+
+
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
     "bars": _draw_bars,
     "lines": _draw_lines,
@@ -312,6 +319,7 @@ FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] =
     "histogram": _draw_histogram,
     "spans": _draw_spans,
     "heat": _draw_heat,
+    "roofs": _draw_roofs,
 }
 
 

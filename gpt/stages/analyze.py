@@ -21,6 +21,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "gmem_bytes",
     "overhead",
     "exposed_latency",
+    "roofline",
     "memusage",
     "memory",
     "gaps",

@@ -274,7 +274,9 @@ class Probes:
                 if "registers" in record and "function" in record:
                     self.codes[record["function"]] = record
                 if "maps" in record or record["id"] not in self._kernels:  # another one is about its code
-                    kernel = _Kernel(record["name"], frozenset(record.get("maps", ())), record.get("params", []))
+                    asked = frozenset(site["probe"].partition(".")[0] for site in record.get("sites", ()))
+                    maps, params = frozenset(record.get("maps", ())), record.get("params", [])
+                    kernel = _Kernel(record["name"], maps, params, asked)
                     self._kernels[record["id"]] = kernel
             case "probed":
                 launch = _parse_launch(record)
@@ -325,6 +327,11 @@ class Probes:
         found = self._kernels.get(kernel)
         return sorted({self.maps[map_].name for map_ in found.maps if map_ in self.maps}) if found else []
 
+    def unsaved_of(self, kernel: int) -> set[str]:
+        """The probes that were asked for in a kernel and found nothing there to save."""
+        found = self._kernels.get(kernel)
+        return set(found.asked).difference(self.maps_of(kernel)) if found else set()
+
     def take_told(self, kind: str) -> list[Any]:
         """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""
         found, self._told[kind] = self._told[kind], []
@@ -341,3 +348,4 @@ class _Kernel(NamedTuple):
     name: str
     maps: frozenset[int]
     params: list[Record]
+    asked: frozenset[str]  # probes

@@ -1,0 +1,79 @@
+"""What a device can do at most: floating-point operations and bytes of its memory, a second.
+
+Its record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table says how many
+operations an SM makes a clock; memory moves two bits a line and clock. For records without these numbers, of older
+traces, there are the figures that NVIDIA publishes. All are of matrix products of dense FP16 or BF16 that add up in
+FP32: TF32 has half of it, FP8 twice as much.
+
+Sources: the architecture whitepapers of NVIDIA (V100, Turing, A100, GA102, Ada, H100, Blackwell), and its data sheets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+PER_CLOCK = {  # by compute capability: FLOPs of an SM
+    "sm_70": 1024,
+    "sm_75": 1024,
+    "sm_80": 2048,
+    "sm_86": 1024,
+    "sm_89": 1024,
+    "sm_90": 4096,
+    "sm_100": 8192,
+    "sm_120": 1024,
+}
+HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these have half of it where they add up in FP32
+PUBLISHED = {  # by the name that the driver gives: 10^12 FLOPs and 10^9 bytes a second
+    "Tesla V100-SXM2-16GB": (125, 900),
+    "Tesla V100-SXM2-32GB": (125, 900),
+    "Tesla T4": (65, 320),
+    "NVIDIA A100-SXM4-40GB": (312, 1555),
+    "NVIDIA A100-SXM4-80GB": (312, 2039),
+    "NVIDIA A100-PCIE-40GB": (312, 1555),
+    "NVIDIA A100 80GB PCIe": (312, 1935),
+    "NVIDIA A10": (125, 600),
+    "NVIDIA A40": (149.7, 696),
+    "NVIDIA L4": (121, 300),
+    "NVIDIA L40S": (362, 864),
+    "NVIDIA H100 PCIe": (756, 2000),
+    "NVIDIA H100 80GB HBM3": (989.4, 3350),
+    "NVIDIA H200": (989.4, 4800),
+    "NVIDIA B200": (2250, 8000),
+}
+
+
+class Peak(NamedTuple):
+    """A number a second, None if it is not known, and where it comes from."""
+
+    rate: float | None
+    source: str
+
+
+UNKNOWN = Peak(None, "not known")
+
+
+def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
+    """The operations of a device of this record; `given` on the command line comes first."""
+    if given:
+        return Peak(given, "--peak-flops")
+    arch, name = card.get("arch", ""), card.get("name", "")
+    sms, clock, each = card.get("sms"), card.get("clock_hz"), PER_CLOCK.get(arch)
+    if sms and clock and each:
+        each //= 1 + (HALF[0] in name and arch in HALF[1])
+        return Peak(float(sms * clock * each), f"{sms:,} SMs x {clock / 1e9:.3g} GHz x {each:,}, dense FP16 of {arch}")
+    if name in PUBLISHED:
+        return Peak(PUBLISHED[name][0] * 1e12, "published, dense FP16")
+    return UNKNOWN
+
+
+def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:
+    """The bytes of its memory, likewise."""
+    if given:
+        return Peak(given, "--peak-bytes")
+    clock, bits, name = card.get("memory_hz"), card.get("bus_bits"), card.get("name", "")
+    if clock and bits:
+        return Peak(2 * clock * bits / 8, f"2 x {clock / 1e9:.4g} GHz x {bits:,} bits")
+    if name in PUBLISHED:
+        return Peak(PUBLISHED[name][1] * 1e9, "published")
+    return UNKNOWN

@@ -1,0 +1,301 @@
+"""gpt-analyze roofline: what kernels compute and move, against what the device can.
+
+Bytes are those that the instructions of a kernel ask for (gmem_bytes), which caches may serve; operations those of
+tensor cores (tensorop_count). The *intensity* of a kernel is the second divided by the first. Below that of the device
+its memory is what limits a kernel, above it what it computes: the roof over each intensity.
+
+Bytes, operations and times may come from runs of their own: each is a mean over the launches that have it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import MapAnalysis
+from gpt.analyze.overhead import TimedLaunches
+from gpt.analyze.peaks import find_bytes, find_flops
+from gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("bound", "text?"),
+    Column("timed", "text?", title="timed by"),
+    Column("share", "f64?", "%", "of roof"),
+    Column("intensity", "f64?", title="FLOPs/byte"),
+    Column("tflops", "f64?", title="TFLOP/s"),
+    Column("gbytes", "f64?", title="GB/s"),
+    Column("time", "u64?", "ns"),
+    Column("bytes", "u64?", "bytes"),
+    Column("flops", "u64?", title="FLOPs"),
+    Column("launches", "u64"),
+    Column("device", "text", shown="never"),
+    Column("peak_tflops", "f64?", shown="never"),
+    Column("peak_gbytes", "f64?", shown="never"),
+)
+DEVICES = (
+    Column("device", "text", title="peak of"),
+    Column("flops_from", "text", shown="never"),
+    Column("bytes_from", "text", shown="never"),
+    Column("peak_tflops", "f64?", title="TFLOP/s"),
+    Column("peak_gbytes", "f64?", title="GB/s"),
+    Column("ridge", "f64?", title="FLOPs/byte"),
+)
+MOVED = ("read", "written", "async")
+MAPS = {
+    "gmem_bytes": (*MOVED, "bulk", "expected"),
+    "tensorop_count": ("flops",),
+    "block_sched": ("start", "end", "elapsed", "sm"),
+}
+TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # where a time may come from, the best first
+MEMORY, COMPUTE = "memory", "compute"
+NO_DEVICE = "unknown device"
+TOP, SOURCES = 30, 3  # rows that tables show; devices whose peaks are explained
+CACHED = "more than 100 % of the memory: bytes that caches serve count too"
+
+Flops = Annotated[float | None, typer.Option("--peak-flops", metavar="NUMBER", help="FLOPs a second of the device.")]
+Bytes = Annotated[float | None, typer.Option("--peak-bytes", metavar="NUMBER", help="Bytes a second of its memory.")]
+
+Key = tuple[str, str]  # kernel and device
+
+
+class _Sums:
+    """Of a kernel on a device, of each `what`: how much, and of how many launches."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    def add(self, what: str, value: Any, count: int = 1) -> None:
+        """Takes some in."""
+        self.sums[what] += value
+        self.counts[what] += count
+
+    def mean(self, what: str) -> float | None:
+        """Of a launch; None if no launch has it."""
+        return self.sums[what] / self.counts[what] if self.counts[what] else None
+
+    def time(self) -> tuple[str | None, float | None]:
+        """Where the best time comes from, and ns."""
+        return next(((what, self.mean(what)) for what in TIMES if self.sums[what] > 0), (None, None))
+
+
+class Roofline(MapAnalysis):
+    """The sums of kernels, by device."""
+
+    name = "gmem_bytes"
+
+    def __init__(self, peak_flops: float | None = None, peak_bytes: float | None = None) -> None:
+        from gpt.trace.kinds import GPU_TIMES
+
+        super().__init__()
+        self.kinds |= GPU_TIMES | {"times", "device"}
+        self._given = peak_flops, peak_bytes
+        for option, value in (("--peak-flops", peak_flops), ("--peak-bytes", peak_bytes)):
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{option} is not above 0: {value}")
+        self._kernels: dict[Key, _Sums] = {}
+        self._cards: dict[str, Mapping[str, Any]] = {}
+        self._times: dict[Process, _Times] = {}  # of processes that are not over
+
+    @property
+    def maps(self) -> Mapping[str, tuple[str, ...]]:
+        """All that it can use."""
+        return MAPS
+
+    def take(self, process: Process) -> None:
+        """Takes in what a process has collected."""
+        if process not in self._times:
+            self._times[process] = _Times(process)
+        self._times[process].take()
+        super().take(process)
+        self._cards |= {card["name"]: card for card in process.cards.values()}
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Adds what a launch saved."""
+        from gpt.analyze.schedule import make_schedule
+
+        key = buffer.kernel, name_device(process, buffer.launch.device)
+        sums = self._kernels.setdefault(key, _Sums())
+        unsaved = process.probes.unsaved_of(buffer.launch.kernel)
+        match buffer.map.name:
+            case "gmem_bytes":
+                parts = {name: int(saved.slots[name].sum(dtype="u8")) for name in MAPS["gmem_bytes"]}
+                bulk = max(parts["bulk"], parts["expected"])  # the second has those by tensor map, and no stores
+                sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
+                if "tensorop_count" in unsaved:  # it has no such operation
+                    sums.add("flops", 0)
+            case "tensorop_count":
+                sums.add("flops", int(saved.slots["flops"].sum(dtype="u8")))
+                if "gmem_bytes" in unsaved:
+                    sums.add("bytes", 0)
+            case _:
+                schedule = make_schedule(saved)
+                if schedule and schedule.ns_per_clock is not None:
+                    sums.add("block_sched", float(schedule.ended.max()))
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        _merge(self._kernels, self._times.pop(process).sums())
+        super().end(process)
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Which probes would have recorded it."""
+        lack = super().find_lack(kinds)
+        return f"{lack}, with -p tensorop_count and --gpu-time" if lack and not self._known else lack
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, that which takes most time first, and devices."""
+        found: dict[Key, _Sums] = {}
+        _merge(found, self._kernels)
+        for times in self._times.values():
+            _merge(found, times.sums())
+        probed = {key: sums for key, sums in found.items() if sums.counts["bytes"] or sums.counts["flops"]}
+        peaks = {
+            device: (find_flops(card, self._given[0]), find_bytes(card, self._given[1]))
+            for device in sorted({device for _, device in probed})
+            for card in [self._cards.get(device, {})]
+        }
+        rows = [_make_row(key, sums, *(peak.rate for peak in peaks[key[1]])) for key, sums in probed.items()]
+        rows.sort(key=lambda row: (-(row[7] or 0) * row[10], row[0], row[11]))
+        columns = [
+            column._replace(shown="") if column.name == "device" and len(peaks) > 1 else column for column in KERNELS
+        ]
+        drawn = [plot("bars", "name", "share", title="share of the roof")] if any(row[3] for row in rows) else []
+        if any(row[4] and row[5] for row in rows):
+            y = ("tflops", "peak_tflops", "peak_gbytes")
+            drawn.insert(0, plot("roofs", "intensity", *y, color="name", title=_entitle(rows, peaks)))
+        yield make_answer("kernels", columns, rows, [*_say(rows, probed), *verdict], top=TOP, plots=drawn)
+        devices = []
+        for device, (flops, bytes_) in peaks.items():
+            ridge = flops.rate / bytes_.rate if flops.rate and bytes_.rate else None
+            rates = _scale(flops.rate, 1e12), _scale(bytes_.rate, 1e9)
+            devices.append((device, flops.source, bytes_.source, *rates, ridge))
+        unknown = any(peak.rate is None for pair in peaks.values() for peak in pair)
+        lines = [*_describe(peaks)]
+        lines += ["not known of all devices: --peak-flops and --peak-bytes say it"] if unknown else []
+        yield make_answer("devices", DEVICES, devices, lines)
+
+
+class _Times:
+    """How long the kernels of a process took, once all that there is to say has come."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._launches = TimedLaunches(process)
+        self._rows: Counter[tuple[int, int, bool]] = Counter()  # ns, by function, device, and whether it had probes
+        self._counts: Counter[tuple[int, int, bool]] = Counter()
+
+    def take(self) -> None:
+        """Takes in what the process has collected."""
+        import numpy as np
+
+        process = self._process
+        for _, rows in process.gpu_times.take():
+            known = set(rows.dtype.names or ())
+            zeros = np.zeros(len(rows), np.uint32)
+            device, probed = (rows[name] if name in known else zeros for name in ("device", "probed"))
+            keys = np.stack([rows["function"], device, probed != 0], axis=1).astype(np.int64)
+            found, which, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+            ns = np.bincount(which.ravel(), process.clock.durations(rows["duration"]), len(found))
+            for (function, where, had), time, count in zip(found.tolist(), ns.tolist(), counts.tolist(), strict=True):
+                self._rows[function, where, bool(had)] += time
+                self._counts[function, where, bool(had)] += count
+        self._launches.take()
+
+    def sums(self) -> dict[Key, _Sums]:
+        """By kernel and device."""
+        found: dict[Key, _Sums] = {}
+        names = self._process.kernels()
+        for (function, device, probed), ns in self._rows.items():
+            if function in names and self._process.is_chosen(names[function]):
+                key = names[function], name_device(self._process, device)
+                count = self._counts[function, device, probed]
+                found.setdefault(key, _Sums()).add("probed" if probed else "gpu-time", ns, count)
+        for name, launch, times, _ in self._launches.joined():
+            if "original" in times:
+                key = name, name_device(self._process, launch.device)
+                found.setdefault(key, _Sums()).add("benchmark", times["original"])
+        return found
+
+
+def name_device(process: Process, index: int) -> str:
+    """The name of a device of a process."""
+    return str(process.cards.get(index, {}).get("name") or NO_DEVICE)
+
+
+def _merge(into: dict[Key, _Sums], found: Mapping[Key, _Sums]) -> None:
+    for key, sums in found.items():
+        known = into.setdefault(key, _Sums())
+        known.sums.update(sums.sums)
+        known.counts.update(sums.counts)
+
+
+def _scale(rate: float | None, unit: float) -> float | None:
+    return None if rate is None else rate / unit
+
+
+def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float | None) -> tuple[Any, ...]:
+    """The columns KERNELS."""
+    bytes_, flops, (timed, ns) = sums.mean("bytes"), sums.mean("flops"), sums.time()
+    intensity = None if flops is None or not bytes_ else flops / bytes_
+    rates = [None if what is None or not ns else what / ns * 1e9 for what in (flops, bytes_)]
+    shares = [
+        100 * rate / peak
+        for rate, peak in zip(rates, (peak_flops, peak_bytes), strict=True)
+        if peak and rate is not None
+    ]
+    bound = None
+    if bytes_ is not None and flops is not None and peak_flops and peak_bytes and (bytes_ or flops):
+        bound = MEMORY if flops / peak_flops < bytes_ / peak_bytes else COMPUTE
+    peaks = _scale(peak_flops, 1e12), _scale(peak_bytes, 1e9)
+    scaled = _scale(rates[0], 1e12), _scale(rates[1], 1e9)
+    launches = max(sums.counts.values())
+    numbers = max(shares, default=None), intensity, *scaled, ns, bytes_, flops, launches
+    return key[0], bound, timed, *numbers, key[1], *peaks
+
+
+def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
+    """Where the peaks come from, a line for each of the first devices."""
+    for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
+        yield f"{device}: FLOPs: {flops.source}; memory: {bytes_.source}"
+
+
+def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
+    """What stands above the roofs."""
+    absent = sum(not (row[4] and row[5]) for row in rows)
+    more = [f"not drawn, as they compute nothing in tensor cores or have no time: {absent:,} kernels"] if absent else []
+    return "\n".join(["roofline", *_describe(peaks), *more])
+
+
+def _say(rows: list[tuple[Any, ...]], sums: Mapping[Key, _Sums]) -> Iterator[str]:
+    """What follows, and what would have to be recorded for more."""
+    bounds = Counter(row[1] for row in rows if row[1])
+    if bounds:
+        yield f"kernels bound by memory: {bounds[MEMORY]:,}, by compute: {bounds[COMPUTE]:,}"
+    counts: Counter[str] = sum((one.counts for one in sums.values()), Counter())
+    lacks = {"bytes": "-p gmem_bytes", "flops": "-p tensorop_count"}
+    yield from (
+        f"no {what}: 'gpt-hook run {option}' records them" for what, option in lacks.items() if not counts[what]
+    )
+    if not any(counts[what] for what in TIMES):
+        yield "no times: 'gpt-hook run --gpu-time' takes them"
+    if any(row[6] and row[13] and row[6] > row[13] for row in rows):
+        yield CACHED
+
+
+ANALYSIS = Analysis(
+    "Compare what kernels compute and move with the device.",
+    Roofline,
+    {"peak_flops": Flops, "peak_bytes": Bytes},
+)

@@ -1,0 +1,42 @@
+"""A roofline: points under the roofs of devices, both axes logarithmic.
+
+`x` is a number of operations a byte, `y` the rate of each point and the two rates that are the roof: that of operations
+(10^12 a second, as the points), and that of bytes (10^9 a second). What has no place on such axes is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+NAMED = 16  # points in the legend
+WIDER = 8.0  # times as far as the outermost point, or the ridge
+GRAY = "#4a5568"
+
+
+def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], label: Callable[[str], str]) -> None:
+    """Draws them; `label` makes what stands in the legend of a name."""
+    from matplotlib import colormaps
+
+    point, flat, slope = (np.asarray(columns[name]) for name in plot["y"])
+    x, names, hues = np.asarray(columns[plot["x"]]), columns[plot["color"]], colormaps["tab10"]
+    places = np.flatnonzero((x > 0) & (point > 0) & np.isfinite(x * point))
+    roofs = sorted({(a, b) for a, b in zip(flat.tolist(), slope.tolist(), strict=True) if a > 0 and b > 0})
+    ends = np.concatenate((x[places], [1000 * a / b for a, b in roofs]))
+    left, right = ends.min() / WIDER, ends.max() * WIDER
+    for peak, rate in roofs:
+        ridge = 1000 * peak / rate
+        axes.plot([left, ridge, right], [left * rate / 1000, peak, peak], color=GRAY, lw=1.5)
+        axes.annotate(
+            f"{peak:,.4g} TFLOP/s", (right, peak), (-4, 4), textcoords="offset points", ha="right", fontsize=8
+        )
+        below = (left * 1.5, left * 1.5 * rate / 1000)
+        axes.annotate(f"{rate:,.4g} GB/s", below, (10, -4), textcoords="offset points", va="top", fontsize=8)
+    for number, at in enumerate(places):
+        told = {"label": label(names[at])} if number < NAMED else {}
+        axes.scatter(x[at], point[at], s=36, color=hues(number % hues.N), zorder=3, **told)
+    axes.set(xscale="log", yscale="log", xlim=(left, right), xlabel="FLOPs a byte", ylabel="TFLOP/s")
+    axes.grid(which="major", lw=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
