@@ -7,6 +7,7 @@ the one that was first called last: a trace does not say which call a module cam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,10 +25,16 @@ KINDS = {"fatbin": "fatbin", "cubin": "elf", "ptx": "ptx"}
 GETTERS = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction")
 
 
+def one_line(text: str) -> str:
+    """A line of a log, whatever names are in it."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
 def iter_head(header: Record) -> Iterator[str]:
     """How a log begins."""
     yield f"[pid] {header['pid']}"
-    yield f"[cmd] {sum(len(word) + 1 for word in header['argv'])} {' '.join(header['argv'])}"
+    size = sum(len(word.encode(errors="surrogateescape")) + 1 for word in header["argv"])
+    yield f"[cmd] {size} {' '.join(header['argv'])}"
 
 
 def iter_calls(process: Process) -> Iterator[tuple[int, str]]:
@@ -124,4 +131,5 @@ def tensor_line(tensor: Record, realtime: int) -> str:
     shape = f"torch.Size({tensor['shape']})"
     place = f"{tensor.get('file', '?')}:{tensor.get('line', 0)}"
     words = [realtime, shape, tensor["bytes"], tensor.get("first", tensor["address"]), tensor["name"]]
-    return "  ".join(map(str, ["[call]", *words, tensor.get("function", "?"), place]))
+    found = ["[call]", *words, tensor.get("function", "?"), place]
+    return "  ".join(re.sub("  +", " ", one_line(str(word))) for word in found)

@@ -149,7 +149,7 @@ class TraceFolder:
 
     def _write(self, lines: Iterator[str] | list[str]) -> None:
         if self._log:
-            self._log.write("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+            self._log.write("".join(f"{events.one_line(line)}\n" for line in lines).encode(errors="surrogateescape"))
             self._log.flush()
 
     def _settle(self) -> None:

@@ -279,6 +279,21 @@ def test_tensors_have_lines(tmp_path):
     assert (folder / "tensor.trace").read_text() == wanted
 
 
+def test_names_with_line_feeds(tmp_path):
+    """Each event and each tensor has one line, whatever it is called; the length of the command is in bytes."""
+    function = FUNCTION | {"name": "k\n[exec] probe-mem 9 (bytes)"}
+    library = records.make("library", path="/a\nb/libcuda.so.1", type="elf", size=1)
+    tensor = records.make("tensor", id=1, at=2000, thread=1, name="q['\n  x']", address=4096, bytes=64,
+                          dtype="float16", shape=[4, 8], function="f", file="a\r  b.py", line=7)  # fmt: skip
+    head, *rest = forge.trace(library, MODULE, function, tensor)
+    _, (folder,) = write(tmp_path, [head | {"argv": ["python", "-c", "é = 1\nprint(é)"]}, *rest])
+    found = (folder / "event.log").read_text().splitlines()
+    assert len(found) == 5 and all(line.startswith("[") for line in found)
+    assert found[1] == f"[cmd] {len('python -c é = 1 print(é) '.encode())} python -c é = 1\\nprint(é)"
+    (line,) = (folder / "tensor.trace").read_text().splitlines()
+    assert line.split("  ")[5:] == ["q['\\n x']", "f", "a\\r b.py:7"]
+
+
 def test_a_probe_in_python_is_there_in_both_forms(tmp_path):
     text = """
 from neutrino import probe, Map
