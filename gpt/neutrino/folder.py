@@ -113,8 +113,9 @@ class TraceFolder:
         for launch in list(self._open.values()):
             self._say(launch)
         self._guarded(self._settle)
-        if self._log:
-            self._guarded(self._log.close)
+        if log := self._log:
+            self._log = None
+            self._guarded(log.close)
 
     def _guarded(self, write: Callable[[], object]) -> None:
         """Does what writes; after the first fault nothing more is written."""

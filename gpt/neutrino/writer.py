@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, messages, stream
+from gpt import cli, messages, signals, stream
 from gpt.errors import GptError, MalformedError
 from gpt.neutrino.folder import TraceFolder
 from gpt.neutrino.kernels import Settings
@@ -48,20 +48,32 @@ class Writer:
     def run(self, found: Iterable[Record]) -> int:
         """Takes in the records of the stream, and returns the exit status."""
         torn: GptError | None = None
+        whole = False
         private = Path(tempfile.mkdtemp(prefix="gpt-neutrino."))
         try:
             try:
                 self._read(found, Launches(private))
             except GptError as error:
                 torn = error
-            for folder in self._folders.values():
-                folder.finish()
+            whole = True
+            self._finish()
             self._callbacks.finish()
+        except signals.Terminated:  # what is there has its line
+            self._finish()
+            missing = [] if whole else ["trace folders are not complete"]
+            missing += [f"{left:,} results are not analyzed"] if (left := self._callbacks.left) else []
+            messages.say(TOOL, "warning", "", "; ".join(["interrupted", *missing]))
+            self._report(torn)
+            raise
         finally:
             self._callbacks.stop()
             shutil.rmtree(private, ignore_errors=True)
             shutil.rmtree(self._kept, ignore_errors=True)
         return self._report(torn)
+
+    def _finish(self) -> None:
+        for folder in self._folders.values():
+            folder.finish()
 
     def _read(self, found: Iterable[Record], launches: Launches) -> None:
         segments = Segments()

@@ -57,6 +57,11 @@ class Callbacks:
                 self._news.notify_all()
         self._wait(lambda: len(self._waiting) <= MOST and self._bytes <= MOST_BYTES)
 
+    @property
+    def left(self) -> int:
+        """How many files have not been dealt with."""
+        return len(self._waiting) + self._busy
+
     def finish(self) -> None:
         """Waits for all of them."""
         self._wait(lambda: not self._waiting and not self._busy)

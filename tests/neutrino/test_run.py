@@ -223,6 +223,22 @@ def test_interrupts(tmp_path, which):
     assert err.splitlines()[-1].startswith("[info] trace in ./trace/")
 
 
+@pytest.mark.full
+def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
+    """The program has ended: the line of its folder comes, as that is complete."""
+    (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(1000)\n")
+    words = ["neutrino", "-p", "gmem_bytes", "--callback", "hang.py", "python", str(PROGRAM)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True, **pipes) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["max memory: 2048\n", "hangs\n"]
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    said, last = err.splitlines()
+    assert said == "gpt-neutrino: warning: interrupted; 2 results are not analyzed"
+    assert len(list((tmp_path / last.split(" ")[-1] / "result").iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     first(
