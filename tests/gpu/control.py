@@ -1,4 +1,4 @@
-"""gpt-hook ctl on the GPU: what a program costs that it may look into, and 8 threads while it does.
+"""gpt-hook ctl on the GPU: what a program costs that it may look into, and 8 threads and graphs while it does.
 
     python tests/gpu/control.py [--device sim]
 
@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.runtime import controlling, hooked, probing  # noqa: E402
+from tests.runtime import controlling, graphing, hooked, probing  # noqa: E402
 
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 DEVICE = "sim" if "sim" in sys.argv else "real"
@@ -78,9 +79,9 @@ def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def stress(folder: Path) -> dict[str, Any]:
+def stress(folder: Path, source: str, check: Callable[[hooked.Trace, dict], list[str]]) -> dict[str, Any]:
     """A run that is toggled: how many launches, and what is wrong; and how long the first probes took to come."""
-    program = probing.build(folder, controlling.STRESS)
+    program = probing.build(folder, source)
     more = {"arguments": (probing.PTX,), "device": DEVICE, "XDG_CACHE_HOME": str(folder / "cache")}
     server = controlling.Server(folder / "t.mp", program, "--disabled", **more)
     controlling.order(server.pid, "probe", "gmem_bytes", "-k", "scale")
@@ -91,7 +92,7 @@ def stress(folder: Path) -> dict[str, Any]:
     first = time.monotonic() - start
     controlling.order(server.pid, "disable")
     state = controlling.toggle(server, TURNS)
-    wrong = controlling.check(server.end(), state)
+    wrong = check(server.end(), state)
     keys = ("periods", "launches", "with_probes", "without_probes")
     return {"first_probes_s": first, **{key: state[key] for key in keys}, "wrong": wrong}
 
@@ -99,10 +100,13 @@ def stress(folder: Path) -> dict[str, Any]:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpt-control-") as name:
         raw = costs(Path(name))
-        found = stress(Path(name))
+        found = stress(Path(name), controlling.STRESS, controlling.check)
+        graphs = stress(Path(name), graphing.STRESS, controlling.check_graphs)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "control.json").write_text(json.dumps({"device": DEVICE, "raw_ns": raw, **found}, indent=1) + "\n")
-    wrong = found["wrong"]
+    (OUT / "control.json").write_text(
+        json.dumps({"device": DEVICE, "raw_ns": raw, **found, "graphs": graphs}, indent=1) + "\n"
+    )
+    wrong = found["wrong"] + graphs["wrong"]
     print(f"{'ns, fastest of ' + str(ROUNDS):24}" + "".join(f"{way:>14}" for way in WAYS))
     for function, ways in raw.items():
         best = {way: min(times) for way, times in ways.items()}
@@ -113,6 +117,7 @@ def main() -> int:
         f"{found['launches']:,} launches in {found['periods']} periods, {found['with_probes']:,} with probes, ", end=""
     )
     print(f"the first {found['first_probes_s']:.1f} s after they were named")
+    print(f"graphs: {graphs['with_probes']:,} launches with probes, {graphs['without_probes']:,} without")
     print("control: " + ("; ".join(wrong) or "nothing wrong"))
     return bool(wrong)
 

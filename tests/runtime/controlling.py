@@ -166,6 +166,20 @@ def toggle(server: Server, turns: int, kills: bool = False) -> dict:
     return status(server.pid)
 
 
+def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
+    """What is wrong with a trace of graphing.STRESS: of each recorded replay three kernels are counted, with probes, or
+    without and why."""
+    probed, replays = trace.of("probed"), trace.names["cuGraphLaunch"]
+    found = {
+        "launches with and without probes": (len(probed) + sum(probing.unprobed(trace).values()), 3 * replays),
+        "their buffers": ({r["launch"] for r in trace.of("buffer")}, {r["id"] for r in probed}),
+        "lost buffers": (sum("lost" in record for record in trace.of("buffer")), 0),
+        "periods": (len(periods(trace)), state["periods"]),
+    }
+    wrong = [f"{name}: {one}, not {other}" for name, (one, other) in found.items() if one != other]
+    return wrong + ["no launch had probes"] * (not probed)
+
+
 def check(trace: hooked.Trace, state: dict) -> list[str]:
     """What is wrong with a trace of STRESS: each launch of a period is counted, with probes, or without and why."""
     launches, probed = trace.launches.get("scale", 0), trace.of("probed")

@@ -9,12 +9,22 @@ import sys
 
 import pytest
 
-from tests.runtime import hooked
+from tests.runtime import hooked, simulated
 from tests.runtime.controlling import SERVER, Server, ctl, order, periods, status
 from tests.tiers import first
 
 PTX = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n"
 QUICK = {"GPT_SIM_RUN": "none"}
+GRAPH = """
+    void *stream, *graph, *exec;
+    OK(D(cuStreamCreate)(&stream, 1));
+    OK(D(cuStreamBeginCapture_v2)(stream, 0));
+    for (int i = 0; i < 2; i++)
+        OK(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    OK(D(cuStreamEndCapture)(stream, &graph));
+    OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+"""
+LAUNCH = "OK(D(cuGraphLaunch)(exec, stream))"
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +75,23 @@ def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
     (tmp_path / "k.ptx").write_text(PTX)
     found = subprocess.run(["gpt-extract", tmp_path / "k.ptx"], capture_output=True, check=True).stdout
     assert read("gpt-locate", "--used", server.out, "--json", data=found)[-1]["kind"] == "end"
+
+
+def test_a_graph_of_before(tmp_path):
+    """What it launches is known, though it was made while nothing was recorded."""
+    source = SERVER.replace("    while (puts", GRAPH + "    while (puts").replace("launch(function)", LAUNCH)
+    server = Server(tmp_path / "t.mp", simulated.build(tmp_path / "client", source), "--disabled", **QUICK)
+    server.launch(5)
+    order(server.pid, "enable")
+    server.launch(3)
+    order(server.pid, "disable")
+    server.launch(2)
+    trace = server.end()
+    (graph,) = trace.of("graph")
+    (foo,) = trace.of("function")
+    assert (graph["nodes"], graph["functions"], graph["launches"]) == (2, [foo["id"]], [2])
+    replays = [call for call in trace.calls if call["op"] == "launch"]
+    assert [call["object"] for call in replays] == [graph["exec"]] * 3
 
 
 def test_a_run_that_begins_recorded(tmp_path, program):

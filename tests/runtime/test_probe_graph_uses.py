@@ -2,9 +2,11 @@
 device."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from tests import cuda
 from tests.runtime import hooked, simulated
@@ -677,6 +679,19 @@ def test_a_program_of_the_cuda_runtime(tmp_path):
     assert len(found) == 99
     for units in found.values():
         assert units.slots["read"].sum() == units.slots["written"].sum() == 4 << 14
+
+
+@pytest.mark.full
+def test_nodes_of_which_the_driver_says_nothing(tmp_path, graphs, monkeypatch):
+    shutil.copytree(hooked.runtime(), tmp_path / "runtime")
+    with open(tmp_path / "runtime/sim/libcuda.so.1", "rb+") as file:
+        elf = ELFFile(file)
+        (symbol,) = elf.get_section_by_name(".dynsym").get_symbol_by_name("cuGraphKernelNodeGetParams_v2")
+        file.seek(next(elf.address_offsets(symbol["st_value"])))
+        file.write(bytes.fromhex("b801000000c3"))  # mov eax, CUDA_ERROR_INVALID_VALUE; ret
+    monkeypatch.setenv("GPT_RUNTIME", str(tmp_path / "runtime"))
+    trace = good(tmp_path, graphs, "-p", "gmem_bytes", arguments=(PTX, "forked"))
+    assert unprobed(trace) == {"the driver does not say which kernel its node launches": 18}
 
 
 def test_turns_alone(tmp_path):
