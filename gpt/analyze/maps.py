@@ -13,7 +13,7 @@ from gpt.errors import GptError, MissingError, TruncatedError
 from gpt.trace.params import to_text
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, MapLayout, Saved
     from gpt.trace.process import Process
 
 LAUNCH = (  # columns of a launch, before those of its map
@@ -41,7 +41,7 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 
 
 class MapAnalysis(ABC):
-    """An analysis of the map `name`, whose records have `fields`, and may have the `optional` ones, all unsigned.
+    """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
     One of several maps has these in `maps`.
 
@@ -52,6 +52,7 @@ class MapAnalysis(ABC):
     name: str
     fields: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
     log = False  # whether the map is one
 
     def __init__(self) -> None:
@@ -84,17 +85,25 @@ class MapAnalysis(ABC):
         """Takes the buffers in that a process has collected."""
         self._launches[process] += process.take_launches()
         for buffer in process.probes.take():
-            if buffer.map.name in self.maps:
+            if self.wants(buffer.map):
                 self._take(process, buffer)
-        self._known |= any(layout.name in self.maps for layout in process.probes.maps.values())
+        self._known |= any(map(self.wants, process.probes.maps.values()))
 
-    def _take(self, process: Process, buffer: Buffer) -> None:
-        layout = buffer.map
+    def wants(self, layout: MapLayout) -> bool:
+        """Whether it is about a map. Its fields need not be those that are expected: `check` says so."""
+        return layout.name in self.maps
+
+    def check(self, layout: MapLayout) -> None:
+        """Raises GptError if a map is another one of that name."""
         missing = [f"unsigned field '{name}'" for name in self.maps[layout.name] if name not in layout.unsigned]
+        missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
         if (layout.type == "log") != self.log or not layout.capacity:
             missing.append("log of records" if self.log else "slot for each unit")
         if missing:
             raise GptError(f"map '{layout.name}' has no {missing[0]}: not that of the built-in probe")
+
+    def _take(self, process: Process, buffer: Buffer) -> None:
+        self.check(buffer.map)
         try:
             saved = buffer.read()
         except (MissingError, TruncatedError) as error:

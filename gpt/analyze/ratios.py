@@ -141,9 +141,8 @@ class Ratios(MapAnalysis):
         return iter(())
 
     def _make_histogram(self, kernels: list[tuple[str, Kernel]]) -> dict[str, Any]:
-        from gpt.analyze.values import make_histogram
+        from gpt.analyze.values import iter_columns
 
-        edges, counts = make_histogram([kernel.ratios for _, kernel in kernels], BINS)
         title = self.ratio.title or self.ratio.name
         columns = (
             Column("name", "text", "kernel", "warps of"),
@@ -151,10 +150,6 @@ class Ratios(MapAnalysis):
             Column("high", "f64", self.ratio.unit, "up to"),
             WARPS,
         )
-        rows = [
-            (name, low, high, count)
-            for (name, _), found in zip(kernels, counts, strict=True)
-            for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), found.tolist(), strict=True)
-        ]
+        rows = iter_columns({kernel.name: kernel.ratios for _, kernel in kernels}, BINS)
         drawn = plot("histogram", "low", "warps", end="high", color="name", title=f"{title} of each warp")
         return make_answer("warps", columns, rows, top=BINS, plots=[drawn])

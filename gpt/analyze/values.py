@@ -9,7 +9,7 @@ first array: so clocks and addresses, which are large and near each other, do no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,14 @@ class Values:
     def mean(self) -> float | None:
         """Of those that are finite."""
         return self.total / (self.count - self.infinite) if self.count > self.infinite else None
+
+
+def iter_columns(series: Mapping[str, Values], most: int) -> Iterator[tuple[str, float, float, int]]:
+    """The columns of a histogram that are not empty: name of the series, edges, how many."""
+    edges, counts = make_histogram([*series.values()], most)
+    for name, found in zip(series, counts, strict=True):
+        for at in np.flatnonzero(found).tolist():
+            yield name, float(edges[at]), float(edges[at + 1]), int(found[at])
 
 
 def make_histogram(series: Sequence[Values], most: int) -> tuple[Floats, list[Ints]]:

@@ -199,15 +199,17 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
     names = list(dict.fromkeys(series))
     for number, name in enumerate(names):
         here = np.array([one == name for one in series])
-        edges, hue = np.append(left[here], right[here][-1:]) / scale, f"C{number}"
+        edges, hue = np.unique(np.concatenate((left[here], right[here]))) / scale, f"C{number}"
+        heights = np.zeros(len(edges) - 1)  # where there is no column, too
+        heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         label = _text(readable([name])[0], LABEL) if isinstance(name, str) else None
-        axes.stairs(height[here], edges, fill=True, alpha=FILLED, color=hue, label=label)
-        axes.stairs(height[here], edges, color=hue, lw=1)
+        axes.stairs(heights, edges, fill=True, alpha=FILLED, color=hue, label=label)
+        axes.stairs(heights, edges, color=hue, lw=1)
     if grows:
         axes.set_xscale("symlog" if not left.min() else "log", **({} if left.min() else {"linthresh": right.min()}))
     if height.max() > WIDE * height[height > 0].min(initial=np.inf):
         axes.set_yscale("log")
-    axes.set_xlabel(_axis(told[plot["x"]], unit))
+    axes.set_xlabel(_text(plot["of"], LABEL) if "of" in plot else _axis(told[plot["x"]], unit))
     axes.set_ylabel(_axis(told[plot["y"][0]], ""))
     if "color" in plot:
         axes.legend(fontsize=8, frameon=False)

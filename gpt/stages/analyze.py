@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from gpt import cli
-from gpt.analyze.command import TOOL, make_command
+from gpt.analyze.command import TOOL, Analysis, make_command
 from gpt.analyze.script import load_script
 
 ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
-ANALYSES = (  # each is gpt/analyze/NAME.py
+ANALYSES = (  # each is gpt/analyze/NAME.py, but those in FILES
     "summary",
     "events",
     "block_sched",
@@ -35,8 +35,13 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "warp_sched",
     "warp_progress",
     "dmat",
+    "bank_conflict",
+    "value_range",
+    "program_progress",
+    "maps",
     "timeline",
 )
+FILES = {"maps": "fields"}  # maps.py is what all analyses of maps share
 
 
 def main() -> int:
@@ -46,13 +51,19 @@ def main() -> int:
         path = value if equals else sys.argv.pop(2)
         del sys.argv[1]
         return cli.run(TOOL, make_command(load_script(Path(path))))
-    commands = {name: make_command(import_module(f"gpt.analyze.{name}").ANALYSIS) for name in ANALYSES}
+    commands = {name: make_command(_load(name)) for name in ANALYSES}
     return cli.run(TOOL, commands, ABOUT, _no_command)
+
+
+def _load(name: str) -> Analysis:
+    found: Analysis = import_module(f"gpt.analyze.{FILES.get(name, name)}").ANALYSIS
+    return found
 
 
 def _list(value: bool) -> None:
     if value:
-        typer.echo("\n".join(f"{name:12} {import_module(f'gpt.analyze.{name}').ANALYSIS.about}" for name in ANALYSES))
+        width = max(map(len, ANALYSES))
+        typer.echo("\n".join(f"{name:{width}} {_load(name).about}" for name in ANALYSES))
         raise typer.Exit
 
 

@@ -69,7 +69,8 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # in launches that repeat
-        self.unsigned = {field.name for field in fields if field.type[0] == "u"}  # its fields
+        self.types = {field.name: field.type for field in fields}
+        self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # its fields
         self._slot = np.dtype(
             {
                 "names": [field.name for field in fields],

@@ -1,0 +1,258 @@
+"""gpt-analyze bank_conflict: how many passes over the banks of shared memory its accesses take.
+
+Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at one clock: a
+*request*. It is served in groups of lanes that together ask for 128 bytes: of 4 bytes each all 32, of 8 bytes 16, of
+16 bytes 8. A group takes as many *passes* as the bank with the most different words in it has of these; lanes that
+ask for one word share a pass. What exceeds one pass a group are *conflicts*.
+
+On the simulated device lanes run one after the other, each at clocks of its own. There the nth accesses of the lanes of
+a warp are one request, which is true as long as its lanes take the same way.
+
+The passes are by this rule, not counted by the device. It does not hold for two instructions: atomics on one word take
+further passes, and ldmatrix and stmatrix of less than .x4 are given addresses by some lanes only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+from gpt.screen.units import human_count, human_share
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+COUNTS = (
+    Column("requests", "u64"),
+    Column("passes", "u64"),
+    Column("conflicts", "u64"),
+    Column("accesses", "u64"),
+    Column("dropped", "u64", title="lost", shown="any"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("launches", "u64"),
+    Column("share", "f64", "%"),
+    Column("conflicting", "f64", "%", "conflicting passes"),
+    Column("worst", "u64", title="most ways"),
+    *COUNTS,
+)
+LAUNCHES = (*LAUNCH, Column("conflicting", "f64", "%", "conflicting passes"), *COUNTS)
+STRIDES = (
+    Column("name", "text", "kernel", "accesses of"),
+    Column("bytes", "u64", "bytes", "of a lane"),
+    Column("stride", "i64?", title="lane to lane"),
+    Column("ways", "f64", title="passes for one"),
+    Column("requests", "u64"),
+    Column("conflicts", "u64"),
+)
+WAYS = (
+    Column("name", "text", "kernel", "groups of"),
+    Column("low", "u64", title="passes"),
+    Column("high", "u64", shown="never"),
+    Column("groups", "u64"),
+)
+LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: bytes that a pass serves at most
+WIDEST = 16  # bytes of an access of a lane
+TOP, TOP_LAUNCHES, TOP_STRIDES = 30, 10, 10  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+KEPT, DRAWN = 1000, 5  # strides of a kernel that are kept, kernels that are drawn
+NAMED = 60  # columns of a name in a sentence
+
+
+class Passes(NamedTuple):
+    """The requests of a launch, and the passes of each of their `groups`."""
+
+    size: Any  # bytes of a lane
+    stride: Any  # bytes from its first lane to its second
+    alone: Any  # whether it has one lane only
+    least: Any  # passes without conflicts: groups
+    passes: Any
+    groups: Any
+
+
+class _Kernel:
+    def __init__(self) -> None:
+        self.sums = Counter[str]()
+        self.ways = Counter[int]()  # groups, by passes
+        self.strides: dict[tuple[int, int | None], Counter[str]] = {}
+
+    @property
+    def share(self) -> float:
+        """Of its passes those that are conflicts, in percent."""
+        return 100 * self.sums["conflicts"] / (self.sums["passes"] or 1)
+
+
+class BankConflict(MapAnalysis):
+    """The passes of kernels and launches, and which accesses take them."""
+
+    name = "bank_conflict"
+    fields = ("clock", "address", "bytes")
+    log = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds |= {"device"}
+        self._kernels: dict[str, _Kernel] = {}
+        self._rows: list[tuple[Any, ...]] = []
+        self._simulated = False
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in the accesses of a launch."""
+        self._number += 1
+        kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
+        simulated = any(runs == "ptx" for _, runs in process.devices)
+        self._simulated |= simulated
+        found = find_passes(saved, buffer.launch.threads, in_turn=simulated)
+        passes = int(found.passes.sum())
+        counts = {
+            "requests": len(found.passes),
+            "passes": passes,
+            "conflicts": passes - int(found.least.sum()),
+            "accesses": len(saved.slots),
+            "dropped": saved.dropped,
+        }
+        kernel.sums.update(counts, launches=1)
+        _add_groups(kernel, found)
+        if len(self._rows) < MOST_LAUNCHES:
+            share = 100 * counts["conflicts"] / (passes or 1)
+            self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, that with most conflicts first, launches, strides of accesses, and passes of groups."""
+        ordered = sorted(self._kernels.items(), key=lambda one: (-one[1].sums["conflicts"], one[0]))
+        total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
+        names = [column.name for column in COUNTS]
+        told = [f"{self.name}:requests {total['requests']} passes {total['passes']} conflicts {total['conflicts']}"]
+        told += [self._say(*ordered[0], total), "of the blocks that are sampled"]
+        told += ["simulated: the nth accesses of the lanes of a warp count as one request"] if self._simulated else []
+        rows = [
+            (
+                name,
+                kernel.sums["launches"],
+                100 * kernel.sums["conflicts"] / (total["conflicts"] or 1),
+                kernel.share,
+                max(kernel.ways, default=0),
+                *(kernel.sums[name] for name in names),
+            )
+            for name, kernel in ordered
+        ]
+        yield make_answer("kernels", KERNELS, rows, [*told, *verdict], top=TOP)
+        more = self._number - len(self._rows)
+        lines = [f"{more:,} more launches are only in the sums"] if more else []
+        yield make_answer("launches", LAUNCHES, self._rows, lines, top=TOP_LAUNCHES)
+        strides = [
+            (name, size, stride, sums["passes"] / sums["least"], sums["requests"], sums["passes"] - sums["least"])
+            for name, kernel in ordered
+            for (size, stride), sums in kernel.strides.items()
+        ]
+        strides.sort(key=lambda row: (-row[5], -row[4], row[0], row[1]))
+        yield make_answer("strides", STRIDES, strides, top=TOP_STRIDES)
+        groups = [
+            (name, ways, ways + 1, kernel.ways[ways])
+            for name, kernel in ordered[:DRAWN]
+            for ways in sorted(kernel.ways)
+        ]
+        drawn = plot("histogram", "low", "groups", end="high", color="name", title="passes of a group of lanes")
+        yield make_answer("ways", WAYS, groups, top=BANKS, plots=[drawn])
+
+    def _say(self, name: str, kernel: _Kernel, total: Counter[str]) -> str:
+        if not total["requests"]:
+            return "no access to shared memory in these blocks"
+        if not total["conflicts"]:
+            return f"no conflicts: {human_count(total['passes'])} passes for {human_count(total['requests'])} requests"
+        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        share = human_share(100 * kernel.sums["conflicts"] / total["conflicts"])
+        (size, stride), sums = max(kernel.strides.items(), key=lambda one: one[1]["passes"] - one[1]["least"])
+        where = f"{share} of them in {name}, most where lanes access {size} bytes {stride} bytes apart"
+        all_ = human_share(100 * total["conflicts"] / total["passes"])
+        return f"{all_} of the passes are conflicts; {where}: {sums['passes'] / sums['least']:.3g} passes for one"
+
+
+def find_passes(saved: Saved, threads: int, in_turn: bool = False) -> Passes:
+    """The requests of a launch with blocks of so many threads, and the passes of each.
+
+    `in_turn` says that lanes run one after the other.
+    """
+    import numpy as np
+
+    assert saved.units is not None
+    size = np.clip(saved.slots["bytes"].astype(np.int64), 1, WIDEST)
+    address = saved.slots["address"].astype(np.int64)
+    thread = (saved.units % np.uint64(threads)).astype(np.int64)
+    warp = (saved.units // np.uint64(threads)).astype(np.int64) * (-(-threads // LANES)) + thread // LANES
+    lane = thread % LANES
+    clock = saved.slots["clock"]
+    if in_turn:
+        clock = _number_accesses(saved.units, clock)
+    order = np.lexsort((lane, size, clock, warp))
+    warp, clock, size, lane, address = (array[order] for array in (warp, clock, size, lane, address))
+    opens = np.ones(len(order), bool)
+    opens[1:] = (warp[1:] != warp[:-1]) | (clock[1:] != clock[:-1]) | (size[1:] != size[:-1])
+    first = np.flatnonzero(opens)
+    request = np.cumsum(opens) - 1
+    lengths = np.diff(np.append(first, len(order)))
+    second = np.minimum(first + 1, len(order) - 1)
+    group = request * WIDEST + lane // np.maximum(ROW // size.clip(WORD), 1)
+    groups, passes = _count_passes(group, address, size)
+    owner = groups // WIDEST
+    return Passes(
+        size[first],
+        address[second] - address[first],
+        lengths == 1,
+        np.bincount(owner, minlength=len(first)),
+        np.bincount(owner, passes, len(first)).astype(np.int64),
+        passes,
+    )
+
+
+def _number_accesses(units: Any, clock: Any) -> Any:
+    """Of each access, which one of its thread it is."""
+    import numpy as np
+
+    order = np.lexsort((clock, units))
+    opens = np.ones(len(order), bool)
+    opens[1:] = units[order][1:] != units[order][:-1]
+    first = np.flatnonzero(opens)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return number
+
+
+def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
+    """The groups, and how many different words the bank with most of them has in each."""
+    import numpy as np
+
+    words = (address + size - 1) // WORD - address // WORD + 1
+    group, first = np.repeat(group, words), np.repeat(address // WORD, words)
+    word = first + np.arange(len(first)) - np.repeat(np.cumsum(words) - words, words)
+    places, which = np.unique(group, return_inverse=True)
+    distinct = np.unique((which << 32) | word)  # a word has 30 bits, and a few more
+    bank = (distinct >> 32) * BANKS + (distinct & (BANKS - 1))
+    each = np.bincount(bank, minlength=len(places) * BANKS).reshape(-1, BANKS)
+    return places, each.max(axis=1) if len(places) else np.zeros(0, np.int64)
+
+
+def _add_groups(kernel: _Kernel, found: Passes) -> None:
+    import numpy as np
+
+    for ways, number in enumerate(np.bincount(found.groups).tolist()):
+        if number:
+            kernel.ways[ways] += number
+    key = np.where(found.alone, 1 << 40, found.stride) * (WIDEST + 1) + found.size
+    keys, which = np.unique(key, return_inverse=True)
+    sums = [np.bincount(which, weights, len(keys)) for weights in (None, found.passes, found.least)]
+    for one, requests, passes, least in zip(keys.tolist(), *(each.astype(int).tolist() for each in sums), strict=True):
+        stride, size = divmod(one, WIDEST + 1)
+        place = size, None if stride == 1 << 40 else stride
+        if place in kernel.strides or len(kernel.strides) < KEPT:
+            kernel.strides.setdefault(place, Counter()).update(requests=requests, passes=passes, least=least)
+
+
+ANALYSIS = Analysis("Show which accesses to shared memory conflict.", BankConflict)

@@ -1,0 +1,169 @@
+"""gpt-analyze maps: what any probe saved, field by field: how many records, from what to what, and how distributed.
+
+It knows nothing of what the fields mean, so all of them are shown alike. Of a total each unit has one record; what was
+added up in it is not to be told apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import MapAnalysis
+
+if TYPE_CHECKING:
+    from gpt.analyze.values import Values
+    from gpt.trace.buffers import Buffer, MapLayout, Saved
+    from gpt.trace.process import Process
+
+NUMBERS = ("least", "median", "mean", "p95", "greatest", "sum")
+FIELDS = (
+    Column("name", "text", "kernel"),
+    Column("field", "text?", shown="under"),
+    Column("launches", "u64?"),
+    Column("records", "u64?"),
+    *(Column(name, "f64?", title={"least": "min", "greatest": "max"}.get(name, "")) for name in NUMBERS),
+    Column("dropped", "u64?", title="lost", shown="any"),
+    Column("nans", "u64?", title="NaN", shown="any"),
+    Column("infinite", "u64?", shown="any"),
+)
+BIN = (
+    Column("field", "text"),
+    Column("name", "text", "kernel", "kernel"),
+    Column("low", "f64", title="from"),
+    Column("high", "f64", title="up to"),
+    Column("records", "u64"),
+)
+TOP = 60  # rows that a table shows
+BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that have one
+RESERVED = ("bins", "unprobed")  # names of other answers
+STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses: their sum means nothing
+
+Map = Annotated[str | None, typer.Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
+
+
+class _Field(NamedTuple):
+    values: Values
+    total: bool
+
+    def row(self) -> tuple[Any, ...]:
+        """The columns NUMBERS."""
+        values = self.values
+        median, p95 = values.percentile(0.5), values.percentile(0.95)
+        if values.least is None:
+            return (None,) * len(NUMBERS)
+        stamps = values.whole and values.least >= STAMP and not self.total
+        sum_ = None if stamps else float(values.total)
+        mean = None if values.mean is None else float(values.mean)
+        return float(values.least), median, mean, p95, float(values.greatest or 0), sum_
+
+
+class Fields(MapAnalysis):
+    """The fields of all maps, or of those that `map_` names."""
+
+    def __init__(self, map_: str | None = None) -> None:
+        super().__init__()
+        self._glob = map_
+        self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
+        self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
+
+    def wants(self, layout: MapLayout) -> bool:
+        """Whether it, or a field of it, is named."""
+        return any(self._is_named(layout.name, field) for field in layout.types)
+
+    def _is_named(self, name: str, field: str) -> bool:
+        return self._glob is None or fnmatchcase(name, self._glob) or fnmatchcase(f"{name}.{field}", self._glob)
+
+    def check(self, layout: MapLayout) -> None:
+        """Any map will do."""
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """That no probe was there, or none that is named."""
+        if self._read or self._known or self._glob is None:
+            self.name = "any"
+            told = super().find_lack(kinds)
+            return told.replace(" 'any'", "").replace("-p any", "-p PROBE") if told else None
+        return f"no map of the trace is named '{self._glob}': without --map all are shown"
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in a map of a launch."""
+        import numpy as np
+
+        from gpt.analyze.values import Values
+
+        layout, key = buffer.map, (buffer.kernel, buffer.map.name)
+        slots = saved.slots
+        if layout.type != "log":
+            there = np.arange(layout.capacity) < saved.counts[:, :, None]
+            slots = slots.reshape(-1) if there.all() else slots[there]
+        recorded = int(saved.counts.sum()) if not layout.capacity else len(slots)
+        sums = self._sums.setdefault(key, Counter())
+        sums.update(launches=1, records=recorded, dropped=saved.dropped if layout.capacity else 0)
+        sums.update(counted=not layout.capacity)
+        fields = self._fields.setdefault(key, {})
+        for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
+            field = fields.setdefault(name, _Field(Values(), layout.type == "total"))
+            if layout.capacity:
+                field.values.add(slots[name])
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """A table of each map, and how its fields are distributed."""
+        maps = list(dict.fromkeys(name for _, name in self._sums))
+        total = sum(self._sums.values(), Counter[str]())
+        told = [f"maps:{len(maps)} records:{total['records']} lost:{total['dropped']}"]
+        names = [f"{name}.{field}" for name in maps for field in self._find_fields(name)]
+        if len(names) > PANELS:
+            told.append(f"{PANELS} of {len(names):,} fields have a histogram: --map chooses")
+        told += verdict
+        for name in maps:
+            lines, told = told, []
+            yield self._make_table(name, lines)
+        yield self._make_bins(names[:PANELS])
+
+    def _find_fields(self, name: str) -> list[str]:
+        return list(dict.fromkeys(field for key, fields in self._fields.items() if key[1] == name for field in fields))
+
+    def _make_table(self, name: str, verdict: list[str]) -> dict[str, Any]:
+        rows: list[tuple[Any, ...]] = []
+        found = sorted(self._find_kernels(name), key=lambda kernel: (-self._sums[kernel, name]["records"], kernel))
+        for kernel in found:
+            sums = self._sums[kernel, name]
+            none = (None,) * len(NUMBERS)
+            rows.append((kernel, None, sums["launches"], sums["records"], *none, sums["dropped"], None, None))
+            rows += [
+                (kernel, field, None, None, *one.row(), None, one.values.nans or None, one.values.infinite or None)
+                for field, one in self._fields[kernel, name].items()
+            ]
+        if sum(self._sums[kernel, name]["counted"] for kernel in found):
+            verdict = [*verdict, "records were only counted, not saved"]
+        columns = (FIELDS[0]._replace(title=name), *FIELDS[1:])
+        return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
+
+    def _find_kernels(self, name: str) -> list[str]:
+        return [kernel for kernel, of in self._sums if of == name]
+
+    def _make_bins(self, names: list[str]) -> dict[str, Any]:
+        from gpt.analyze.values import iter_columns
+
+        rows: list[tuple[Any, ...]] = []
+        drawn = []
+        for name in names:
+            found = {
+                key[0]: one.values
+                for key, fields in self._fields.items()
+                for field, one in fields.items()
+                if f"{key[1]}.{field}" == name and one.values.count > one.values.infinite
+            }
+            most = sorted(found, key=lambda kernel: -found[kernel].count)[:DRAWN]
+            rows += [(name, *row) for row in iter_columns({kernel: found[kernel] for kernel in most}, BINS)]
+            if found:
+                drawn.append(plot("histogram", "low", "records", end="high", color="name", of=name, title=name))
+        return make_answer("bins", BIN, rows, top=BINS, plots=drawn)
+
+
+ANALYSIS = Analysis("Show what any probe saved, field by field.", Fields, {"map_": Map})

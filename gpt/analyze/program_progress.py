@@ -1,0 +1,39 @@
+"""gpt-analyze program_progress: how far warps are in their program: the branches that they come to, over time."""
+
+from __future__ import annotations
+
+from gpt.analyze.answer import Column
+from gpt.analyze.command import Analysis
+from gpt.analyze.progress import Number, Progress, Totals
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+from gpt.screen.units import human_count
+
+NAMED = 60  # columns of a name in a sentence
+
+
+class ProgramProgress(Progress):
+    """Steps: branches that a warp came to."""
+
+    name = "program_progress"
+    fields = ("clock", "time", "steps", "sm")
+    amount = Column("steps", "u64")
+    rate = Column("rate", "f64", title="steps in 1,000 clocks")
+    axis = Column("time", "u64", "ns")
+    per = 1000
+
+    def say(self, ordered: list[tuple[str, Totals]]) -> list[str]:
+        """The steps of all, and whether warps slow down."""
+        steps, warps = (sum(getattr(kernel, name) for _, kernel in ordered) for name in ("done", "warps"))
+        name, first = ordered[0]
+        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        _, _, _, _, rate, begin, end, _ = first.row()
+        told = [f"{self.name}:steps {steps} warps {warps}", "of the blocks that are sampled"]
+        if rate:
+            told[1:1] = [f"{name}: {human_count(rate)} steps in 1,000 clocks of a warp"]
+        if rate and begin and end:
+            told[1] += f", {human_count(begin)} in the first 10th, {human_count(end)} in the last"
+        return told
+
+
+ANALYSIS = Analysis("Show how far warps are in their program over time.", ProgramProgress, {"launch": Number})

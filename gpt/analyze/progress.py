@@ -1,0 +1,157 @@
+"""Analyses of maps that log how far a warp is: its rate, from its first record to its last one.
+
+A record is what a warp has done until a clock of its SM; two of a warp, one after the other, are a rate. *Progress* is
+the share of what the warp does in all, so that warps of different speed compare: a rate counts where the middle of its
+two records is. Lanes that part log what each group of them has done: the warp is as far as the furthest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.maps import MapAnalysis
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+NAME = Column("name", "text", "kernel", "kernel")
+KERNELS = (Column("launches", "u64"), Column("warps", "u64"), Column("records", "u64"))
+ENDS = (Column("first", "f64?", title="in the first 10th"), Column("last", "f64?", title="in the last"))
+DROPPED = Column("dropped", "u64", title="lost", shown="any")
+PROGRESS = Column("progress", "f64", "%")
+LINES = (Column("warp", "u64", "id", "progress of warp"), Column("sm", "u64", "id", "SM"))
+BINS = 100  # of progress
+EDGE = 1e-6  # what is so near to the next bin is in it
+TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
+DRAWN = 5  # kernels whose rates are drawn
+WARPS, POINTS = 64, 100_000  # whose progress is listed, of one launch, and records of them
+
+Number = Annotated[int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
+
+
+class Totals:
+    """The sums of a kernel; `amounts` and `clocks` are by progress, the rate is of `per` clocks."""
+
+    def __init__(self, per: int) -> None:
+        import numpy as np
+
+        self.per = per
+        self.launches = self.warps = self.records = self.done = self.dropped = 0
+        self.amounts, self.clocks = np.zeros(BINS), np.zeros(BINS)
+
+    def row(self) -> tuple[Any, ...]:
+        """From `launches` on."""
+        tenth = BINS // 10
+        rates = self.rate(), self.rate(0, tenth), self.rate(-tenth)
+        return self.launches, self.warps, self.records, self.done, *rates, self.dropped
+
+    def rate(self, first: int = 0, last: int = BINS) -> float | None:
+        """What a warp does in so many clocks, in some of the bins; None if none was there."""
+        clocks = float(self.clocks[first:last].sum())
+        return self.per * float(self.amounts[first:last].sum()) / clocks if clocks else None
+
+
+class _Shown(NamedTuple):
+    number: int
+    values: list[Any]  # the columns LINES
+    records: int
+
+
+class Progress(MapAnalysis):
+    """The rates of kernels, and the progress of the warps of one launch: number `launch`, or that with most records.
+
+    `amount` is the column of the field that says how far a warp is, `rate` that of it in `per` clocks. Lines are over
+    `axis`, which counts from the first record of an SM if it is its clock, else of the launch.
+    """
+
+    amount: Column
+    rate: Column
+    axis = Column("clock", "u64", "cycles")
+    per = 1
+    log = True
+
+    def __init__(self, launch: int | None = None) -> None:
+        super().__init__()
+        self._wanted = launch
+        self._number = 0
+        self._kernels: dict[str, Totals] = {}
+        self._shown: _Shown | None = None
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in the records of a launch."""
+        import numpy as np
+
+        assert saved.units is not None
+        self._number += 1
+        totals = self._kernels.setdefault(buffer.kernel, Totals(self.per))
+        totals.launches += 1
+        totals.dropped += saved.dropped
+        if not len(saved.slots):
+            return
+        amount = self.amount.name
+        order = np.lexsort((saved.slots[amount], saved.slots["clock"], saved.units))
+        warp, slots = saved.units[order], saved.slots[order]
+        opens = np.flatnonzero(np.concatenate(([True], warp[1:] != warp[:-1])))
+        which = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(warp))))
+        last = np.append(opens[1:], len(warp)) - 1
+        done = slots[amount].astype(float)
+        step = done.max() + 1  # more than any: so a warp does not begin with what the one before has
+        done = np.maximum.accumulate(done + which * step) - which * step
+        whole = np.maximum(done[last], 1.0)
+        progress = done / whole[which]
+        same = which[1:] == which[:-1]
+        more = (done[1:] - done[:-1])[same]
+        clocks = (slots["clock"][1:] - slots["clock"][:-1]).astype(float)[same]
+        middle = np.clip((progress[1:] + progress[:-1])[same] / 2 * BINS + EDGE, 0, BINS - 1).astype(int)
+        totals.amounts += np.bincount(middle, more, BINS)
+        totals.clocks += np.bincount(middle, clocks, BINS)
+        totals.warps += len(opens)
+        totals.records += len(warp)
+        totals.done += int(whole.sum())
+        if self._is_shown(len(warp)):
+            listed = which % -(-len(opens) // WARPS) == 0
+            sms, where = np.unique(slots["sm"] if self.axis.unit == "cycles" else 0 * slots["sm"], return_inverse=True)
+            zero = np.full(len(sms), np.iinfo(np.uint64).max)
+            np.minimum.at(zero, where, slots[self.axis.name])
+            since = slots[self.axis.name] - zero[where]
+            values = [array[listed][:POINTS] for array in (warp, slots["sm"], since, 100 * progress)]
+            self._shown = _Shown(self._number, values, len(warp))
+
+    def _is_shown(self, records: int) -> bool:
+        if self._wanted is not None:
+            return self._wanted == self._number
+        return self._shown is None or records > self._shown.records
+
+    def say(self, ordered: list[tuple[str, Totals]]) -> list[str]:
+        """What there is to say of the kernels, that with most done first."""
+        return ["of the warps that are sampled"]
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, their rates by progress, and the progress of warps of one launch."""
+        ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1].done, kernel[0]))
+        rows = [(name, *kernel.row()) for name, kernel in ordered]
+        columns = (NAME, *KERNELS, self.amount, self.rate._replace(type="f64?"), *ENDS, DROPPED)
+        yield make_answer("kernels", columns, rows, [*self.say(ordered), *verdict], top=TOP)
+        rates = [
+            (name, 100 * (at + 0.5) / BINS, self.per * kernel.amounts[at] / kernel.clocks[at])
+            for name, kernel in ordered[:DRAWN]
+            for at in kernel.clocks.nonzero()[0].tolist()
+        ]
+        drawn = plot("lines", "progress", "rate", color="name", title="rate over progress")
+        rate_columns = (
+            NAME._replace(title="rates of"),
+            PROGRESS,
+            self.rate._replace(title=f"{self.rate.title} of a warp"),
+        )
+        yield make_answer("rates", rate_columns, rates, top=TOP_RATES, plots=[drawn])
+        if self._shown:
+            number, values, _ = self._shown
+            said = f"launch {number}" + (", that with most records: --launch shows another" if not self._wanted else "")
+            drawn = plot("lines", self.axis.name, "progress", color="warp", title=f"progress of warps, launch {number}")
+            yield make_array_answer(
+                "warps", (*LINES, self.axis, PROGRESS), values, [said], top=TOP_LINES, plots=[drawn]
+            )

@@ -1,0 +1,158 @@
+"""gpt-analyze value_range: what kernels compute in single precision: the range, infinities and NaN.
+
+Each thread has the least and the greatest of its results. What exceeds the range of half precision is counted, too: it
+says whether the kernel could compute in that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.printable import printable, shorten
+from gpt.screen.demangle import readable
+
+if TYPE_CHECKING:
+    from gpt.analyze.values import Values
+    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.process import Process
+
+THREADS = (
+    Column("least", "f64?"),
+    Column("greatest", "f64?"),
+    Column("computed", "u64", title="threads"),
+    Column("with_nan", "u64", title="with NaN"),
+    Column("with_infinity", "u64", title="with infinity"),
+    Column("beyond_half", "u64", title="beyond f16"),
+    Column("nans", "u64", title="NaNs", shown="any"),
+    Column("idle", "u64", title="without result", shown="any"),
+)
+KERNELS = (Column("name", "text", "kernel", "kernel"), Column("launches", "u64"), *THREADS)
+LAUNCHES = (*LAUNCH, *THREADS)
+SIZES = (
+    Column("name", "text", "kernel", "largest results of"),
+    Column("low", "f64", title="result"),
+    Column("high", "f64", title="up to"),
+    Column("threads", "u64"),
+)
+HALF = 65504.0  # the greatest number of half precision
+TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
+MOST_LAUNCHES = 100_000  # that are listed
+BINS, DRAWN = 20, 5  # of the histogram, and kernels in it
+NAMED = 60  # columns of a name in a sentence
+
+
+class _Range:
+    """What the threads of a kernel, or of a launch, computed."""
+
+    def __init__(self) -> None:
+        from gpt.analyze.values import Values
+
+        self.least: float | None = None
+        self.greatest: float | None = None
+        self.sums = Counter[str]()
+        self.sizes: Values = Values()  # of each thread the largest
+        self.first: tuple[int, str] | None = None  # launch with NaN or infinity, and which of them
+
+    def add(self, slots: Any) -> None:
+        """Takes in threads."""
+        import numpy as np
+
+        least, greatest, nans = (slots[name].ravel() for name in ("least", "greatest", "nans"))
+        with np.errstate(invalid="ignore"):
+            here = least <= greatest
+        size = np.maximum(np.abs(least[here]), np.abs(greatest[here]))
+        endless = np.isinf(size)
+        self.sums.update(
+            computed=int((here | (nans > 0)).sum()),
+            with_nan=int((nans > 0).sum()),
+            with_infinity=int(endless.sum()),
+            beyond_half=int(((size > HALF) & ~endless).sum()),
+            nans=int(nans.sum()),
+            idle=int((~here & (nans == 0)).sum()),
+        )
+        self.sizes.add(size[~endless])
+        if here.any():
+            low, high = float(least[here].min()), float(greatest[here].max())
+            self.least = low if self.least is None else min(low, self.least)
+            self.greatest = high if self.greatest is None else max(high, self.greatest)
+
+    def row(self) -> tuple[Any, ...]:
+        """The columns THREADS."""
+        return self.least, self.greatest, *(self.sums[column.name] for column in THREADS[2:])
+
+
+class ValueRange(MapAnalysis):
+    """The ranges of kernels and launches."""
+
+    name = "value_range"
+    fields = ("nans",)
+    floats = ("least", "greatest")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernels: dict[str, _Range] = {}
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in the threads of a launch."""
+        self._number += 1
+        slots = saved.slots[saved.counts > 0]
+        kernel, one = self._kernels.setdefault(buffer.kernel, _Range()), _Range()
+        kernel.add(slots)
+        kernel.sums["launches"] += 1
+        one.add(slots)
+        wrong = [what for what, sum_ in (("NaN", "with_nan"), ("infinity", "with_infinity")) if one.sums[sum_]]
+        if wrong and kernel.first is None:
+            kernel.first = self._number, " and ".join(wrong)
+        if len(self._rows) < MOST_LAUNCHES:
+            self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """Kernels, those with NaN and infinity first, launches, and how large results are."""
+        ordered = sorted(
+            self._kernels.items(),
+            key=lambda one: (
+                -one[1].sums["with_nan"],
+                -one[1].sums["with_infinity"],
+                -(one[1].sizes.greatest or 0),
+                one[0],
+            ),
+        )
+        told = [*self._say(ordered), *verdict]
+        rows = [(name, kernel.sums["launches"], *kernel.row()) for name, kernel in ordered]
+        yield make_answer("kernels", KERNELS, rows, told, top=TOP)
+        more = self._number - len(self._rows)
+        lines = [f"{more:,} more launches are only in the sums"] if more else []
+        yield make_answer("launches", LAUNCHES, self._rows, lines, top=TOP_LAUNCHES)
+        yield self._make_sizes(ordered[:DRAWN])
+
+    def _say(self, ordered: list[tuple[str, _Range]]) -> list[str]:
+        total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
+        counts = " ".join(f"{name} {total[name]}" for name in ("computed", "with_nan", "with_infinity", "beyond_half"))
+        name, first = ordered[0]
+        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        if not total["computed"]:
+            return [f"{self.name}:{counts}", "no thread computed in single precision"]
+        if first.first:
+            number, what = first.first
+            threads = max(first.sums["with_nan"], first.sums["with_infinity"])
+            line = f"{what} in {name}, {threads:,} of its {first.sums['computed']:,} threads, first in launch {number}"
+        elif total["beyond_half"]:
+            line = f"no NaN, no infinity; largest result {first.sizes.greatest:.4g} in {name}, beyond half precision"
+        else:
+            line = f"no NaN, no infinity; largest result {first.sizes.greatest:.4g} in {name}: half precision holds it"
+        return [f"{self.name}:{counts}", line]
+
+    def _make_sizes(self, kernels: list[tuple[str, _Range]]) -> dict[str, Any]:
+        from gpt.analyze.values import iter_columns
+
+        rows = iter_columns({name: kernel.sizes for name, kernel in kernels}, BINS)
+        drawn = plot("histogram", "low", "threads", end="high", color="name", title="largest result of each thread")
+        return make_answer("sizes", SIZES, rows, top=BINS, plots=[drawn])
+
+
+ANALYSIS = Analysis("Show the range of what kernels compute, infinities and NaN.", ValueRange)
