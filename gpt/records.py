@@ -83,6 +83,7 @@ KINDS: dict[str, Keys] = {
         "argv": ("[str]", "its command line"),
         "host": ("str", "host name"),
         "pid": ("u64", "process id"),
+        "rank": ("u64?", "of the process in its job, if its environment has one"),
         "boot_id": ("str?", "the kernel's boot id; joins clocks of one machine"),
         "realtime": ("u64", "ns since the epoch"),
         "monotonic": ("u64", "CLOCK_MONOTONIC at the same moment, ns"),

@@ -40,6 +40,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py, but those in FILES
     "program_progress",
     "maps",
     "timeline",
+    "collectives",
 )
 FILES = {"maps": "fields"}  # maps.py is what all analyses of maps share
 

@@ -194,6 +194,7 @@ def test_names_with_percent(tmp_path):
     (root,) = (path for path in traces if Trace(path).functions == ["foo", "foo"])
     told = {child["path"] for child in Trace(root).of("child")}
     assert told == {path.name for path in traces} - {root.name}
+    assert {Trace(path).records[0]["rank"] for path in traces} == {3}
 
 
 def test_others_tell_the_trace_of_the_command(tmp_path):

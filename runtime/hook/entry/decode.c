@@ -210,6 +210,8 @@ static const struct known table[] = {
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)), .on_return = hook_on_context_retained},
     {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = hook_on_context_made},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
+    {"cuCtxPushCurrent", "context", "push", OBJECT(IN(0))},
+    {"cuCtxPopCurrent", "context", "pop", OBJECT(OUT(0))},
     {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .before = hook_before_context_gone,
      .on_return = hook_on_context_destroyed, .probe_before = hook_before_context_ends},
     {"cuDevicePrimaryCtxRelease", "context", "release", .before = hook_before_context_gone,

@@ -99,6 +99,7 @@ static void see(struct stream_queue *queue, struct operation *operation, bool en
         row->thread = operation->thread;
         row->probed = operation->probed;
         row->stream = operation->stream;
+        row->device = queue->device;
         uint64_t base = operation->base->stamp;
         atomic_store_explicit(&row->begin, start < 0 ? base - stamps(-start) : base + stamps(start),
                               memory_order_release);

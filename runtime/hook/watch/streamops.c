@@ -19,6 +19,7 @@ bool hook_streams_setup(void) {
     if (!found) {
 #define FIND(member, name)                                                                                   \
     (hook_cu.member = (__typeof__(hook_cu.member))(uintptr_t)hook_driver_function(name))
+        (void)FIND(get_device, "cuCtxGetDevice"); // without it all is on the first one
         found = FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
                         FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
                         FIND(is_capturing, "cuStreamIsCapturing") &&
@@ -90,6 +91,7 @@ static struct stream_queue *new_queue(const struct stream_queues *queues) {
 
 struct stream_queue *hook_stream_claim(const struct stream_queues *queues, struct thread *thread, bool make) {
     void *context = NULL;
+    CUdevice device = 0;
     if (hook_cu.get_context(&context) != CUDA_SUCCESS || !context)
         return NULL;
     struct stream_queue *queue = *queues->of_thread;
@@ -100,6 +102,8 @@ struct stream_queue *hook_stream_claim(const struct stream_queues *queues, struc
     if (!make || !(queue = new_queue(queues)))
         return NULL;
     queue->thread = thread;
+    if (hook_cu.get_device && hook_cu.get_device(&device) == CUDA_SUCCESS)
+        queue->device = (uint32_t)device;
     queue->context = (uint64_t)context;
     queue->reference =
         hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});

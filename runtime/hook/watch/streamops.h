@@ -31,6 +31,7 @@ struct stream_queue {
     struct stream_queue *next_of_all;
     struct thread *thread;
     uint64_t context;
+    uint32_t device;            // ordinal
     struct reference reference; // to the context: all that the queue holds goes with it
     atomic_bool busy;
     unsigned first, count, spares;
@@ -47,7 +48,8 @@ struct stream_queues {
 
 // Functions of the driver; hook_streams_setup returns false if one of them is missing.
 struct stream_functions {
-    CUresult (*get_context)(void **), (*push_context)(void *), (*pop_context)(void **);
+    CUresult (*get_context)(void **), (*get_device)(CUdevice *), (*push_context)(void *),
+        (*pop_context)(void **);
     CUresult (*create_stream)(void **, unsigned), (*is_capturing)(void *, int *), (*exchange_mode)(int *);
     CUresult (*create)(void **, unsigned), (*record)(void *, void *), (*query)(void *);
     CUresult (*elapsed)(float *, void *, void *);

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +26,18 @@ static size_t read_command(struct gpt_str *words, size_t count, char *text, size
     return found;
 }
 
+// The rank of this process in its job, as the environment has it.
+static struct gpt_u64 read_rank(void) {
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        const char *text = getenv(names[i]);
+        size_t digits = text ? strspn(text, "0123456789") : 0;
+        if (digits && digits < 10 && !text[digits])
+            return GPT_U64(strtoul(text, NULL, 10));
+    }
+    return (struct gpt_u64){0};
+}
+
 size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
     static char command[64 << 10];
     static struct gpt_str words[1024];
@@ -43,6 +57,7 @@ size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
         .argv = {words, whole ? read_command(words, 1024, command, sizeof(command)) : 0},
         .host = hook_str(host),
         .pid = (uint64_t)getpid(),
+        .rank = read_rank(),
         .boot_id = hook_str(boot[0] ? boot : NULL),
         .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
         .monotonic = hook_monotonic(),

@@ -40,6 +40,7 @@ struct row_gpu {            // of a `gpu_times` record
     uint64_t duration, call, stream;
     uint32_t api, function, thread;
     uint32_t probed; // 1: it ran with probes
+    uint32_t device, pad;
 };
 
 #endif

@@ -50,7 +50,7 @@ static const struct gpt_field LAUNCH[] = {
 static const struct gpt_field GPU[] = {
     FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
     FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
-    FIELD(row_gpu, thread, "u32"), FIELD(row_gpu, probed, "u32"),
+    FIELD(row_gpu, thread, "u32"), FIELD(row_gpu, probed, "u32"),   FIELD(row_gpu, device, "u32"),
 };
 
 #define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)

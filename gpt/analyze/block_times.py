@@ -1,0 +1,75 @@
+"""When kernels ran, from what the probe block_sched saved of their warps.
+
+A warp saves the clock of its SM when it begins, how many of these clocks it ran, and the ns of its GPU when it ended.
+So it began that many clocks before, at the rate that the clock of its SM has from one launch to the next. The GPU's ns
+are put on the clock of the calls: the launch that waited least for its first warp waited not at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.schedule import FIELDS, LIMIT, SLOPES
+from gpt.errors import MissingError, TruncatedError
+
+if TYPE_CHECKING:
+    from gpt.trace.model import Launch, TraceModel
+    from gpt.trace.process import Process
+
+MAP = "block_sched"
+RATE = 0.6  # ns a clock, where it is not known
+
+Whole = npt.NDArray[np.int64]
+Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end
+
+
+def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], bool]) -> dict[tuple[int, int], Times]:
+    """When the launches of `wanted` kernels ran, by device and stream."""
+    lanes: dict[tuple[int, int], list[tuple[Launch, npt.NDArray[np.void]]]] = defaultdict(list)
+    for launch in trace.launches:
+        buffer = launch.buffers.get(MAP)
+        if launch.process is process and wanted(launch.kernel) and buffer and set(FIELDS) <= set(buffer.map.unsigned):
+            try:
+                saved = buffer.read()
+            except (MissingError, TruncatedError):
+                continue
+            slots = saved.slots[:, :, 0][saved.counts > 0]
+            if len(slots):
+                lanes[launch.device, launch.stream].append((launch, slots))
+    return {key: _times(found) for key, found in lanes.items()}
+
+
+def _times(found: list[tuple[Launch, npt.NDArray[np.void]]]) -> Times:
+    found.sort(key=lambda one: int(one[1]["end"].max()))
+    rate = _rate([slots for _, slots in found])
+    zero = int(found[0][1]["end"].min())
+    end = np.array([int(slots["end"].max()) - zero for _, slots in found], np.int64)
+    begin = np.array([_begin(slots, zero, rate) for _, slots in found], np.int64)
+    begin = np.minimum(begin, end)
+    apart = int((begin - np.array([launch.start for launch, _ in found], np.int64)).min())
+    return np.array([launch.kernel for launch, _ in found], object), begin - apart, end - apart
+
+
+def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
+    ends = (slots["end"] - np.uint64(zero)).view(np.int64)
+    return int((ends - np.rint(np.minimum(slots["elapsed"], LIMIT) * rate).astype(np.int64)).min())
+
+
+def _rate(launches: list[npt.NDArray[np.void]]) -> float:
+    """ns a clock, of SMs from one launch to the next."""
+    last: dict[int, tuple[int, int]] = {}
+    rates = []
+    for slots in launches:
+        sms, places = np.unique(slots["sm"], return_index=True)
+        for sm, at in zip(sms.tolist(), places.tolist(), strict=True):
+            now = int(slots["start"][at]) + int(slots["elapsed"][at]), int(slots["end"][at])
+            clocks, ns = now[0] - last.get(sm, now)[0], now[1] - last.get(sm, now)[1]
+            if clocks > 0 and SLOPES[0] <= ns / clocks <= SLOPES[1]:
+                rates.append(ns / clocks)
+            last[sm] = now
+    return float(np.median(rates)) if rates else RATE

@@ -1,0 +1,223 @@
+"""gpt-analyze collectives: of NCCL's kernels, by rank, how long they transfer, how long they wait, and for whom.
+
+A kernel of a collective runs on each rank, and each waits within it for the others. So of the time of a rank, from when
+its kernel began to when it ended,
+
+- *waiting* is what passed before the last rank began: it waits for that one;
+- *transfer* is the rest.
+
+That is so where no rank can be done before all have begun: in all-reduce, all-gather, reduce-scatter and all-to-all. Of
+a broadcast, a reduction to one rank, and sends and receives it is only said how long they ran.
+
+When kernels ran is in GPU times, or, for what the probe `block_sched` was in, in the times of its blocks: these are on
+a clock of the GPU, which is set so that the launch that waited least for its first block waited not at all.
+
+Which kernels are one collective is not in the trace. The streams of two ranks are of one communicator if the kernels of
+collectives in them have the same names in the same order, and nearly each two at the same place run at the same time.
+Clocks of machines are joined by the time of day first, which is not good enough for that; those of the ranks of one
+communicator end at the same time, so the clocks are set by the medians of their ends, at the beginning and at the end
+of what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import of_model
+from gpt.screen.units import human_time
+from gpt.trace.kinds import GPU_TIMES, SAVES
+
+if TYPE_CHECKING:
+    from gpt.analyze.ranks import Found, Split
+    from gpt.trace.model import TraceModel
+
+RANKS = (
+    Column("rank", "text"),
+    Column("host", "text?", shown="any"),
+    Column("collectives", "u64"),
+    Column("waiting", "u64", "ns"),
+    Column("transfer", "u64", "ns"),
+    Column("share", "f64", "%", "waiting"),
+    Column("last", "u64", title="last of all"),
+    Column("caused", "u64", "ns", "others waited"),
+    Column("other", "u64", "ns", "other NCCL", "any"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("device", "u64", "id", shown="never"),
+)
+WAITS = (
+    Column("rank", "text", title="who waits"),
+    Column("whom", "text", title="for whom"),
+    Column("collectives", "u64"),
+    Column("waiting", "u64", "ns"),
+    Column("share", "f64", "%"),
+    Column("mean", "u64", "ns"),
+    Column("longest", "u64", "ns"),
+)
+KERNELS = (
+    Column("name", "text", "kernel", "collective"),
+    Column("ranks", "text"),
+    Column("collectives", "u64"),
+    Column("waiting", "u64", "ns", "mean waiting"),
+    Column("transfer", "u64", "ns", "mean transfer"),
+    Column("share", "f64", "%", "waiting"),
+)
+SPANS = (
+    Column("rank", "text", title="most waited for: rank"),
+    Column("name", "text", "kernel", "collective"),
+    Column("whom", "text?", title="waits for"),
+    Column("waits", "u64", shown="never"),
+    Column("number", "u64", "id", "no"),
+    Column("begin", "u64", "ns"),
+    Column("end", "u64", "ns"),
+)
+TOP, TOP_SPANS = 16, 8  # rows that tables show
+AROUND = 10  # collectives that are drawn, before that with the most waiting and after it
+NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
+NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"
+ALONE = "collectives of one rank only: name the traces of the others too"
+
+
+def find_lack(kinds: set[str]) -> str | None:
+    """Whether anything says when kernels ran."""
+    return None if kinds & {"gpu_times", "gpu_time", "buffer"} else NO_TIMES
+
+
+def find_need(trace: TraceModel) -> str | None:
+    """Which kernels are missing."""
+    from gpt.analyze.ranks import find_runs
+
+    if ranks := {run[:2] for run in find_runs(trace)}:
+        return None if len(ranks) > 1 else ALONE
+    return NONE if len(trace.gpu_times()) else NO_TIMES
+
+
+def collectives(trace: TraceModel) -> Answers:
+    """Ranks, who waits for whom, kernels, and the collective with the most waiting."""
+    from gpt.analyze.ranks import Split, find_collectives
+
+    found = find_collectives(trace)
+    if len(found.ranks) < 2:
+        return
+    parts = [Split(group) for group in found.groups]
+    drawn = plot("bars", "rank", "transfer", "waiting", title="collectives: transfer and waiting, by rank")
+    yield make_answer("ranks", RANKS, _iter_ranks(found, parts), _verdict(found, parts), top=TOP, plots=[drawn])
+    if parts:
+        yield make_answer("waits", WAITS, _iter_waits(found, parts), top=TOP)
+        yield make_answer("kernels", KERNELS, _iter_kernels(found, parts), top=TOP)
+        yield _make_spans(found, max(parts, key=lambda part: int(part.waiting.sum())))
+
+
+def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+    for number, rank in enumerate(found.ranks):
+        count = waiting = transfer = last = caused = 0
+        for part in parts:
+            if number in part.group.ranks:
+                at = part.group.ranks.index(number)
+                count += len(part.last)
+                waiting += int(part.waiting[at].sum())
+                transfer += int(part.transfer[at].sum())
+                last += int((part.last == at).sum())
+                caused += int(part.waiting[:, part.last == at].sum())
+        times = waiting, transfer, 100 * waiting / ((waiting + transfer) or 1)
+        where = rank.process.pid, rank.device
+        yield rank.name, rank.host, count, *times, last, caused, found.others[number], *where
+
+
+def _iter_waits(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+    """Who waits for whom, the longest first."""
+    import numpy as np
+
+    sums = defaultdict[tuple[str, str], list[Any]](list)
+    for part in parts:
+        for who in range(len(part.group.ranks)):
+            for whom in set(np.unique(part.last).tolist()) - {who}:
+                sums[part.name(found, who), part.name(found, whom)].append(part.waiting[who, part.last == whom])
+    rows = []
+    total = sum(int(part.waiting.sum()) for part in parts)
+    for key, found_ in sums.items():
+        waits = np.concatenate(found_)
+        one = int(waits.sum())
+        rows.append((*key, len(waits), one, 100 * one / (total or 1), one / len(waits), int(waits.max())))
+    yield from sorted(rows, key=lambda row: (-row[3], row[0], row[1]))
+
+
+def _iter_kernels(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+    """Kernels by communicator, that with the most time first; means over ranks and collectives."""
+    rows = []
+    for part in parts:
+        ranks = _list(sorted(part.name(found, at).removeprefix("rank ") for at in range(len(part.group.ranks))))
+        for name in dict.fromkeys(part.group.names.tolist()):
+            mask = part.group.names == name
+            waiting, transfer = float(part.waiting[:, mask].mean()), float(part.transfer[:, mask].mean())
+            share = 100 * waiting / ((waiting + transfer) or 1)
+            rows.append((name, ranks, int(mask.sum()), waiting, transfer, share))
+    yield from sorted(rows, key=lambda row: (-row[2] * (row[3] + row[4]), row[0], row[1]))
+
+
+def _list(numbers: list[str]) -> str:
+    """Ranks, in few characters."""
+    found = sorted(map(int, numbers))
+    whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
+    return f"{found[0]}-{found[-1]}" if whole else ",".join(map(str, found))
+
+
+def _make_spans(found: Found, part: Split) -> dict[str, Any]:
+    """The collectives around that with the most waiting, of each rank: what it waits, and what it transfers."""
+    group = part.group
+    worst = int(part.waiting.sum(axis=0).argmax())
+    near = range(max(0, worst - AROUND), min(len(part.last), worst + AROUND + 1))
+    zero = int(group.begin[:, list(near)].min())
+    rows = []
+    for at in sorted(near, key=lambda at: abs(at - worst)):
+        whom = part.name(found, int(part.last[at]))
+        for place in sorted(range(len(group.ranks)), key=lambda place: group.ranks[place]):
+            who, begin, end = part.name(found, place), int(group.begin[place, at]), int(group.end[place, at])
+            turn = begin + int(part.waiting[place, at])
+            spans = ((begin, turn, whom, 1), (turn, end, None, 0))
+            rows += [
+                (who, group.names[at], for_, waits, at + 1, left - zero, right - zero)
+                for left, right, for_, waits in spans
+                if right > left
+            ]
+    order = {rank.name: number for number, rank in enumerate(found.ranks)}
+    title = f"collectives {near[0] + 1:,} to {near[-1] + 1:,}, of {len(part.last):,}: bright is waiting"
+    drawn = plot("spans", "begin", "rank", end="end", color="waits", title=title)
+    rows.sort(key=lambda row: (abs(row[4] - worst - 1), order[row[0]], row[5]))
+    return make_answer("around", SPANS, rows, top=TOP_SPANS, plots=[drawn])
+
+
+def _verdict(found: Found, parts: list[Split]) -> list[str]:
+    waiting, transfer = (sum(int(getattr(part, name).sum()) for part in parts) for name in ("waiting", "transfer"))
+    lines = []
+    if waiting + transfer:
+        caused = {row[0]: row[7] for row in _iter_ranks(found, parts)}
+        worst = max(caused, key=lambda name: caused[name])
+        share = 100 * waiting / (waiting + transfer)
+        whom = f", {100 * caused[worst] / waiting:.1f} % of that for {worst}" if waiting else ""
+        lines.append(f"{share:.1f} % of the time of collectives is waiting{whom}")
+    if not found.ranks[0].said:
+        lines.append("no rank in the headers: numbered by host, process and device")
+    for name, first, last in found.clocks:
+        drift = f" at first, by {human_time(abs(last))} at last" if first != last else ""
+        lines.append(f"clock of {name} set {'back' if first < 0 else 'forward'} by {human_time(abs(first))}{drift}: "
+                     "collectives end at once")  # fmt: skip
+    if early := sum(part.early for part in parts):
+        lines.append(f"{early:,} ended on a rank before another one began: the clocks are not that good")
+    if found.alone:
+        count = sum(len(lane.names) for lane in found.alone)
+        lines.append(f"without partners, and not counted: {count:,} kernels of {len(found.alone):,} streams")
+    if any(found.others.values()):
+        lines.append("other NCCL: kernels in which not all ranks wait for all")
+    return lines
+
+
+ANALYSIS = of_model(
+    collectives,
+    "Show how long collectives transfer and wait.",
+    GPU_TIMES | SAVES | {"clock", "device", "function"},
+    find_lack,
+    need=find_need,
+)

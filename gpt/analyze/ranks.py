@@ -1,0 +1,246 @@
+"""The kernels of collectives of each rank, which of them belong together, and on which clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.places import tell_apart
+from gpt.trace.machines import machine_of
+from gpt.trace.model import NO_DEVICE
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+Whole = npt.NDArray[np.int64]
+
+# Names of kernels: NCCL's, RCCL's, those of torch's symmetric memory and of vLLM. All but the last wait for all ranks.
+TOGETHER = re.compile(
+    r"nccl\w*(AllReduce|AllGather|ReduceScatter|All[Tt]oAll)|(multimem|one_shot|two_shot)_all_(reduce|gather)"
+    r"|cross_device_reduce"
+)
+OTHERS = re.compile(r"nccl(Dev|Sym)*Kernel")
+OVERLAP = 0.95  # share of the kernels of two streams that run at the same time, if they are of one communicator
+STEADY = 50_000, 0.2  # by how much the distance of their ends changes from one to the next: ns, share of their time
+FEW = 9  # kernels, below which clocks differ by a constant
+
+Offset = tuple[Whole, Whole]  # ns to add to a clock, at these times
+
+
+class Rank(NamedTuple):
+    """A rank: its process, the ordinal of its device, its name in tables; `said` if that is its rank in its job."""
+
+    process: Process
+    device: int
+    name: str
+    host: str | None
+    said: bool
+
+
+@dataclass
+class Lane:
+    """The kernels of collectives of a stream of a rank, oldest first: names, when they began and ended on a clock."""
+
+    rank: int
+    clock: Hashable
+    names: npt.NDArray[np.object_]
+    begin: Whole
+    end: Whole
+
+
+class Group(NamedTuple):
+    """A communicator: `begin` and `end` are of shape (ranks, collectives), on one clock."""
+
+    ranks: list[int]
+    names: npt.NDArray[np.object_]
+    begin: Whole
+    end: Whole
+
+
+class Found(NamedTuple):
+    """What there is of collectives. `alone` are lanes without partners, `others` ns of other kernels, by rank.
+
+    `clocks` are those that were set: the name of their machine or GPU, and ns that were added at first and at last.
+    """
+
+    ranks: list[Rank]
+    groups: list[Group]
+    alone: list[Lane]
+    others: dict[int, int]
+    clocks: list[tuple[str, int, int]]
+
+
+class Split:
+    """The times of a group, by rank and collective, and which rank was the last to begin each."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.last = group.begin.argmax(axis=0)
+        self.arrived = group.begin.max(axis=0)
+        self.waiting = np.minimum(self.arrived, group.end) - group.begin
+        self.transfer = group.end - group.begin - self.waiting
+        self.early = int((group.end < self.arrived).any(axis=0).sum())
+
+    def name(self, found: Found, place: int) -> str:
+        """The name of one of its ranks."""
+        return found.ranks[self.group.ranks[place]].name
+
+
+def find_collectives(trace: TraceModel) -> Found:
+    """The collectives of all ranks."""
+    runs = find_runs(trace)
+    ranks = _name_ranks(trace, sorted({run[:2] for run in runs}))
+    numbers = {(trace.processes.index(rank.process), rank.device): at for at, rank in enumerate(ranks)}
+    lanes, others = [], dict.fromkeys(range(len(ranks)), 0)
+    for (process, device, _), run in runs.items():
+        rank, together = numbers[process, device], np.array([bool(TOGETHER.search(name)) for name in run.names], bool)
+        others[rank] += int((run.end - run.begin)[~together].sum())
+        if together.any():
+            lanes.append(Lane(rank, run.clock, *(array[together] for array in (run.names, run.begin, run.end))))
+    groups = _group(sorted(lanes, key=lambda lane: lane.rank))
+    clocks = _set_clocks([group for group in groups if len(group) > 1])
+    joined = [_join(group, clocks) for group in groups if len(group) > 1]
+    names = {lane.clock: ranks[lane.rank].host or f"GPU of {ranks[lane.rank].name}" for lane in lanes}
+    told = [(names[clock], int(by[0]), int(by[-1])) for clock, (_, by) in clocks.items() if by.any()]
+    return Found(ranks, joined, [group[0][0] for group in groups if len(group) == 1], others, told)
+
+
+def is_collective(name: str) -> bool:
+    """Whether a kernel exchanges data with other ranks."""
+    return bool(TOGETHER.search(name) or OTHERS.search(name))
+
+
+def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
+    """The kernels of collectives by process, device and stream.
+
+    From GPU times, or of a process without them from what block_sched saved.
+    """
+    from gpt.analyze.block_times import find_blocks
+
+    times, found = trace.gpu_times(), {}
+    times = times[times["function"] != 0]
+    for number, process in enumerate(trace.processes):
+        known = process.kernels()
+        wanted = [id_ for id_, name in known.items() if is_collective(name)]
+        own = times[(times["process"] == number) & np.isin(times["function"], wanted)]
+        for device, stream in np.unique(own[["device", "stream"]]).tolist():
+            rows = own[(own["device"] == device) & (own["stream"] == stream)]
+            names = np.array([known[id_] for id_ in rows["function"].tolist()], object)
+            end = rows["begin"] + rows["duration"].astype(np.int64)
+            device = NO_DEVICE if device == NO_DEVICE else device
+            found[number, device, stream] = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
+        if not len(own):
+            for (device, stream), (names, begin, end) in find_blocks(trace, process, is_collective).items():
+                found[number, device, stream] = Lane(0, process.gpu(device), names, begin, end)
+    return found
+
+
+def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
+    """By the ranks of their processes; else numbered by machine, process and device."""
+    who = tell_apart(process.header for process in trace.processes)
+    said = [who[process][1] for process, _ in places]
+    good = None not in said and len(set(said)) == len(said)
+    machines = [machine_of(process.header) for process in trace.processes]
+    order = sorted(places, key=lambda at: (who[at[0]][1] or 0 if good else machines.index(machines[at[0]]), at))
+    return [
+        Rank(trace.processes[process], device, f"rank {who[process][1] if good else at}", who[process][0], good)
+        for at, (process, device) in enumerate(order)
+    ]
+
+
+# Communicators
+
+Member = tuple[Lane, int]  # and the place of its first kernel among those of the first lane
+
+
+def _group(lanes: list[Lane]) -> list[list[Member]]:
+    """The lanes of each communicator: a lane goes to the group whose ends are steadiest beside its own."""
+    groups: list[list[Member]] = []
+    for lane in lanes:
+        fits = [(*fit, at) for at, group in enumerate(groups) if (fit := _fit(group, lane))]
+        if fits:
+            _, shift, at = min(fits)
+            groups[at].append((lane, shift))
+        else:
+            groups.append([(lane, 0)])
+    return groups
+
+
+def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
+    """By how many ns the ends of a lane move against those of a group, and its place there; None if it is not of it.
+
+    A lane may lack kernels at its beginning or at its end.
+    """
+    first = group[0][0]
+    if any(member.rank == lane.rank for member, _ in group):
+        return None
+    best = None
+    for shift in {0, len(first.names) - len(lane.names)}:
+        a, b = slice(max(0, shift), None), slice(max(0, -shift), None)
+        count = min(len(first.names[a]), len(lane.names[b]))
+        if not count or (first.names[a][:count] != lane.names[b][:count]).any():
+            continue
+        begin, end = (values[a][:count] for values in (first.begin, first.end))
+        apart = lane.end[b][:count] - end
+        moved = float(np.median(np.abs(np.diff(apart)))) if count > 1 else 0.0
+        clock = 0 if lane.clock == first.clock else np.interp(end, *_line(end, apart))
+        together = (begin <= lane.end[b][:count] - clock) & (lane.begin[b][:count] - clock <= end)
+        steady = max(STEADY[0], STEADY[1] * float(np.median(end - begin)))
+        if together.mean() >= OVERLAP and moved <= steady and (best is None or moved < best[0]):
+            best = moved, shift
+    return best
+
+
+def _line(at: Whole, values: Whole) -> Offset:
+    """The line through values of which some are far off: the medians of the first and of the last third."""
+    if len(at) < FEW:
+        return np.array([at[0]]), np.array([int(np.median(values))])
+    third = len(at) // 3
+    x = [float(np.median(part)) for part in (at[:third], at[-third:])]
+    y = [float(np.median(part)) for part in (values[:third], values[-third:])]
+    slope = (y[1] - y[0]) / (x[1] - x[0]) if x[1] > x[0] else 0.0
+    ends = at[[0, -1]]
+    return ends, np.rint(y[0] + slope * (ends - x[0])).astype(np.int64)
+
+
+def _cut(group: list[Member]) -> list[tuple[Lane, slice]]:
+    """Of each lane the kernels that all have."""
+    low = max(shift for _, shift in group)
+    high = min(shift + len(lane.names) for lane, shift in group)
+    return [(lane, slice(low - shift, high - shift)) for lane, shift in group]
+
+
+def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
+    """What to add to each clock for that of the first rank, if they have communicators in common."""
+    none = np.array([0]), np.array([0])
+    found: dict[Hashable, Offset] = {groups[0][0][0].clock: none} if groups else {}
+    pending = [_cut(group) for group in groups]
+    while pending:
+        group = next((one for one in pending if any(lane.clock in found for lane, _ in one)), pending[0])
+        pending.remove(group)
+        if not any(lane.clock in found for lane, _ in group):
+            found[group[0][0].clock] = none
+        lane, places = next((lane, places) for lane, places in group if lane.clock in found)
+        right = lane.end[places] + np.rint(np.interp(lane.end[places], *found[lane.clock])).astype(np.int64)
+        for other in dict.fromkeys(one.clock for one, _ in group if one.clock not in found):
+            ends = [one.end[places] for one, places in group if one.clock == other]
+            mean = np.mean(ends, axis=0).astype(np.int64)
+            found[other] = _line(mean, right - mean)
+    return found
+
+
+def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Group:
+    """The kernels of a group, on one clock."""
+    begin: list[Whole] = []
+    end: list[Whole] = []
+    for lane, places in _cut(group):
+        for values, into in ((lane.begin, begin), (lane.end, end)):
+            into.append(values[places] + np.rint(np.interp(values[places], *clocks[lane.clock])).astype(np.int64))
+    first, places = _cut(group)[0]
+    return Group([lane.rank for lane, _ in group], first.names[places], np.array(begin), np.array(end))

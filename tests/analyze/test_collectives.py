@@ -1,0 +1,200 @@
+"""gpt-analyze collectives: who waits for whom, on ranks that were made by hand."""
+
+import numpy as np
+import pytest
+
+from gpt import records
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+US, EPOCH, ZERO = 1000, 10**18, 10**9
+REDUCE = "_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE"
+GATHER, SENDRECV = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_SendRecv(x)"
+NAMES = [REDUCE, GATHER, SENDRECV, "gemm"]
+TOOK = 50 * US  # from when the last begins
+
+
+def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_host=8, said=True, **header):
+    """A process of a rank: kernels that ran from `begins` to `ends` ns, on a clock that is `shift` ns ahead."""
+    host = number // per_host
+    found = [forge.api(1, "cuLaunchKernel")]
+    found += [records.make("function", id=n, name=name) for n, name in enumerate(NAMES, 1)]
+    found.append(records.make("device", index=number % per_host, name="H200", arch="sm_90",
+                              uuid=f"GPU-{number:08x}", runs="sass"))  # fmt: skip
+    zero = ZERO * (host + 1)  # of CLOCK_MONOTONIC at the beginning
+    kernels = [1] * len(begins) if kernels is None else kernels
+    rows = [
+        (zero + b + shift, e - b, zero + b, stream, 1, kernel, 1, 0)
+        for b, e, kernel in zip(np.asarray(begins).tolist(), np.asarray(ends).tolist(), kernels, strict=True)
+    ]
+    found.append(records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES)))
+    header = {"pid": 100, "host": f"h{host}", "boot_id": f"b{host}", "realtime": EPOCH, "monotonic": zero, **header}
+    return forge.trace(*found, *more, **(({"rank": number} if said else {}) | header))
+
+
+def lockstep(ranks, count, late, seed=0):
+    """When each rank begins and ends `count` collectives, a millisecond apart; `late` says by how many ns of which."""
+    begins = np.tile(np.arange(1, count + 1) * 1000 * US, (ranks, 1))
+    for (who, step), ns in late.items():
+        begins[who, step] += ns
+    ends = np.tile(begins.max(axis=0) + TOOK, (ranks, 1))
+    return begins, ends + np.random.default_rng(seed).integers(0, 200, ends.shape)
+
+
+def by(rows, *keys):
+    return {tuple(row[key] for key in keys): row for row in rows}
+
+
+def test_two_ranks_one_of_which_is_late():
+    late = {(1, 2): 300 * US, (1, 5): 100 * US, (0, 7): 40 * US}
+    begins, ends = lockstep(2, 10, late)
+    found = ask("collectives", *(rank(n, begins[n], ends[n]) for n in (1, 0)))  # whatever their order
+    first, second = found.rows["ranks"]
+    assert (first["rank"], first["collectives"], first["waiting"], first["caused"]) == ("rank 0", 10, 400 * US, 40 * US)
+    assert (second["rank"], second["waiting"], second["caused"]) == ("rank 1", 40 * US, 400 * US)
+    assert 10 * TOOK <= first["transfer"] <= 10 * (TOOK + 200) and second["last"] >= 2
+    waits = by(found.rows["waits"], "rank", "whom")
+    assert waits["rank 0", "rank 1"]["waiting"] == 400 * US and waits["rank 0", "rank 1"]["longest"] == 300 * US
+    assert found.verdicts["ranks"][0].endswith("is waiting, 90.9 % of that for rank 1")
+    assert len(found.verdicts["ranks"]) == 1
+    (kernel,) = found.rows["kernels"]
+    assert (kernel["name"], kernel["ranks"], kernel["collectives"], kernel["waiting"]) == (REDUCE, "0,1", 10, 22 * US)
+    worst = found.rows["around"][0]
+    assert (worst["rank"], worst["whom"], worst["number"], worst["end"] - worst["begin"]) == (
+        "rank 0", "rank 1", 3, 300 * US,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ahead", "drift"), [(3_000_000, 0), (-7_000_000, 0), (2_000_000, 1e-5)])
+def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
+    """The second host is ahead by milliseconds, and moves away: more than any collective takes."""
+    late = {(6, step): (step % 5 + 1) * 20 * US for step in range(3, 60, 4)}
+    begins, ends = lockstep(8, 64, late)
+    shifts = np.zeros(8, int)
+    shifts[4:] = ahead
+    begins, ends = (times + (times * drift).astype(int) * (np.arange(8) >= 4)[:, None] for times in (begins, ends))
+    found = ask("collectives", *(rank(n, begins[n], ends[n], shift=int(shifts[n]), per_host=4) for n in range(8)))
+    total = sum(late.values())
+    for row in found.rows["ranks"]:
+        wanted = 0 if row["rank"] == "rank 6" else total
+        assert row["waiting"] == pytest.approx(wanted, abs=64 * US) and row["host"] == f"h{int(row['rank'][5:]) // 4}"
+    caused = {row["rank"]: row["caused"] for row in found.rows["ranks"]}
+    assert caused["rank 6"] == pytest.approx(7 * total, rel=0.02)
+    (clock,) = [line for line in found.verdicts["ranks"] if line.startswith("clock of h1 set ")]
+    assert ("back" if ahead > 0 else "forward") in clock and f"by {abs(ahead) / 1e6:.0f}" in clock
+    (kernel,) = found.rows["kernels"]
+    assert (kernel["ranks"], kernel["collectives"]) == ("0-7", 64)
+
+
+def test_communicators_of_some_ranks_each():
+    """Two ranks of two: pairs reduce often, each at its own pace, and all four gather on another stream."""
+    rng, segments = np.random.default_rng(1), []
+    pairs = [lockstep(2, 40, {(0, n): int(rng.integers(0, 90)) * US for n in range(40)}, seed) for seed in (1, 2)]
+    jitter = np.cumsum(rng.integers(-300, 300, 40)) * US
+    everyone = lockstep(4, 10, {(3, n): 30 * US for n in range(10)}, 3)
+    for number in range(4):
+        begins, ends = (times[number % 2] + (jitter if number > 1 else 0) for times in pairs[number // 2])
+        other = everyone[0][number] + 60_000 * US, everyone[1][number] + 60_000 * US
+        rows = [(ZERO + b, e - b, ZERO + b, 9, 1, 2, 1, 0) for b, e in zip(*map(np.ndarray.tolist, other), strict=True)]
+        times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))
+        segments.append(rank(number, begins, ends, more=[times]))
+    kernels = by(ask("collectives", *segments).rows["kernels"], "name", "ranks")
+    assert {key: row["collectives"] for key, row in kernels.items()} == {
+        (REDUCE, "0,1"): 40, (REDUCE, "2,3"): 40, (GATHER, "0-3"): 10,
+    }  # fmt: skip
+    assert kernels[GATHER, "0-3"]["waiting"] == pytest.approx(22.5 * US, abs=US)
+
+
+def test_kernels_in_which_not_all_wait_for_all_are_not_split():
+    begins, ends = lockstep(2, 6, {})
+    found = ask("collectives", *(rank(n, begins[n], ends[n], [1, 3, 4, 1, 3, 4]) for n in (0, 1)))
+    first, _ = found.rows["ranks"]
+    assert first["collectives"] == 2 and 2 * TOOK <= first["other"] <= 2 * TOOK + 400
+    assert found.verdicts["ranks"][-1] == "other NCCL: kernels in which not all ranks wait for all"
+
+
+def test_a_trace_that_ends_or_begins_earlier():
+    begins, ends = lockstep(3, 30, {(2, n): 10 * US for n in range(30)})
+    cuts = [slice(0, 30), slice(0, 20), slice(5, 30)]
+    found = ask("collectives", *(rank(n, begins[n][cut], ends[n][cut]) for n, cut in enumerate(cuts)))
+    assert [row["collectives"] for row in found.rows["ranks"]] == [15] * 3
+    assert [row["waiting"] for row in found.rows["ranks"]] == [150 * US, 150 * US, 0]
+
+
+@pytest.mark.parametrize("header", [{"said": False}, {"rank": 0}])
+def test_ranks_that_are_not_told_apart_are_numbered(header):
+    begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
+    found = ask("collectives", *(rank(n, begins[n], ends[n], pid=100 - n, **header) for n in (0, 1)))
+    assert [(row["rank"], row["pid"]) for row in found.rows["ranks"]] == [("rank 0", 100), ("rank 1", 99)]
+    assert found.verdicts["ranks"][1] == "no rank in the headers: numbered by host, process and device"
+
+
+def test_ranks_of_one_process():
+    begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
+    layout = {**forge.GPU_TIMES, "device": "u32"}
+    rows = [
+        (ZERO + b, e - b, ZERO + b, 7 + n, 1, 1, 1, 0, n)
+        for n in (0, 1)
+        for b, e in zip(begins[n].tolist(), ends[n].tolist(), strict=True)
+    ]
+    times = records.make("gpu_times", **forge.rows(rows, layout))
+    found = ask("collectives", rank(0, [], [], more=[times]))
+    assert [(row["rank"], row["device"], row["waiting"]) for row in found.rows["ranks"]] == [
+        ("rank 0", 0, 100 * US), ("rank 1", 1, 0),
+    ]  # fmt: skip
+
+
+SLOT = np.dtype([("count", "<u8"), ("start", "<u8"), ("end", "<u8"), ("elapsed", "<u4"), ("sm", "<u4")])
+
+
+def blocks(number, begins, ends, gpu, shift):
+    """A rank whose NCCL kernels had the probe block_sched: ns of its GPU are `gpu` ahead, its SMs run at 2 GHz."""
+    map_ = forge.probe_map("block_sched", **forge.BLOCK_SCHED)
+    found = [records.make("function", id=1, name=REDUCE), map_, forge.kernel(3, 1, REDUCE, 1)]
+    for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        slots = np.zeros(2, SLOT)
+        for sm in (0, 1):
+            slots[sm] = (1, 2 * begin + sm * 10**6, EPOCH + gpu + end, 2 * (end - begin), sm)
+        launch = forge.probed(at, 3, 1, 2, 32) | {"start": ZERO + begin - shift, "device": number}
+        found += [launch, forge.buffer(at, slots.tobytes())]
+    return forge.trace(*found, rank=number, pid=100 + number, monotonic=ZERO)
+
+
+def test_times_of_blocks_are_put_on_the_clock_of_the_calls():
+    begins, ends = lockstep(2, 20, {(1, 3): 200 * US, (0, 11): 80 * US})
+    found = ask("collectives", *(blocks(n, begins[n], ends[n], n * 10**9, 3 * US) for n in (0, 1)))
+    assert [row["waiting"] for row in found.rows["ranks"]] == pytest.approx([200 * US, 80 * US], abs=5 * US)
+    assert [row["transfer"] for row in found.rows["ranks"]] == pytest.approx([20 * TOOK] * 2, rel=0.02)
+
+
+def test_what_is_missing_is_said():
+    begins, ends = lockstep(2, 3, {})
+    one, other = (rank(n, begins[n], ends[n]) for n in (0, 1))
+    plain = rank(0, begins[0], ends[0], [4] * 3)
+    untimed = [record for record in one if record["kind"] != "gpu_times"]
+    for segments, fact in (
+        ([one], "collectives of one rank only: name the traces of the others too"),
+        ([plain], "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"),
+        ([untimed], "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"),
+    ):
+        done = run("collectives", data=forge.pack(*segments))
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.decode() == f"gpt-analyze: error: {fact}\n"
+    done = run("collectives", data=forge.pack(one, other)[:-20])
+    assert done.returncode == 3 and b"rank 1" in done.stdout and b"incomplete: " in done.stdout
+
+
+@pytest.mark.parametrize("times", [[(1, (1 << 63) - 1)], [((1 << 63), 1 << 63)], [(5, 0)] * 3, [(9, 5), (3, 100)]])
+def test_the_wildest_times_are_no_fault(times):
+    rows = [(begin, took, begin, 7, 1, 1, 1, 0) for begin, took in times]
+    more = [records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))]
+    begins, ends = lockstep(2, 2, {})
+    done = run("collectives", "--json", data=forge.pack(*(rank(n, begins[n], ends[n], more=more) for n in (0, 1))))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_picture_of_ranks(tmp_path):
+    begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
+    data = forge.pack(*(rank(n, begins[n], ends[n]) for n in (0, 1)))
+    done = run("collectives", "--plot", tmp_path / "c.png", data=data)
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
