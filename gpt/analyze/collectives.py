@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 RANKS = (
     Column("rank", "text"),
     Column("host", "text?", shown="any"),
-    Column("collectives", "u64"),
+    Column("collectives", "u64", title="count"),
     Column("waiting", "u64", "ns"),
     Column("transfer", "u64", "ns"),
-    Column("share", "f64", "%", "waiting"),
-    Column("last", "u64", title="last of all"),
+    Column("share", "f64", "%"),
     Column("caused", "u64", "ns", "others waited"),
+    Column("last", "u64", title="was last"),
     Column("other", "u64", "ns", "other NCCL", "any"),
     Column("pid", "u64", "id", shown="never"),
     Column("device", "u64", "id", shown="never"),
@@ -62,19 +62,21 @@ KERNELS = (
     Column("collectives", "u64"),
     Column("waiting", "u64", "ns", "mean waiting"),
     Column("transfer", "u64", "ns", "mean transfer"),
-    Column("share", "f64", "%", "waiting"),
+    Column("share", "f64", "%"),
 )
 SPANS = (
-    Column("rank", "text", title="most waited for: rank"),
-    Column("name", "text", "kernel", "collective"),
-    Column("whom", "text?", title="waits for"),
-    Column("waits", "u64", shown="never"),
+    Column("rank", "text"),
+    Column("phase", "text", title="does"),
+    Column("whom", "text?", title="for"),
+    Column("name", "text", "kernel", "in"),
     Column("number", "u64", "id", "no"),
-    Column("begin", "u64", "ns"),
-    Column("end", "u64", "ns"),
+    Column("begin", "u64", "ns", "at"),
+    Column("took", "u64", "ns"),
+    Column("end", "u64", "ns", shown="never"),
 )
 TOP, TOP_SPANS = 16, 8  # rows that tables show
 AROUND = 10  # collectives that are drawn, before that with the most waiting and after it
+WAITING, TRANSFER = "waiting", "transfer"
 NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"
 ALONE = "collectives of one rank only: name the traces of the others too"
@@ -123,7 +125,7 @@ def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
                 caused += int(part.waiting[:, part.last == at].sum())
         times = waiting, transfer, 100 * waiting / ((waiting + transfer) or 1)
         where = rank.process.pid, rank.device
-        yield rank.name, rank.host, count, *times, last, caused, found.others[number], *where
+        yield rank.name, rank.host, count, *times, caused, last, found.others[number], *where
 
 
 def _iter_waits(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
@@ -176,24 +178,26 @@ def _make_spans(found: Found, part: Split) -> dict[str, Any]:
         for place in sorted(range(len(group.ranks)), key=lambda place: group.ranks[place]):
             who, begin, end = part.name(found, place), int(group.begin[place, at]), int(group.end[place, at])
             turn = begin + int(part.waiting[place, at])
-            spans = ((begin, turn, whom, 1), (turn, end, None, 0))
+            spans = ((WAITING, begin, turn, whom), (TRANSFER, turn, end, None))
             rows += [
-                (who, group.names[at], for_, waits, at + 1, left - zero, right - zero)
-                for left, right, for_, waits in spans
+                (who, phase, for_, group.names[at], at + 1, left - zero, right - left, right - zero)
+                for phase, left, right, for_ in spans
                 if right > left
             ]
     order = {rank.name: number for number, rank in enumerate(found.ranks)}
-    title = f"collectives {near[0] + 1:,} to {near[-1] + 1:,}, of {len(part.last):,}: bright is waiting"
-    drawn = plot("spans", "begin", "rank", end="end", color="waits", title=title)
+    title = f"collectives {near[0] + 1:,} to {near[-1] + 1:,} of {len(part.last):,}"
+    drawn = plot("spans", "begin", "rank", end="end", color="phase", title=title)
     rows.sort(key=lambda row: (abs(row[4] - worst - 1), order[row[0]], row[5]))
-    return make_answer("around", SPANS, rows, top=TOP_SPANS, plots=[drawn])
+    whole = int(part.waiting[:, worst].sum())
+    verdict = [f"most waiting in collective {worst + 1:,}: {human_time(whole)}, all ranks together"]
+    return make_answer("around", SPANS, rows, verdict, top=TOP_SPANS, plots=[drawn])
 
 
 def _verdict(found: Found, parts: list[Split]) -> list[str]:
     waiting, transfer = (sum(int(getattr(part, name).sum()) for part in parts) for name in ("waiting", "transfer"))
     lines = []
     if waiting + transfer:
-        caused = {row[0]: row[7] for row in _iter_ranks(found, parts)}
+        caused = {row[0]: row[6] for row in _iter_ranks(found, parts)}
         worst = max(caused, key=lambda name: caused[name])
         share = 100 * waiting / (waiting + transfer)
         whom = f", {100 * caused[worst] / waiting:.1f} % of that for {worst}" if waiting else ""
@@ -201,7 +205,8 @@ def _verdict(found: Found, parts: list[Split]) -> list[str]:
     if not found.ranks[0].said:
         lines.append("no rank in the headers: numbered by host, process and device")
     for name, first, last in found.clocks:
-        drift = f" at first, by {human_time(abs(last))} at last" if first != last else ""
+        moved = human_time(abs(last)) != human_time(abs(first))
+        drift = f" at first, by {human_time(abs(last))} at last" if moved else ""
         lines.append(f"clock of {name} set {'back' if first < 0 else 'forward'} by {human_time(abs(first))}{drift}: "
                      "collectives end at once")  # fmt: skip
     if early := sum(part.early for part in parts):

@@ -42,7 +42,10 @@ IDLE = (
     Column("stream", "text"),
     *WHO,
     Column("busy", "u64", "ns"),
-    *TIMES,
+    Column("total", "u64", "ns", "idle"),
+    *TIMES[2:3],
+    *TIMES[:1],
+    *TIMES[3:],
 )
 SWITCHES = (
     Column("place", "text", title="switches of"),
@@ -87,13 +90,15 @@ def gaps(trace: TraceModel) -> Answers:
         longest += _iter_longest(trace, timeline, mine)
     uses = find_uses(trace)
     idle = [row for use in uses for row in _iter_idle(use, who)]
-    yield make_answer("gaps", GAPS, rows, [*verdict, *_untimed(trace, who)])
+    verdict += _untimed(trace, who)
+    if rows or verdict or not idle:
+        yield make_answer("gaps", GAPS, rows, verdict)
     longest.sort(key=lambda row: -row[-1])
     if longest:
         drawn = plot("bars", "after", "gap", title="longest gaps between launches, by the kernel before")
         yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
     if idle:
-        lines = [f"{row[0]}: idle {row[-5]:.1f} % of its time" for row in idle if row[1] in WHOLE]
+        lines = [f"{row[0]}: idle {row[-6]:.1f} % of its time" for row in idle if row[1] in WHOLE]
         yield make_answer("idle", IDLE, idle, lines[:TOP])
     yield from _answer_switches(trace, uses, who)
 
@@ -214,7 +219,8 @@ def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 def _idle(use: Use) -> tuple[Any, ...]:
     """The columns IDLE from `busy` on."""
     found = _times(use.gaps, use.whole) if len(use.gaps) else (0,) * 7
-    return use.whole - found[1], *found
+    count, total, share, *more = found
+    return use.whole - total, total, share, count, *more
 
 
 ANALYSIS = of_model(gaps, "Show when nothing was launched, and the GPU idle.", CALLS | GPU_TIMES | {"device"})

@@ -252,8 +252,17 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     axes.set_yticks(range(0, count, step), labels[::step], fontsize=8)
     axes.set_ylabel(told[row].get("title", row))
     axes.set_xlabel(f"time since the first began ({unit or 'clocks'})")
-    if "color" in plot:
-        drawn.set_array(columns[plot["color"]])
+    if "color" not in plot:
+        return
+    color = columns[plot["color"]]
+    if isinstance(color, list):
+        hues = _hues(sorted(color, key=str))
+        drawn.set_facecolor([hues[name] for name in color])
+        if not edge:
+            drawn.set_edgecolor("face")
+        _name_hues(axes, hues)
+    else:
+        drawn.set_array(color)
         label = told[plot["color"]].get("title", plot["color"])
         axes.figure.colorbar(drawn, ax=axes, label=label, pad=0.01, aspect=40)
 
@@ -290,20 +299,33 @@ def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
 
 
 def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:
-    """Each name has a hue, and what is less is paler. The first HUES names stand in the legend."""
+    """Each name has a hue, and what is less is paler."""
     import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.patches import Patch
 
-    known = [name for name in dict.fromkeys(names) if name is not None]
-    hues = colormaps["tab10"]
-    number: dict[str | None, Any] = {name: hues(at % hues.N)[:3] for at, name in enumerate(known)}
-    number[None] = (0.5, 0.5, 0.5)
-    image[(*places, slice(0, 3))] = [number[name] for name in names]
+    hues = _hues(names)
+    image[(*places, slice(0, 3))] = [hues[name] for name in names]
     image[(*places, 3)] = PALEST + (1 - PALEST) * np.log1p(values) / np.log1p(values.max())
     axes.imshow(image, **form)
-    patches = [Patch(color=number[name], label=_text(name, LABEL)) for name in known[:HUES]]
-    patches += [Patch(color=number[None], label="no name")] if None in names else []
+    _name_hues(axes, hues)
+
+
+def _hues(names: Sequence[str | None]) -> dict[str | None, Any]:
+    """A hue for each name, in the order in which they come; what has none is gray."""
+    from matplotlib import colormaps
+
+    hues = colormaps["tab10"]
+    known = dict.fromkeys(name for name in names if name is not None)
+    found: dict[str | None, Any] = {name: hues(at % hues.N)[:3] for at, name in enumerate(known)}
+    return found | ({None: (0.5, 0.5, 0.5)} if None in names else {})
+
+
+def _name_hues(axes: Any, hues: Mapping[str | None, Any]) -> None:
+    """A legend of the first HUES names."""
+    from matplotlib.patches import Patch
+
+    names = [name for name in hues if name is not None][:HUES]
+    patches = [Patch(color=hues[name], label=_text(name, LABEL)) for name in names]
+    patches += [Patch(color=hues[None], label="no name")] if None in hues else []
     axes.legend(handles=patches, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 

@@ -10,4 +10,7 @@ status=0
 for script in slim hook hook_ioctl weave variables weave_triton arithmetic corpus cudart loads probe probe_times lookup probe_fit probe_corpus probe_ncu probe_suites probe_stress control tensors probe_graphs neutrino; do
     "$PYTHON" "tests/gpu/$script.py" || status=1
 done
+if [ "$(nvidia-smi -L | wc -l)" -ge 2 ]; then
+    "$PYTHON" tests/gpu/collectives.py || status=1
+fi
 exit $status

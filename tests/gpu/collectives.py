@@ -1,0 +1,121 @@
+"""gpt-analyze collectives on two GPUs: who waits for whom, where a program makes a rank late by a known time.
+
+    python tests/gpu/collectives.py [late|turns|sizes ...]
+
+Each is a program of PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time and again with
+the probe block_sched in NCCL's kernels. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0 waits
+that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is held
+against what CUDA events say of the same all-reduces.
+
+What is said must be within TOLERANCE of what was done, and no collective may end before all have begun. Tables of
+gpt-analyze are left in GPT_GPU_OUT. Run by tests/gpu/run.sh if there are two GPUs; needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
+HOOK, ANALYZE = ROOT / "gpt" / "_runtime" / "gpt-hook", Path(sys.executable).parent / "gpt-analyze"
+LATE, ROUNDS, TOLERANCE = 2000, 100, 0.10  # us, collectives, of what is measured
+
+PROGRAM = """
+import json, os, sys, torch, torch.distributed as dist
+case, late, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+
+def spin_rate():  # cycles of torch.cuda._sleep in a us
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(10_000_000)
+    begin.record(); torch.cuda._sleep(100_000_000); end.record(); end.synchronize()
+    return 100_000_000 / (begin.elapsed_time(end) * 1000)
+
+rate = spin_rate()
+x = torch.ones((1 << 20) * (8 if case == "sizes" else 1), device="cuda")
+dist.all_reduce(x); torch.cuda.synchronize()
+spun = 0.0
+for number in range(rounds):
+    dist.barrier(); torch.cuda.synchronize()
+    mine = {"late": rank == 1, "turns": number % 2 == rank, "sizes": False}[case]
+    us = late * (1 + number % 3) // 2 if case == "turns" else late
+    events[number][0].record()
+    if mine:
+        torch.cuda._sleep(int(us * rate))
+        spun += us
+    dist.all_reduce(x)
+    events[number][1].record()
+    torch.cuda.synchronize()
+took = sum(a.elapsed_time(b) for a, b in events)
+print("SAID", json.dumps({"rank": rank, "spun": spun * 1e3, "took": took * 1e6}), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, case: str, how: list[str]) -> dict[int, dict[str, float]]:
+    """Records a case in traces of `folder`; what each rank said."""
+    (folder / "program.py").write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [HOOK, "run", "-q", *how, "-o", folder / "rank.mp", "--", *torchrun, folder / "program.py"]
+    line = [str(word) for word in (*command, case, LATE, ROUNDS)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=400, check=False)
+    if done.returncode:
+        raise SystemExit(f"collectives: {case}: {done.stderr[-2000:]}")
+    said = [json.loads(one.split("SAID ", 1)[1]) for one in done.stdout.splitlines() if "SAID " in one]
+    return {one["rank"]: one for one in said}
+
+
+def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
+    """The tables of gpt-analyze, which also stay as text."""
+    command = [str(ANALYZE), "collectives", str(folder / "rank.mp")]
+    text = subprocess.run(command, capture_output=True, text=True, check=False)
+    (OUT / f"collectives-{name}.txt").write_text(text.stdout + text.stderr)
+    subprocess.run([*command, "--plot", str(OUT / f"collectives-{name}.png")], capture_output=True, check=False)
+    done = subprocess.run([*command, "--format", "csv"], capture_output=True, text=True, check=True)
+    blocks = [list(csv.DictReader(io.StringIO(block))) for block in done.stdout.split("\n\n")]
+    return dict(zip(("ranks", "waits", "kernels", "around"), blocks, strict=False))
+
+
+def near(value: float, wanted: float, most: float) -> bool:
+    """Whether it is what it should be; `most` ns more or less do not count."""
+    return abs(value - wanted) <= max(TOLERANCE * wanted, most)
+
+
+def main() -> int:
+    """Every case in both ways."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    wanted = sys.argv[1:] or ["late", "turns", "sizes"]
+    failed = False
+    for case in wanted:
+        for how in (["--gpu-time"], ["-p", "block_sched", "--wait", "60"]):
+            with tempfile.TemporaryDirectory() as name:
+                said = run(Path(name), case, how)
+                tables = ask(Path(name), f"{case}{how[0]}")
+            reduces = [row for row in tables["kernels"] if "AllReduce" in row["name"]]
+            waits = {(row["rank"], row["whom"]): float(row["waiting"]) for row in tables["waits"]}
+            found = [waits.get(("rank 0", "rank 1"), 0.0), waits.get(("rank 1", "rank 0"), 0.0)]
+            done = [said[1]["spun"], said[0]["spun"]]  # who waits is not who spins
+            room = 50e3 * ROUNDS
+            good = all(near(a, b, room) for a, b in zip(found, done, strict=True))
+            told = f"waited {found[0] / 1e6:.1f}, {found[1] / 1e6:.1f} ms of {done[0] / 1e6:.1f}, {done[1] / 1e6:.1f}"
+            if case == "sizes":
+                transfer = max(float(row["transfer"]) * int(row["collectives"]) for row in reduces)
+                good = near(transfer, said[0]["took"], room)
+                told = f"transferred {transfer / 1e6:.1f} ms, events say {said[0]['took'] / 1e6:.1f}"
+            failed |= not good
+            print(f"{case:6} {how[0]:10} {'good' if good else 'WRONG'}: {told}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
