@@ -63,7 +63,7 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
-TOP, TOP_POINTS, LISTED = 10, 5, 1000
+TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
@@ -98,8 +98,9 @@ def gaps(trace: TraceModel) -> Answers:
         drawn = plot("bars", "after", "gap", title="longest gaps between launches, by the kernel before")
         yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
     if idle:
-        lines = [f"{row[0]}: idle {row[-6]:.1f} % of its time" for row in idle if row[1] in WHOLE]
-        yield make_answer("idle", IDLE, idle, lines[:TOP])
+        firsts = {row[0]: row for row in reversed(idle)}  # of each GPU, what stands for all of it
+        lines = [f"{name}: idle {row[-6]:.1f} % of its time" for name, row in sorted(firsts.items())]
+        yield make_answer("idle", IDLE, idle, lines[:TOP], top=TOP_IDLE)
     yield from _answer_switches(trace, uses, who)
 
 

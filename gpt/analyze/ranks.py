@@ -99,7 +99,8 @@ def find_collectives(trace: TraceModel) -> Found:
     numbers = {(trace.processes.index(rank.process), rank.device): at for at, rank in enumerate(ranks)}
     lanes, others = [], dict.fromkeys(range(len(ranks)), 0)
     for (process, device, _), run in runs.items():
-        rank, together = numbers[process, device], np.array([bool(TOGETHER.search(name)) for name in run.names], bool)
+        good = [name for name in set(run.names.tolist()) if TOGETHER.search(name)]
+        rank, together = numbers[process, device], np.isin(run.names, good)
         others[rank] += int((run.end - run.begin)[~together].sum())
         if together.any():
             lanes.append(Lane(rank, run.clock, *(array[together] for array in (run.names, run.begin, run.end))))
@@ -131,7 +132,8 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
         own = times[(times["process"] == number) & np.isin(times["function"], wanted)]
         for device, stream in np.unique(own[["device", "stream"]]).tolist():
             rows = own[(own["device"] == device) & (own["stream"] == stream)]
-            names = np.array([known[id_] for id_ in rows["function"].tolist()], object)
+            ids, places = np.unique(rows["function"], return_inverse=True)
+            names = np.array([known[id_] for id_ in ids.tolist()], object)[places]
             end = rows["begin"] + rows["duration"].astype(np.int64)
             device = NO_DEVICE if device == NO_DEVICE else device
             found[number, device, stream] = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
