@@ -103,7 +103,7 @@ def find_collectives(trace: TraceModel) -> Found:
         rank, together = numbers[process, device], np.isin(run.names, good)
         others[rank] += int((run.end - run.begin)[~together].sum())
         if together.any():
-            lanes.append(Lane(rank, run.clock, *(array[together] for array in (run.names, run.begin, run.end))))
+            lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together]))
     groups = _group(sorted(lanes, key=lambda lane: lane.rank))
     clocks = _set_clocks([group for group in groups if len(group) > 1])
     joined = [_join(group, clocks) for group in groups if len(group) > 1]
