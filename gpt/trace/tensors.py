@@ -30,10 +30,12 @@ Flags = npt.NDArray[np.bool_]
 
 NEVER = (1 << 64) - 1
 MOST_LATER = 500  # tensors that are seen next
+WORD = "(?:(?!  ).)*"  # up to the next two blanks: an odd line can be taken apart in one way, not in thousands
 LINE = re.compile(
-    r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  (?P<shape>.*?)  (?P<bytes>\d{1,19})  "
+    r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  "
+    rf"(?P<shape>{WORD})  (?P<bytes>\d{{1,19}})  "
     r"(?P<pointer>0[xX][0-9a-fA-F]{1,16}|\d{1,19})  "
-    r"(?P<name>.*?)  (?P<function>.*?)  (?P<file>.*):(?P<line>\d{1,9})"
+    rf"(?P<name>{WORD})  (?P<function>{WORD})  (?P<file>.*):(?P<line>\d{{1,9}})"
 )
 MOST_LINE = 1 << 16  # characters of one
 

@@ -141,6 +141,11 @@ def test_lines_of_neutrino(tmp_path):
     assert not read_lines(file).tensors
 
 
+@pytest.mark.parametrize("odd", ["[call]  1  " + "5  5  " * 10_000, "[call]  1  s  5  5  " + "a  " * 20_000])
+def test_odd_lines_take_no_time(odd):
+    assert parse_lines([odd, LINES.splitlines()[0]]).tensors
+
+
 def test_a_pickle_is_not_read(tmp_path):
     class Bad:
         def __reduce__(self):
