@@ -7,8 +7,8 @@ ends with it, and counts as left, as does what is there when the trace ends.
 
 Fragmentation: the driver maps memory in pages of 2 MiB. Of the pages that hold a part of a live piece, the share of
 bytes that are in none. Gaps between the regions that the driver takes addresses from are no loss, and do not count. It
-is said of memory with addresses in the device's pages: not of cuMemCreate's, whose pieces are whole pages, of arrays
-or of the host.
+is said of memory with addresses in the device's pages: not of cuMemCreate's, whose pieces are whole pages, or of the
+host. Arrays are not counted: their sizes are not recorded.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ NEVER = (1 << 62) - 1
 class Kind(NamedTuple):
     """Of memory: its name; whether it is on a GPU, in pages that several pieces may share, and ends with the context.
 
-    `space` is what an address is one of: memory, handles, arrays, or memory of the program's.
+    `space` is what an address is one of: memory, handles, or memory of the program's.
     """
 
     name: str
@@ -41,13 +41,12 @@ class Kind(NamedTuple):
     ends: bool = True
 
 
-MEMORY, HANDLES, ARRAYS, REGISTERED = range(4)
+MEMORY, HANDLES, REGISTERED = range(3)
 KINDS = (
     Kind("device", True, True, MEMORY),
     Kind("pool", True, True, MEMORY),
     Kind("managed", True, True, MEMORY),
     Kind("physical", True, False, HANDLES, False),
-    Kind("array", True, False, ARRAYS),
     Kind("pinned", False, False, MEMORY),
     Kind("registered", False, False, REGISTERED),
 )
@@ -59,9 +58,6 @@ ALLOCATE = {
     "cuMemAllocFromPoolAsync": "pool",
     "cuMemAllocManaged": "managed",
     "cuMemCreate": "physical",
-    "cuArrayCreate": "array",
-    "cuArray3DCreate": "array",
-    "cuMipmappedArrayCreate": "array",
     "cuMemAllocHost": "pinned",
     "cuMemHostAlloc": "pinned",
     "cuMemHostRegister": "registered",
@@ -71,8 +67,6 @@ FREE = {
     "cuMemFreeAsync": MEMORY,
     "cuMemFreeHost": MEMORY,
     "cuMemRelease": HANDLES,
-    "cuArrayDestroy": ARRAYS,
-    "cuMipmappedArrayDestroy": ARRAYS,
     "cuMemHostUnregister": REGISTERED,
 }
 MAPS = ("cuMemMap", "cuMemUnmap")

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpt import stream
+from gpt.trace.escapes import name_command
 from tests.runtime import hooked
 
 SOURCE = """
@@ -34,6 +35,7 @@ def main() -> None:
             sys.exit(done.stderr)
         with open(folder / "t.mp", "rb") as file:
             records = list(stream.read_records(file, "t.mp"))
+        subprocess.run(["gpt-analyze", "ioctl", folder / "t.mp"], check=True)
         subprocess.run(
             ["cp", folder / "t.mp", Path(os.environ.get("GPT_GPU_OUT", name)) / "hook_ioctl.mp"], check=False
         )
@@ -43,6 +45,9 @@ def main() -> None:
         print(f"{count:6} {escape}")
     parents = sum("parent" in r for r in calls)
     unnamed = sum(count for escape, count in names.items() if escape.startswith("0x"))
+    commands = Counter(name_command(r["name"], r["command"]) for r in calls if "command" in r)
+    odd = {name: count for name, count in commands.items() if name.startswith("0x")}
+    print(f"{len(odd)} of {len(commands)} commands and classes without a name: {', '.join(sorted(odd))}")
     print(f"{len(calls)} calls, {parents} within a driver call, {unnamed} without a name")
     expected = {"NV_ESC_RM_CONTROL", "NV_ESC_RM_ALLOC", "UVM_INITIALIZE"}
     if not expected <= names.keys() or parents < 0.9 * len(calls) or unnamed > 0.1 * len(calls):
