@@ -79,7 +79,7 @@ def read(
     passage = _Passage(stage, fold, selection, seen)
     followed = Follow(inputs or [None], lambda path: read_input(path, lambda one: stage.read([one] if one else ())))
     for trace in followed:
-        passage.folder, passage.name = side_folder(trace.path), trace.name
+        passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
         with _survived(stage, passage, trace.name):
             for record in trace:
                 passage.pass_on(record)
@@ -117,6 +117,7 @@ class _Passage:
         self, stage: Stage, fold: Fold, selection: Selection | None, seen: Callable[[Record], object] | None
     ) -> None:
         self.folder: Path | None = None  # of the trace that is read
+        self.origin = 0  # of the same
         self.name = ""  # of the same
         self._stage = stage
         self._fold = fold
@@ -178,6 +179,7 @@ class _Passage:
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
+        self._processes[segment].origin = self.origin
         known = self._known.setdefault(identity(header), self.name)
         if known != self.name:
             self._again.add(segment)

@@ -27,6 +27,7 @@ from gpt import cli, signals
 from gpt.analyze import base, live
 from gpt.analyze.answer import Answers
 from gpt.errors import UsageError
+from gpt.formats.paths import real_path
 from gpt.screen import plots
 from gpt.stage import Stage
 
@@ -56,6 +57,7 @@ class Analysis:
     make: Callable[..., base.Fold]
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
+    two: bool = False  # whether it compares two traces
     picture: bool = False  # whether the path of a picture stands for the tables where one is drawn
 
 
@@ -201,6 +203,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
     def command(**given: Any) -> int:
         traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
         own = {name: given[name] for name in analysis.options}
+        if analysis.two and (len(traces) != 2 or len({*map(real_path, traces)}) != 2 or any(map(Path.is_dir, traces))):
+            raise UsageError("two traces are compared: name two files, that of before and that of after")
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
             made = analysis.make(stage, given["json"], **own) if analysis.lines else analysis.make(**own)

@@ -49,6 +49,7 @@ PHASES = (
 LOADING, WARMUP, ITERATING, REST = "loading", "warm-up", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
+NO_KERNEL = "a copy or a graph"
 NOT_KNOWN, NOT_RECORDED = "not known", "not recorded"
 SHOWN = 4  # parts that a line names
 TOP = 12  # rows of a table
@@ -107,7 +108,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     if idle:
         ns = clock.durations(_array(idle.total, idle.idle, idle.longest)).tolist()
         began = int(clock.times(_array(idle.at))[0]) - clock.monotonic
-        around = kernels.get(idle.after, "a copy"), kernels.get(idle.before, "a copy")
+        around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
         idle = idle._replace(total=ns[0], idle=ns[1], longest=ns[2], at=began)
     rows = [_unit_row(totals, unit, units) for unit in units]
     span = totals.last - clock.monotonic
@@ -197,7 +198,11 @@ def _iterations(totals: Totals, facts: list[Facts]) -> Said:
         _, scope, name, pid, launches, kernels, count, took, first, _, share = main.units[0]
         begins = f" ({readable([name])[0]})" if name else ""
         parts = [f"process {pid}" + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
-        parts += [f"{launches:,} launches, of graphs too"] if kernels != launches else []
+        parts += (
+            [f"launched by {launches:,} call{'s' if launches > 1 else ''}, graphs among them"]
+            if kernels != launches
+            else []
+        )
         parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
         told = [", ".join(parts), f"{human_time(took)} each, the median"]
         if inside := [f"{row[4]:,} launches" for row in main.units[1:] if row[1] == scope]:

@@ -38,11 +38,18 @@ class GpuTime:
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
+        self.squares = 0.0  # of ns, added
 
     def merge(self, other: GpuTime) -> None:
         """Takes in what another one has."""
         self.count += other.count
         self.total += other.total
+        self.squares += other.squares
+
+    @property
+    def variance(self) -> float:
+        """Of the times, in square ns."""
+        return max(0.0, self.squares / self.count - (self.total / self.count) ** 2) if self.count else 0.0
 
 
 class FunctionTotals:
@@ -213,3 +220,4 @@ def _check_number(functions: Sized) -> None:
 def _add_time(gpu: GpuTime, took: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     gpu.count += len(took)
     gpu.total += float(took.sum())
+    gpu.squares += float(took @ took)

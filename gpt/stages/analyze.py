@@ -41,6 +41,8 @@ ANALYSES = (  # each is gpt/analyze/NAME.py, but those in FILES
     "maps",
     "timeline",
     "collectives",
+    "graphs",
+    "diff",
 )
 FILES = {"maps": "fields"}  # maps.py is what all analyses of maps share
 

@@ -151,6 +151,7 @@ class ProbedLaunch:
     block: tuple[int, ...]
     params: bytes  # its own, as the kernel got them
     repeats: bool = False  # it may be several, and its arrays keep the last records
+    exec: int | None = None  # handle of the executable graph that launched it
 
     @property
     def blocks(self) -> int:
@@ -170,7 +171,8 @@ def _parse_launch(record: Record) -> ProbedLaunch:
     numbers = {key: record[key] for key in ("id", "kernel", "function", "thread", "start", "device", "stream")}
     grid, block = tuple(record["grid"]), tuple(record["block"])
     params, repeats = record.get("params", b""), record.get("repeats") == 1
-    return ProbedLaunch(**numbers, grid=grid, block=block, params=params, repeats=repeats)
+    return ProbedLaunch(**numbers, grid=grid, block=block, params=params, repeats=repeats,
+                        exec=record.get("exec"))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,15 @@ class Durations:
         """How many are in each bin."""
         return self._bins
 
+    @property
+    def variance(self) -> float:
+        """Of the durations, in square ns: of the middles of their bins, about 1 % from the exact one."""
+        which, counts = self.bins()[:2]
+        both = np.array([which, which + 1], np.uint64) + np.uint64(_ONE)
+        middles = np.minimum((both << _SHIFT).view(np.float64).mean(axis=0), self.largest)
+        mean = (middles * counts).sum() / (self.count or 1)
+        return float((counts * (middles - mean) ** 2).sum() / (self.count or 1))
+
     def percentile(self, part: float) -> float:
         """The duration that `part` of all, 0 to 1, are not longer than; 0 if there are none."""
         if not self.count:

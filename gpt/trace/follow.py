@@ -37,11 +37,12 @@ class Trace:
     """A file of a trace, or standard input, whose `path` is None. Iterating it reads it.
 
     `root` is false for what only a `child` record named. `interrupted` are the pids of segments without end, `forked`
-    those of processes that do not continue another.
+    those of processes that do not continue another. `origin` is the place of the one that was named, 0 for the first.
     """
 
-    def __init__(self, path: Path | None, root: bool, read: Read) -> None:
+    def __init__(self, path: Path | None, root: bool, read: Read, origin: int = 0) -> None:
         self.path = path
+        self.origin = origin
         self.name = STDIN if path is None else str(path)
         self.root = root
         self.interrupted: set[int] = set()
@@ -91,7 +92,7 @@ class Follow:
 
     def __init__(self, paths: Sequence[Path | None], read: Read, given: Sequence[Path | None] = ()) -> None:
         self.absent: list[tuple[str, str]] = []
-        self._pending = [Trace(path, True, read) for path in paths]
+        self._pending = [Trace(path, True, read, at) for at, path in enumerate(paths)]
         self._given = {real_path(path) for path in (*paths, *given) if path}
         self._read = read
 
@@ -107,7 +108,7 @@ class Follow:
             for child in trace.children:
                 path = trace.path.parent / child.path if trace.path else None
                 if path and path.name == child.path and is_regular(path, follow=False):
-                    self._pending.append(Trace(path, False, self._read))
+                    self._pending.append(Trace(path, False, self._read, trace.origin))
                 elif path and real_path(path) in self._given:
                     pass
                 elif path or not trace.has_segment_of(child):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,19 @@ from gpt.trace.rows import Rows
 Column = npt.NDArray[np.uint64]
 
 
+class Made(NamedTuple):
+    """What a handle means since a time stamp: nodes, and launches by function."""
+
+    since: int
+    nodes: int
+    kernels: Counter[int]
+
+
 class Graphs:
     """The graphs of a segment, and calls that may be launches of graphs."""
 
     def __init__(self) -> None:
-        self._graphs: dict[int, list[tuple[int, dict[int, int]]]] = {}  # by handle: since when, launches by function
+        self._graphs: dict[int, list[Made]] = {}  # by handle
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
 
     def add_graph(self, record: dict[str, Any]) -> None:
@@ -37,7 +45,7 @@ class Graphs:
         kernels = Counter[int]()
         for function, count in zip(functions, launches, strict=True):
             kernels[function] += count
-        self._graphs.setdefault(record["exec"], []).append((record["at"], kernels))
+        self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels))
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Takes calls in that have an `object`: the handle, if it is graphs that the function launches."""
@@ -46,8 +54,12 @@ class Graphs:
 
     def find(self, handle: int, at: int) -> Counter[int]:
         """The launches, by function, of the graph that had a handle at a time; nothing if no record says."""
-        known = [graph for graph in self._graphs.get(handle, ()) if graph[0] <= at]
-        return Counter(max(known, key=lambda graph: graph[0])[1]) if known else Counter()
+        known = [graph for graph in self.of(handle) if graph.since <= at]
+        return Counter(known[-1].kernels) if known else Counter()
+
+    def of(self, handle: int) -> list[Made]:
+        """The graphs that had a handle, the first one first."""
+        return sorted(self._graphs.get(handle, ()), key=lambda graph: graph.since)
 
     def count_launches(self, apis: Container[int]) -> Counter[int]:
         """How often each function was launched by graphs, where `apis` launch them."""
@@ -57,10 +69,10 @@ class Graphs:
                 continue
             objects, starts = (np.concatenate(column) for column in zip(*calls, strict=True))
             for handle, graphs in self._graphs.items():
-                graphs.sort(key=lambda graph: graph[0])
-                since = np.array([at for at, _ in graphs], np.uint64)
+                graphs.sort(key=lambda graph: graph.since)
+                since = np.array([graph.since for graph in graphs], np.uint64)
                 meant = np.searchsorted(since, starts[objects == handle], side="right")
-                for (_, kernels), launches in zip(
+                for (_, _, kernels), launches in zip(
                     graphs, np.bincount(meant, minlength=len(graphs) + 1)[1:], strict=True
                 ):
                     for function, count in kernels.items():

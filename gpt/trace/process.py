@@ -74,6 +74,7 @@ class Process:
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
+        self.origin = 0  # which of several traces that were named it is of
         self.clock = Clock(header)
         self.started = False
         self.status: int | None = None

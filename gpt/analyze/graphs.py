@@ -1,0 +1,186 @@
+"""gpt-analyze graphs: what launches of CUDA graphs launched, by executable graph and by kernel.
+
+A `graph` record says which kernels a graph has that a handle means from then on; a call says which handle it launched.
+How long a replay takes is known with GPU times, how long its kernels do with the probe block_sched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import of_model
+from gpt.errors import MissingError, TruncatedError
+from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+GRAPHS = (
+    Column("graph", "u64", "id"),
+    Column("exec", "u64", "address", "handle"),
+    Column("pid", "u64", "id"),
+    Column("since", "u64", "ns", shown="never"),
+    Column("nodes", "u64"),
+    Column("kernels", "u64"),
+    Column("replays", "u64"),
+    Column("time", "u64?", "ns", "GPU time", "any"),
+    Column("p50", "u64?", "ns", "a replay", "any"),
+    Column("longest", "u64?", "ns", shown="never"),
+    Column("call", "u64?", "ns", "a call"),
+)
+KERNELS = (
+    Column("kernel", "text", "kernel", "kernels of graphs"),
+    Column("graph", "u64", "id"),
+    Column("replay", "u64", title="a replay"),
+    Column("launches", "u64"),
+    Column("probed", "u64?", shown="any"),
+    Column("time", "u64?", "ns", shown="any"),
+    Column("mean", "u64?", "ns", shown="any"),
+    Column("share", "f64?", "%", shown="any"),
+)
+MAP = "block_sched"
+TOP = 30  # rows that tables show
+
+
+class Replayed(NamedTuple):
+    """A graph that a handle meant from `since` on, a time stamp, and its launches: starts and places in the calls."""
+
+    number: int
+    process: Process
+    handle: int
+    since: int
+    nodes: int
+    kernels: dict[int, int]
+    calls: Any
+
+
+def graphs(trace: TraceModel) -> Answers:
+    """Graphs that were launched, those with most launches of kernels first, and their kernels."""
+    found = _find_graphs(trace)
+    times, spans = _gpu_times(trace, found), _spans(trace, found)
+    rows, kernels = [], []
+    for graph in found:
+        took = times.get(graph.number)
+        gpu = (float(took.sum()), _median(took), float(took.max())) if took is not None else (None,) * 3
+        called = graph.calls["duration"][graph.calls["duration"] > 0]
+        since = max(0, int(trace.times(graph.process, _stamps([graph.since]))[0]))
+        inside = sum(graph.kernels.values())
+        rows.append((graph.number, graph.handle, graph.process.pid, since, graph.nodes, inside, len(graph.calls), *gpu,
+                     _median(called) if len(called) else None))  # fmt: skip
+        names = graph.process.kernels()
+        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in graph.kernels}
+        whole = sum(span for _, _, span in own.values())
+        for function, count in graph.kernels.items():
+            probed, timed, span = own[function]
+            known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
+            kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
+                            probed or None, *known))  # fmt: skip
+    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    drawn = plot("bars", "graph", "time" if times else "replays")
+    yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP, plots=[drawn])
+    kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
+    verdict = []
+    if not spans:
+        verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' does")
+    elif missing := sum(1 for row in kernels if row[4] is None):
+        verdict.append(f"{missing:,} of these kernels have no times of the probe {MAP}")
+    if zero := sum(1 for row in kernels if row[2] == 0):
+        verdict.append(f"{zero:,} of these kernels are launched as a condition says: only probes count them")
+    drawn = plot("bars", "kernel", "time" if spans else "launches")
+    yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
+
+
+def _stamps(values: Any) -> Any:
+    import numpy as np
+
+    return np.array(values, np.uint64)
+
+
+def _median(values: Any) -> int:
+    import numpy as np
+
+    return int(np.percentile(values, 50, method="inverted_cdf"))
+
+
+def _find_graphs(trace: TraceModel) -> list[Replayed]:
+    """The graphs that were launched, numbered from 1 in the order of their first launches."""
+    import numpy as np
+
+    calls = trace.calls("object", "stamp")
+    calls = calls[trace.chosen(calls, type="graph", op="launch")]
+    calls = calls[calls["result"] == 0]
+    found = []
+    for number, process in enumerate(trace.processes):
+        mine = calls[calls["process"] == number]
+        for handle in np.unique(mine["object"]).tolist():
+            own = mine[mine["object"] == handle]
+            known = process.graphs.of(handle)
+            meant = np.searchsorted(_stamps([at for at, _, _ in known]), own["stamp"], side="right")
+            for at in np.unique(meant).tolist():
+                since, nodes, kernels = known[at - 1] if at else (0, 0, {})  # of before the first record: not known
+                found.append(Replayed(0, process, handle, since, nodes, kernels, own[meant == at]))
+    found.sort(key=lambda graph: int(graph.calls["start"][0]))
+    return [graph._replace(number=number) for number, graph in enumerate(found, 1)]
+
+
+def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
+    """ns of the replays of each graph, as far as they are known."""
+    import numpy as np
+
+    times = trace.gpu_times()
+    numbers = {process: number for number, process in enumerate(trace.processes)}
+    mine: dict[int, Any] = {}
+    for graph in found:
+        own = times[(times["process"] == numbers[graph.process]) & (times["function"] == 0)]
+        chosen = np.isin(_key(own["thread"], own["call"]), _key(graph.calls["thread"], graph.calls["start"]))
+        if chosen.any():
+            mine[graph.number] = own["duration"][chosen]
+    return mine
+
+
+def _key(threads: Any, starts: Any) -> Any:
+    """A number for each call of a process."""
+    return starts.astype("<u8") * _stamps(0x9E3779B97F4A7C15) + threads
+
+
+def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:
+    """By graph and function: launches with probes, those with a time, and ns of these together."""
+    from gpt.analyze.schedule import make_schedule
+
+    by_handle = defaultdict(list)
+    for graph in found:
+        by_handle[graph.process, graph.handle].append(graph)
+    spans: dict[tuple[int, int], tuple[int, int, float]] = {}
+    for launch in trace.launches:
+        handle, buffer = launch.launch.exec, launch.buffers.get(MAP)
+        if handle is None or buffer is None:
+            continue
+        meant = [graph for graph in by_handle[launch.process, handle] if graph.since <= launch.launch.start]
+        if not meant:
+            continue
+        try:
+            schedule = make_schedule(buffer.read())
+        except (MissingError, TruncatedError):
+            schedule = None
+        key = max(meant, key=lambda graph: graph.since).number, launch.launch.function
+        probed, timed, span = spans.get(key, (0, 0, 0.0))
+        known = schedule is not None and schedule.ns_per_clock is not None
+        spans[key] = probed + 1, timed + known, span + (float(schedule.ended.max()) if schedule and known else 0.0)
+    return spans
+
+
+def _find_lack(kinds: set[str]) -> str | None:
+    if "graph" in kinds:
+        return None
+    return "no CUDA graph in the trace: the program made none, or 'gpt-hook run' began after it did"
+
+
+def _find_need(trace: TraceModel) -> str | None:
+    return None if _find_graphs(trace) else "no graph was launched, as far as calls are recorded: 'gpt-hook run' does"
+
+
+ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", CALLS | GPU_TIMES | SAVES | {"graph"},
+                    _find_lack, need=_find_need)  # fmt: skip

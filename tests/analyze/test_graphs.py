@@ -1,0 +1,70 @@
+"""gpt-analyze graphs: replays of graphs that were made by hand, and what one says on the simulated device."""
+
+import struct
+
+from gpt import records
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+APIS = [forge.api(1, "cuGraphLaunch"), forge.api(2, "cuLaunchKernel")]
+KERNELS = [records.make("function", id=n, name=f"k{n}") for n in (1, 2, 3)]
+MAP = forge.probe_map("block_sched", **forge.BLOCK_SCHED)
+FIRST, SECOND = 0x7F00, 0x7F80
+
+
+def made(exec_, at, nodes=9, **launches):
+    ids = [int(name[1:]) for name in launches]
+    return records.make("graph", exec=exec_, at=at, nodes=nodes, functions=ids, launches=list(launches.values()))
+
+
+def replays(*found):
+    """Calls (start, duration, result, handle)."""
+    return forge.calls([(start, took, 1, result, handle, 0) for start, took, result, handle in found], forge.OBJECT)
+
+
+def warp(start, took):
+    """What a block of one warp saves; the clock has 1 GHz."""
+    return struct.pack("<QQQII", 1, start, start + took, took, 0)
+
+
+def test_kernels_by_graph():
+    calls = replays(
+        (2000, 9, 0, FIRST), (3000, 5, 0, FIRST), (4000, 7, 1, FIRST), (5000, 5, 0, SECOND), (9000, 5, 0, FIRST)
+    )
+    known = made(FIRST, 1000, 5, f1=3, f2=1), made(SECOND, 1500, f2=10), made(FIRST, 8000, 2, f3=2)
+    found = ask("graphs", forge.trace(*APIS, *known[:2], *KERNELS, calls, known[2]))  # fmt: skip
+    rows = [(r["graph"], r["exec"], r["nodes"], r["kernels"], r["replays"], r["call"]) for r in found.rows["graphs"]]
+    assert rows == [(1, FIRST, 5, 4, 2, 5), (2, SECOND, 9, 10, 1, 5), (3, FIRST, 2, 2, 1, 5)]
+    rows = [(r["kernel"], r["graph"], r["replay"], r["launches"]) for r in found.rows["kernels"]]
+    assert rows == [("k2", 2, 10, 10), ("k1", 1, 3, 6), ("k2", 1, 1, 2), ("k3", 3, 2, 2)]
+    assert "'gpt-hook run --gpu-time'" in found.verdicts["graphs"][0]
+    assert "'gpt-hook run -p block_sched'" in found.verdicts["kernels"][0]
+
+
+def test_times_of_replays_and_of_the_kernels_in_them():
+    times = forge.gpu_times([(2000, 70, 1, 0), (3000, 90, 1, 0), (2500, 1000, 2, 1)])
+    probed, saved = [], []
+    for number, (function, took) in enumerate(((1, 300), (1, 100), (2, 600))):
+        one = forge.probed(number, 10 + function, function, 2, 32)
+        probed.append({**one, "start": 2000, "exec": FIRST})
+        saved.append(forge.buffer(number, warp(100, took) + warp(100 + took, took)))
+    codes = [forge.kernel(10 + n, n, f"k{n}", 1) for n in (1, 2)]
+    segment = [*APIS, made(FIRST, 1000, f1=2, f2=1), *KERNELS, replays((2000, 9, 0, FIRST), (3000, 5, 0, FIRST)), times]
+    found = ask("graphs", forge.trace(*segment, MAP, *codes, *probed, *saved))
+    (row,) = found.rows["graphs"]
+    assert (row["time"], row["p50"], row["longest"]) == (160, 70, 90)
+    rows = [(r["kernel"], r["probed"], r["time"], r["mean"], r["share"]) for r in found.rows["kernels"]]
+    assert rows == [("k2", 1, 1200, 1200, 60), ("k1", 2, 800, 400, 40)]
+
+
+def test_what_is_not_there_is_said():
+    for segment, fact in (
+        ([*APIS, forge.calls([(5, 1, 2, 0)])], "no CUDA graph in the trace: the program made none"),
+        ([*APIS, made(FIRST, 5, f1=1)], "no graph was launched, as far as calls are recorded"),
+        ([forge.probe_map("x", a="u32")], "no CUDA graph in the trace"),
+    ):
+        done = run("graphs", data=forge.pack(forge.trace(*segment)))
+        assert done.returncode == 1 and fact in done.stderr.decode()
+    found = ask("graphs", forge.trace(*APIS, made(FIRST, 5000, f1=0), replays((100, 1, 0, FIRST), (6000, 1, 0, FIRST))))
+    assert [(r["nodes"], r["replays"]) for r in found.rows["graphs"]] == [(0, 1), (9, 1)]  # the first is not known
+    assert "launched as a condition says" in found.verdicts["kernels"][1]
