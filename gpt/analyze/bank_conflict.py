@@ -191,7 +191,7 @@ def find_passes(saved: Saved, threads: int, in_turn: bool = False) -> Passes:
     clock = saved.slots["clock"]
     if in_turn:
         clock = _number_accesses(saved.units, clock)
-    order = np.lexsort((lane, size, clock, warp))
+    order = np.lexsort((size * LANES + lane, clock, warp))
     warp, clock, size, lane, address = (array[order] for array in (warp, clock, size, lane, address))
     opens = np.ones(len(order), bool)
     opens[1:] = (warp[1:] != warp[:-1]) | (clock[1:] != clock[:-1]) | (size[1:] != size[:-1])
@@ -226,14 +226,19 @@ def _number_accesses(units: Any, clock: Any) -> Any:
 
 
 def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
-    """The groups, and how many different words the bank with most of them has in each."""
+    """The groups, which come in order, and how many different words the bank with most of them has in each."""
     import numpy as np
 
     words = (address + size - 1) // WORD - address // WORD + 1
     group, first = np.repeat(group, words), np.repeat(address // WORD, words)
     word = first + np.arange(len(first)) - np.repeat(np.cumsum(words) - words, words)
-    places, which = np.unique(group, return_inverse=True)
-    distinct = np.unique((which << 32) | word)  # a word has 30 bits, and a few more
+    opens = np.ones(len(group), bool)
+    opens[1:] = group[1:] != group[:-1]
+    places, which = group[opens], np.cumsum(opens) - 1
+    ordered = np.sort((which << 32) | word)  # a word has 30 bits, and a few more
+    fresh = np.ones(len(ordered), bool)  # np.unique would hash them, which takes ten times as long
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    distinct = ordered[fresh]
     bank = (distinct >> 32) * BANKS + (distinct & (BANKS - 1))
     each = np.bincount(bank, minlength=len(places) * BANKS).reshape(-1, BANKS)
     return places, each.max(axis=1) if len(places) else np.zeros(0, np.int64)
