@@ -1,17 +1,17 @@
 """gpt-analyze dmat: which pages of global memory a launch accesses when.
 
 A launch can have made a hundred million accesses, 32 bytes each, in a file that is mapped: they are walked through
-BATCH at a time, twice. First, which pages there are: their numbers are marked in a bitmap from the lowest to the
-highest, or, where that is too large, collected. Then they count in a matrix of at most ROWS by COLUMNS: of pages that
-are accessed at all (the map is *dense*: addresses in between take no room), and of clocks since the first access.
-Clocks are those of the SM that accesses: SMs whose clocks differ are drawn beside each other. A row has the name of the
+BATCH at a time, three times. First, from where to where they go; then, which pages there are (page_ranks.py). Then
+they count in a matrix of at most ROWS by COLUMNS: of pages that are accessed at all (the map is *dense*: addresses in
+between take no room), and of clocks since the first access. Clocks are those of the SM that accesses: SMs whose clocks
+differ are drawn beside each other. A row has the name of the
 tensor that is in its first page, if `gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several
 accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -54,7 +54,6 @@ TENSORS_OF = (
 )
 NONE = (1 << 32) - 1  # no text
 BATCH = 4 << 20  # accesses that are looked at together
-BITMAP = 1 << 27  # pages from the lowest to the highest that have a bitmap
 ROWS, COLUMNS = 1024, 1024  # of the matrix
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
@@ -135,8 +134,8 @@ class Dmat(MapAnalysis):
             return
         number, process, buffer, matrix, accesses, lost = self._shown
         row, column = np.nonzero(matrix.counts)
-        many = f"{matrix.rows:,} pages a row" if matrix.rows > 1 else "a page a row"
-        where = f"{many} of {1 << self._shift:,} bytes, {matrix.step:,} clocks a column"
+        many = f"{matrix.rows:,} pages" if matrix.rows > 1 else "a page"
+        where = f"{many} of {1 << self._shift:,} bytes a row, {matrix.step:,} clocks a column"
         said = f"launch {number}: {accesses:,} accesses, {f'{lost:,} more are lost, ' if lost else ''}{where}"
         known, start = (self._tensors, AFTER_ALL) if self._tensors else (process.tensors, buffer.launch.start)
         owners = _find_tensors(known, start, matrix.pages, 1 << self._shift)
@@ -186,11 +185,11 @@ def _describe(tensor: Tensor) -> str:
 class _Pages(NamedTuple):
     """The numbers of the pages that are accessed, in order, and the first and the last clock.
 
-    `ranks` has the place of each page among them, by its distance to the lowest; None if they lie too far apart.
+    `rank` returns the places of pages among them.
     """
 
     pages: Any
-    ranks: Any
+    rank: Callable[..., Any]
     first: int
     last: int
 
@@ -203,21 +202,19 @@ def _iter_batches(slots: Any) -> Iterator[Any]:
 def _find_pages(slots: Any, shift: int) -> _Pages:
     import numpy as np
 
+    from gpt.analyze.page_ranks import rank_pages
+
+    def pages() -> Iterator[Any]:
+        for batch in _iter_batches(slots):
+            yield batch["address"] >> np.uint64(shift)
+
     if not len(slots):
-        return _Pages(np.zeros(0, np.uint64), None, 0, 0)
+        return _Pages(np.zeros(0, np.uint64), np.zeros_like, 0, 0)
     ends = [(batch["address"].min(), batch["address"].max(), batch["clock"].min(), batch["clock"].max())
             for batch in _iter_batches(slots)]  # fmt: skip
     low, high, first, last = np.array(ends, np.uint64).T
-    low, high, first, last = int(low.min()), int(high.max()), int(first.min()), int(last.max())
-    lowest, span = low >> shift, (high >> shift) - (low >> shift) + 1
-    if span > BITMAP:
-        parts = [np.unique(batch["address"] >> np.uint64(shift)) for batch in _iter_batches(slots)]
-        return _Pages(np.unique(np.concatenate(parts)), None, first, last)
-    here = np.zeros(span, bool)
-    for batch in _iter_batches(slots):
-        here[((batch["address"] >> np.uint64(shift)) - np.uint64(lowest)).view(np.int64)] = True
-    pages = np.flatnonzero(here).astype(np.uint64) + np.uint64(lowest)
-    return _Pages(pages, np.cumsum(here, dtype=np.int32) - 1, first, last)
+    found = rank_pages(pages, int(low.min()) >> shift, int(high.max()) >> shift)
+    return _Pages(*found, int(first.min()), int(last.max()))
 
 
 def _make_matrix(slots: Any, found: _Pages, shift: int, counted: bool) -> Matrix:
@@ -228,14 +225,11 @@ def _make_matrix(slots: Any, found: _Pages, shift: int, counted: bool) -> Matrix
     height, width = -(-len(found.pages) // rows), (found.last - found.first) // step + 1
     counts = np.zeros(height * width, np.int64)
     for batch in _iter_batches(slots):
-        page = batch["address"] >> np.uint64(shift)
-        if found.ranks is None:
-            rank = np.searchsorted(found.pages, page)
-        else:
-            rank = found.ranks[(page - found.pages[0]).view(np.int64)]
+        row = found.rank(batch["address"] >> np.uint64(shift)) // rows
         column = ((batch["clock"] - np.uint64(found.first)) // np.uint64(step)).astype(np.int64)
-        cell = (rank // rows).astype(np.int64) * width + column
-        counts += np.bincount(cell, batch["count"] if counted else None, height * width).astype(np.int64)
+        counts += np.bincount(row * width + column, batch["count"] if counted else None, height * width).astype(
+            np.int64
+        )
     return Matrix(found.pages[::rows] << np.uint64(shift), rows, step, counts.reshape(height, width))
 
 

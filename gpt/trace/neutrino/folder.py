@@ -51,7 +51,7 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
     """The records of a trace folder, or of one of its results. Raises MissingError, MalformedError, OSError."""
     files = FolderFiles(folder, only)
     launches = _find_launches(files, only)
-    maps = read_maps(folder) if launches else []
+    maps = read_maps(folder) if any(one.result for one in launches) else []
     starts = [one.start - _since(one.result) for one in launches if one.start]
     first = min((one.start for one in launches if one.start), default=0)
     zero = min(first, max(0, *starts)) if starts else folder.stat().st_mtime_ns  # a result is named after its end

@@ -1,0 +1,38 @@
+"""docs/evaluation.md: each command that it names is there, and takes the options that it shows."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from gpt.analyze.command import ANSWERED, COMMON, FILTERS
+from gpt.stages.analyze import ANALYSES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+COMMANDS = sorted(set(re.findall(r"`gpt-analyze (?!--script)([^`]*)`", TEXT)))
+SEEDS = {"Neutrino's static notebook": range(1, 7), "Neutrino's dynamic notebook": range(1, 8)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_is_there(command):
+    name, *words = command.split()
+    assert name in ANALYSES
+    analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
+    declared = [*analysis.options.values(), *({} if analysis.lines else ANSWERED).values(), *COMMON.values()]
+    known = {flag for one in [*declared, *FILTERS.values()] for info in one.__metadata__ for flag in info.param_decls or ()}
+    known |= {"--format"}
+    assert [word for word in words if word.startswith("-") and word not in known] == []
+
+
+@pytest.mark.parametrize(("title", "numbers"), SEEDS.items())
+def test_each_section_has_a_command(title, numbers):
+    part = TEXT.split(f"## {title}")[1].split("\n## ")[0]
+    for number in numbers:
+        (row,) = re.findall(rf"^\| {number}\. .*$", part, re.M)
+        assert "`gpt-" in row
+
+
+def test_each_of_the_seven_questions_has_a_command():
+    part = TEXT.split("## LittleBoy")[1].split("\n## ")[0]
+    assert [int(number) for number in re.findall(r"^\| (\d)\. ", part, re.M)] == [*range(1, 8)]
