@@ -20,8 +20,8 @@ class GmemBytes(Sums):
     optional = ("read", "written", "sync", "bulk", "expected")
     columns = (
         Column("total", "u64", "bytes"),
-        Column("read", "u64", "bytes"),
-        Column("written", "u64", "bytes"),
+        Column("read", "u64", "bytes", shown="any"),
+        Column("written", "u64", "bytes", shown="any"),
         Column("sync", "u64", "bytes", "read, written", "any"),  # as Neutrino counts them: together
         Column("async", "u64", "bytes", shown="any"),
         Column("bulk", "u64", "bytes", shown="any"),

@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 
+from gpt.analyze import page_ranks
 from tests.analyze.asked import Answers, ask, run
 from tests.trace import forge
 
@@ -109,3 +110,14 @@ def test_pages_have_the_names_of_their_tensors(tmp_path):
     assert [(r["name"], r["accesses"], r["shape"]) for r in found.rows["tensors"]] == [("q", 4, "2048")]
     done = run("dmat", "--plot", tmp_path / "d.svg", data=forge.pack(segment))
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "d.svg").exists()
+
+
+@pytest.mark.parametrize("span", [1 << 12, 1 << 22, 1 << 34, 1 << 51])
+@pytest.mark.parametrize("most", [page_ranks.PAGES, 1 << 21])  # too few: they are sorted
+def test_each_page_has_its_place_however_far_apart_they_are(span, most, monkeypatch):
+    monkeypatch.setattr(page_ranks, "PAGES", most)
+    random = np.random.default_rng(span)
+    near = [random.integers(0, 1000, 500, np.uint64) + np.uint64(span * at // 8) for at in range(5)]
+    pages, rank = page_ranks.rank_pages(lambda: iter(near), int(min(map(np.min, near))), int(max(map(np.max, near))))
+    assert (pages == np.unique(near)).all()
+    assert (rank(near[3]) == np.searchsorted(pages, near[3])).all()

@@ -20,8 +20,8 @@ def test_each_command_is_there(command):
     assert name in ANALYSES
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
     declared = [*analysis.options.values(), *({} if analysis.lines else ANSWERED).values(), *COMMON.values()]
-    known = {flag for one in [*declared, *FILTERS.values()] for info in one.__metadata__ for flag in info.param_decls or ()}
-    known |= {"--format"}
+    infos = [info for one in [*declared, *FILTERS.values()] for info in one.__metadata__]
+    known = {flag for info in infos for flag in (info.default, *(info.param_decls or ()))} | {"--format"}
     assert [word for word in words if word.startswith("-") and word not in known] == []
 
 

@@ -179,8 +179,7 @@ def test_dmat(tmp_path):
     found = analysis(tmp_path, "dmat", head + b"".join(struct.pack("<QQ", *access) for access in accesses))
     assert found == f"{tmp_path / 'r.png'}\n"
     dmat = (tmp_path / "r.dmat").read_bytes()
-    wanted = struct.pack("<QQQQ", 2, 2, 1, 256) + struct.pack("<QQQI", 0, 1, 0, 3) + struct.pack("<QQQI", 20, 1, 1, 1)
-    assert dmat == wanted
+    assert dmat == struct.pack("<4Q3QI3QI", 2, 2, 4096, 1 << 20, 0, 1, 4096, 3, 20, 1, 1 << 20, 1)
     (tmp_path / "fig1.dmat").write_bytes(dmat)
     done = python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", TOOLS / "dmat.py", tmp_path / "fig1.dmat")
     assert done.stdout == f"{tmp_path / 'fig1.png'}\n"

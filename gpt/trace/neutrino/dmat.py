@@ -48,14 +48,14 @@ def read_dmat(path: Path) -> Iterator[Record]:
         raise type(error)(error.fact, str(path)) from None
     inner = struct.pack("<Q", len(entries)) + entries.tobytes()
     name = path.stem
-    yield records.make("header", version="1.0", tool="neutrino", argv=[], host="", pid=0, boot_id=str(path),
-                       realtime=status.st_mtime_ns, monotonic=0, via=[])  # fmt: skip
+    yield records.make("header", version="1.0", tool="neutrino", argv=[], host="", pid=0,
+                       realtime=status.st_mtime_ns, monotonic=status.st_ino % (1 << 40), via=[])  # fmt: skip
     yield records.make("function", id=1, name=name)
     yield records.make("map", id=1, name="dmat", type="log", level="thread", capacity=max(1, len(entries)), stride=24,
                        fields=FIELDS)  # fmt: skip
     yield records.make("kernel", id=1, name=name, function=1, maps=[1])
-    yield records.make("probed", id=1, kernel=1, function=1, thread=0, start=0, device=0, stream=0, grid=[1, 1, 1],
-                       block=[1, 1, 1], shared=0)  # fmt: skip
+    yield records.make("probed", id=1, kernel=1, function=1, thread=0, start=status.st_ino % (1 << 40), device=0,
+                       stream=0, grid=[1, 1, 1], block=[1, 1, 1], shared=0)  # fmt: skip
     yield records.make("buffer", launch=1, map=1, size=len(inner), data=inner)
     yield records.make("end", records=0, status=0)
 

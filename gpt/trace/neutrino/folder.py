@@ -55,18 +55,19 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
     starts = [one.start - _since(one.result) for one in launches if one.start]
     first = min((one.start for one in launches if one.start), default=0)
     zero = min(first, max(0, *starts)) if starts else folder.stat().st_mtime_ns  # a result is named after its end
+    base = _since(only)  # of several results given alone each is another process
     yield records.make("header", version="1.0", tool=TOOL, argv=files.log.argv, host="", pid=files.log.pid,
-                       boot_id=str(folder / (only or "")), realtime=zero, monotonic=0, via=[])  # fmt: skip
+                       realtime=zero, monotonic=base, via=[])  # fmt: skip
     located = [_locate(files, launch, maps) for launch in launches]
     for number, map_ in enumerate(maps):
         places = [place for one in located if isinstance(place := one.maps.get(number), Place)]
         yield map_.make(number + 1, max((place.units * place.unit // map_.bytes for place in places), default=1))
     functions = _Functions(files)
     for number, one in enumerate(located, 1):
-        yield from _say_launch(number, one, maps, functions, zero)
+        yield from _say_launch(number, one, maps, functions, zero - base)
     if not only:
         yield from _say_rest(files.log, functions)
-    yield from read_tensor_records(folder / "tensor.trace", zero)
+    yield from read_tensor_records(folder / "tensor.trace", zero - base)
     yield records.make("end", records=0, status=0)
 
 
@@ -146,7 +147,7 @@ def _say_launch(id_: int, one: _Located, maps: list[FolderMap], functions: _Func
     if new:
         yield records.make("kernel", id=kernel, name=functions.name(launch.function), function=function,
                            maps=[number + 1 for number in one.maps])  # fmt: skip
-    start = max(0, launch.start - zero) if launch.start else _since(launch.result)
+    start = max(0, launch.start - zero if launch.start else _since(launch.result))
     yield records.make("probed", id=id_, kernel=kernel, function=function, thread=0, start=start, device=0, stream=0,
                        grid=list(one.grid), block=list(one.block), shared=launch.shared)  # fmt: skip
     blocks, threads = math.prod(one.grid), math.prod(one.block)

@@ -3,7 +3,7 @@
     dmat.py RESULT.bin|FILE.dmat
 
 Of a `.bin` of the tool dmat it leaves a `.dmat` beside it: u64 pages, u64 clocks, the pages (u64 each), then for each
-clock u64 clock, u64 n, n times u64 page (its number among the pages), u32 count.
+clock u64 clock, u64 n, n times u64 page, u32 count. A page is its address.
 """
 
 import struct
@@ -40,12 +40,11 @@ def read_dmat(path):
     """The same of a `.dmat`."""
     data = Path(path).read_bytes()
     pages, count = struct.unpack_from("<QQ", data)
-    names = np.frombuffer(data, "<u8", pages, 16)
     at, found = 16 + 8 * pages, []
     for _ in range(count):
         clock, number = struct.unpack_from("<QQ", data, at)
         rows = np.frombuffer(data, ACCESSES, number, at + 16)
-        found.append((np.full(number, clock, np.uint64), names[rows["page"].astype(np.int64)], rows["count"]))
+        found.append((np.full(number, clock, np.uint64), rows["page"] // PAGE, rows["count"]))
         at += 16 + ACCESSES.itemsize * number
     return [
         np.concatenate(parts) if parts else np.zeros(0)
@@ -60,10 +59,11 @@ def write_dmat(path, clocks, pages):
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)
     edges = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else []
     with open(path, "wb") as file:
-        file.write(struct.pack("<QQ", len(names), len(edges)) + names.astype("<u8").tobytes())
+        file.write(struct.pack("<QQ", len(names), len(edges)) + (names * PAGE).astype("<u8").tobytes())
         for begin, end in zip(edges, [*edges[1:], len(pairs)], strict=True):
             rows = np.zeros(end - begin, ACCESSES)
-            rows["page"], rows["count"] = pairs[begin:end, 1], counts[begin:end]
+            rows["page"] = names[pairs[begin:end, 1].astype(np.int64)] * PAGE
+            rows["count"] = counts[begin:end]
             file.write(struct.pack("<QQ", int(pairs[begin, 0]), len(rows)) + rows.tobytes())
 
 
