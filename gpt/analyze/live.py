@@ -46,7 +46,7 @@ class Nothing:
 
 def check(traces: Sequence[Path]) -> None:
     """Raises UsageError without files, MissingError if one is absent."""
-    if not traces:
+    if not traces or Path("-") in traces:
         raise UsageError("--follow takes files; a stream is read to its end anyway")
     for path in traces:
         if not path.exists():

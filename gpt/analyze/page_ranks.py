@@ -70,4 +70,9 @@ def _sort(iter_pages: Callable[[], Iterator[Numbers]]) -> tuple[Numbers, Callabl
     found = np.zeros(0, np.uint64)
     for pages in iter_pages():
         found = np.union1d(found, pages)
-    return found, lambda pages: np.searchsorted(found, pages)
+
+    def rank(pages: Numbers) -> Ranks:
+        places: Any = np.searchsorted(found, pages)
+        return places  # type: ignore[no-any-return]
+
+    return found, rank

@@ -2,9 +2,13 @@
 
 import os
 import struct
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpt.trace
 from gpt.analyze.block_sched import BlockSched
@@ -13,7 +17,9 @@ from gpt.analyze.gmem_bytes import GmemBytes
 from gpt.errors import GptError, MissingError, UsageError
 from gpt.trace.buffers import MapLayout
 from gpt.trace.inputs import expand
+from gpt.trace.neutrino.folder import read_folder
 from gpt.trace.neutrino.results import Result, find_place
+from tests.tiers import examples
 from tests.trace import folders, forge
 
 WARPS = b"".join(struct.pack("<QII", 1000 * warp + 1, 50, warp // 2) for warp in range(4))  # of 2 blocks of 64
@@ -184,6 +190,57 @@ def test_a_folder_without_its_probe_file_says_so(tmp_path):
     folder = folders.neutrino(tmp_path / "t", "", folders.result((2, 1, 1), (64, 1, 1), (16, WARPS)))
     with pytest.raises(MissingError, match=r"no probe.toml, so nothing says what its records are"):
         gpt.trace.open(folder)
+
+
+def test_a_folder_of_nothing_says_so(tmp_path):
+    (tmp_path / "result").mkdir()
+    (tmp_path / "event.log").write_text("[pid] 3\n[info] init success\n")
+    with pytest.raises(GptError, match="nothing happened: no result, and no launch"):
+        gpt.trace.open(tmp_path)
+
+
+def test_a_run_with_benchmark_saves_nothing_and_has_times(tmp_path):
+    folder = folders.neutrino(tmp_path / "t", "", b"")
+    log = (folder / "event.log").read_text().replace("[exec] prologue", "[benchmark] prologue")
+    (folder / "result" / "0.000001.bin").unlink()
+    lines = [line for line in log.splitlines() if "] save" not in line]
+    log = "\n".join(lines).replace("ratio 1.500000", "original 2.000000 impact 2.000000 0")
+    (folder / "event.log").write_text(log + "\n")
+    found = list(read_folder(folder))
+    (times,) = [one for one in found if one["kind"] == "times"]
+    assert (times["prologue"], times["kernel"], times["original"]) == (1_500_000, 4_000_000, 2_000_000)
+    (code,) = [one for one in found if one["kind"] == "kernel" and "registers" in one]
+    assert (code["registers_before"], code["registers"]) == (10, 14)
+    assert [one["kind"] for one in found].count("unprobed") == 0
+
+
+@settings(max_examples=examples(100))
+@given(st.data())
+def test_whatever_a_log_says_it_is_a_trace_or_an_error(data):
+    """Lines that are cut, changed and mixed; each record is one that readers take."""
+    known = [
+        "[pid] 7", "[cmd] 3 a b", "[jit] find 0x1 name k bin 0x2 size 9", "[jit] rename k 0_ab", "[jit] rename k ..",
+        "[exec] funcmap-find 0x1 success", "[exec] funcmap-find 0x1 fail", "[exec] 99999999999999999999 param 1",
+        "[exec] 1700000000000000000 param", "[exec] grid 0 0 0 block 99999999999999999999 1 1 shared 7",
+        "[exec] probe-mem 99999999999999999999 (bytes)", "[exec] save ../../etc/passwd size 9",
+        "[exec] save a/b.bin size 1",
+       "[exec] prologue -1 kernel 9.5 epilogue 999999999999999 ratio nan", "[exec] backup 99999999999999999999 why k",
+        "[exec] lost m: gone", "[exec] failed 700", "[mem] cuMemcpyHtoDAsync_v2 0 dst 1", "[mem] cuMemFree_v2 0 dptr 1",
+        "[benchmark] prologue 1 kernel 1 epilogue 1 original 0.1 impact 1 0", "\xff\0", "[exec] " + "x" * 70000,
+    ]  # fmt: skip
+    lines = data.draw(st.lists(st.one_of(st.sampled_from(known), st.text(max_size=20)), max_size=30))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "result").mkdir()
+        (folder / "probe.toml").write_text(folders.BLOCK_SCHED)
+        (folder / "event.log").write_text("\n".join(lines), errors="replace")
+        try:
+            model = gpt.trace.open(folder)
+        except GptError:
+            return
+        for launch in model.launches:
+            with pytest.raises(GptError):
+                launch.saved("block_sched")
 
 
 def test_no_code_of_a_folder_runs(tmp_path):

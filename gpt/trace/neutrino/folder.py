@@ -51,6 +51,8 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
     """The records of a trace folder, or of one of its results. Raises MissingError, MalformedError, OSError."""
     files = FolderFiles(folder, only)
     launches = _find_launches(files, only)
+    if not (launches or files.log.launches or files.log.unprobed or files.log.calls):
+        raise GptError("nothing happened: no result, and no launch or call in its event.log", str(folder))
     maps = read_maps(folder) if any(one.result for one in launches) else []
     starts = [one.start - _since(one.result) for one in launches if one.start]
     first = min((one.start for one in launches if one.start), default=0)

@@ -119,7 +119,7 @@ _FORMS: dict[str, tuple[tuple[str, Callable[[Log, re.Match[str]], None]], ...]] 
     "[mem]": ((rf"\[mem\] (?P<name>cu\w+) {_N} .*", Log._call),),
     "[jit]": (
         (r"\[jit\] find (?P<function>\S+) name (?P<name>.+) bin \S+ size \d+", Log._compile),
-        (r"\[jit\] rename .+ (?P<folder>[\w.]+)", Log._rename),
+        (r"\[jit\] rename .+ (?P<folder>\w+)", Log._rename),
     ),
     "[exec]": (
         (r"\[exec\] funcmap-(?P<how>not-find) (?P<function>\S+)", Log._find),
