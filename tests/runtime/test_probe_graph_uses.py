@@ -466,6 +466,10 @@ SCENARIOS = {
             OK(cuCtxSetCurrent(own));
             replay(exec, 2), launched(4);
         }
+        OK(cuCtxSetCurrent(NULL));
+        IS(201, D(cuGraphLaunch)(exec, NULL));
+        OK(cuCtxSetCurrent(own));
+        replay(exec, 1), launched(2);
         OK(D(cuModuleGetGlobal_v2)(&factor, &size, module, "factor"));
         OK(cuCtxSetCurrent(other));
         for (unsigned by = 3; by < 6; by++) {
@@ -478,7 +482,7 @@ SCENARIOS = {
         OK(cuCtxSetCurrent(own));
         replay(exec, 1), expect(5), expect(5);
         """,
-        10,
+        12,
         {"it was launched into a default stream of another context": 8},
     ),
     "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs

@@ -38,7 +38,8 @@ struct stay {
 
 // A default stream is that of the current context.
 static bool is_elsewhere(const struct prepared *graph, uint64_t stream) {
-    return stream <= CU_STREAM_PER_THREAD_HANDLE && hook_current_context() != graph->context;
+    uint64_t current = hook_current_context();
+    return stream <= CU_STREAM_PER_THREAD_HANDLE && current && current != graph->context;
 }
 
 static struct stay enter(const struct prepared *graph, uint64_t stream) {
