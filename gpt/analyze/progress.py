@@ -99,8 +99,9 @@ class Progress(MapAnalysis):
         which = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(warp))))
         last = np.append(opens[1:], len(warp)) - 1
         done = slots[amount].astype(float)
-        step = done.max() + 1  # more than any: so a warp does not begin with what the one before has
-        done = np.maximum.accumulate(done + which * step) - which * step
+        if ((done[1:] < done[:-1]) & (which[1:] == which[:-1])).any():
+            step = done.max() + 1  # more than any: so a warp does not begin with what the one before has
+            done = np.maximum.accumulate(done + which * step) - which * step
         whole = np.maximum(done[last], 1.0)
         progress = done / whole[which]
         same = which[1:] == which[:-1]
