@@ -46,6 +46,7 @@ TOP = 30  # rows that tables show
 KERNEL = 20  # columns of the name of a kernel beside a bar
 MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
+RANGE = 1e-30, 1e30  # of times that are not 0
 
 Beside = Annotated[
     Path | None, typer.Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")
@@ -108,7 +109,7 @@ def _read_time(cell: str, where: str) -> float:
         time = float(cell)
     except ValueError:
         time = math.nan
-    if not 0 <= time < 1e300:
+    if not (time == 0 or RANGE[0] <= time <= RANGE[1]):
         raise MalformedError(f"not a time: '{cell}'", where)
     return time
 

@@ -148,7 +148,7 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
         axes.barh(range(len(labels)), row / scale, left=left, height=0.8, label=told[name].get("title", name))
         left += np.nan_to_num(row) / scale
     for at, value in enumerate(columns[plot["end"]][places] if "end" in plot else ()):
-        axes.annotate(f" {value:.2f}x" if value == value else "", (left[at], at), va="center", fontsize=8)
+        axes.annotate(f" {value:.4g}x" if value == value else "", (left[at], at), va="center", fontsize=8)
     axes.set_yticks(range(len(labels)), [_text(label, LABEL) for label in labels], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(_axis(told[plot["y"][0]] if len(plot["y"]) == 1 else {}, unit))

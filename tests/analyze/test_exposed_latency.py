@@ -86,6 +86,7 @@ def test_figures_of_other_tools_stand_beside(tmp_path):
         ("probe,original,ncu\na,0,1\n", 3, ":2: no time in column 'original'"),
         ("probe,original,ncu\na,1,nan\n", 3, ":2: not a time: 'nan'"),
         ("probe,original,ncu\na,1,-1\n", 3, ":2: not a time: '-1'"),
+        ("probe,original,ncu\na,1,1e290\n", 3, ":2: not a time: '1e290'"),
         ("\xff\n", 3, ": not comma-separated values: "),
         ("probe,original,ncu\n" + "a,1,1\n" * 1001, 3, ": more than 1,000 rows"),
     ],
