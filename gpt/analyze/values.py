@@ -155,4 +155,4 @@ def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
     else:
         edges = low + (high / most - low / most) * np.arange(most + 1)
     edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers have no room between them
-    return edges if len(edges) > 1 else np.array([low, math.nextafter(low + abs(low) / 100, math.inf)])
+    return edges if len(edges) > 1 else np.array([low, math.nextafter(low + (abs(low) / 100 or 1.0), math.inf)])
