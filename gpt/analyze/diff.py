@@ -132,20 +132,20 @@ class Diff:
             (api.name, api.type, *_row(differs, a, b), a.bytes or None, b.bytes or None)
             for api, differs, a, b in compared
         ]
-        drawn = plot("bars", "name", "total_a", "total_b", title="time in calls")
+        by_time = plot("bars", "name", "change", title="time in calls, B - A")
         verdict = [*self._describe(both), *_verdict("functions", compared)]
-        yield make_answer("functions", FUNCTIONS, rows, verdict, top=TOP, plots=[drawn])
+        yield make_answer("functions", FUNCTIONS, rows, verdict, top=TOP, plots=[by_time])
         kernels = [{name: _of_kernel(kernel) for name, kernel in totals.kernels.items()} for totals in both]
         if any(kernels):
             compared = _compare(*kernels)
             timed = [any(side.timed for side in one.values()) for one in kernels]
-            drawn = plot("bars", "name", *(("total_a", "total_b") if all(timed) else ("count_a", "count_b")))
+            drawn = [plot("bars", "name", "change", title="time on the GPU, B - A")] if all(timed) else []
             verdict = list(_verdict("kernels", compared))
             if not all(timed):
                 said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
                 verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
             lines = [(name, *_row(differs, a, b)) for name, differs, a, b in compared]
-            yield make_answer("kernels", KERNELS, lines, verdict, top=TOP, plots=[drawn])
+            yield make_answer("kernels", KERNELS, lines, verdict, top=TOP, plots=drawn)
 
     def _describe(self, both: tuple[Totals, Totals]) -> Iterator[str]:
         """What is compared."""

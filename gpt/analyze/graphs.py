@@ -79,8 +79,7 @@ def graphs(trace: TraceModel) -> Answers:
             kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
                             probed or None, *known))  # fmt: skip
     verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
-    drawn = plot("bars", "graph", "time" if times else "replays")
-    yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP, plots=[drawn])
+    yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:

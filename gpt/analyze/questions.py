@@ -107,7 +107,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     around = None
     if idle:
         ns = clock.durations(_array(idle.total, idle.idle, idle.longest)).tolist()
-        began = int(clock.times(_array(idle.at))[0]) - clock.monotonic
+        began = max(0, int(clock.times(_array(idle.at))[0]) - clock.monotonic)
         around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
         idle = idle._replace(total=ns[0], idle=ns[1], longest=ns[2], at=began)
     rows = [_unit_row(totals, unit, units) for unit in units]
@@ -141,8 +141,8 @@ def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any
     code = int(unit.codes[0])
     name = None if code & int(GRAPH) else names.get(code, f"#{code}")
     whole = next(other for other in units if other.scope == unit.scope) is unit
-    took = float(clock.durations(_array(round(unit.took)))[0])
-    begin = int(clock.times(_array(unit.start))[0]) - clock.monotonic
+    took = float(clock.durations(_array(max(0, round(unit.took))))[0])
+    begin = max(0, int(clock.times(_array(unit.start))[0]) - clock.monotonic)
     size = len(unit.codes)
     share = 100 * unit.covered / unit.launches
     told = ("iteration" if whole else "part of it") + ("" if unit.scope == "all" else f", {unit.scope}")

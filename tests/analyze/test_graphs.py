@@ -41,7 +41,7 @@ def test_kernels_by_graph():
     assert "'gpt-hook run -p block_sched'" in found.verdicts["kernels"][0]
 
 
-def test_times_of_replays_and_of_the_kernels_in_them():
+def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     times = forge.gpu_times([(2000, 70, 1, 0), (3000, 90, 1, 0), (2500, 1000, 2, 1)])
     probed, saved = [], []
     for number, (function, took) in enumerate(((1, 300), (1, 100), (2, 600))):
@@ -50,7 +50,10 @@ def test_times_of_replays_and_of_the_kernels_in_them():
         saved.append(forge.buffer(number, warp(100, took) + warp(100 + took, took)))
     codes = [forge.kernel(10 + n, n, f"k{n}", 1) for n in (1, 2)]
     segment = [*APIS, made(FIRST, 1000, f1=2, f2=1), *KERNELS, replays((2000, 9, 0, FIRST), (3000, 5, 0, FIRST)), times]
-    found = ask("graphs", forge.trace(*segment, MAP, *codes, *probed, *saved))
+    whole = forge.trace(*segment, MAP, *codes, *probed, *saved)
+    done = run("graphs", "--plot", tmp_path / "g.png", data=forge.pack(whole))
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
+    found = ask("graphs", whole)
     (row,) = found.rows["graphs"]
     assert (row["time"], row["p50"], row["longest"]) == (160, 70, 90)
     rows = [(r["kernel"], r["probed"], r["time"], r["mean"], r["share"]) for r in found.rows["kernels"]]

@@ -128,6 +128,13 @@ def test_an_iteration_begins_after_the_break_of_the_host():
     assert (row["first_kernel"], row["first"], row["count"], row["time"]) == ("k1", 3, 8, 100 * US)
 
 
+def test_time_stamps_that_make_no_sense_are_no_fault():
+    rows = [forge.launch(start, took, LAUNCH, 1) for start in (1, 1 << 63, (1 << 64) - 1) for took in (1, 1 << 63)]
+    segment = forge.trace(*APIS, *KERNELS, forge.calls(rows, forge.LAUNCH), tsc=1 << 63, tsc_hz=1)
+    done = run("summary", data=forge.pack(segment))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_list_is_whole_in_80_columns_and_in_markdown():
     segment = inference(records.make("unprobed", function=1, launches=3, reason="x" * 200))
     text = run("summary", data=forge.pack(segment)).stdout.decode()
