@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import of_model
+from gpt.analyze.places import WHO, Who, tell_apart
 from gpt.trace.kinds import CALLS, SITES
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ SUMS = (
 MEMORY = (
     Column("where", "text", title="memory"),
     Column("type", "text?", shown="under"),
-    Column("pid", "u64", "id"),
+    *WHO,
     *SUMS,
 )
 SITES_OF = (
@@ -96,7 +97,8 @@ def memory(trace: TraceModel) -> Answers:
     from gpt.analyze.pieces import make_pieces
 
     found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
-    rows = [row for pieces in found for row in _rows(pieces)]
+    who = tell_apart(pieces.process.header for pieces in found)
+    rows = [row for pieces, one in zip(found, who, strict=True) for row in _rows(pieces, one)]
     yield make_answer("memory", MEMORY, rows, list(_verdict(found)))
     if not found:
         return
@@ -109,7 +111,7 @@ def memory(trace: TraceModel) -> Answers:
     yield from _iter_left(found, names)
 
 
-def _rows(pieces: Pieces) -> Iterator[tuple[Any, ...]]:
+def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns MEMORY: where memory is, then its kinds."""
     import numpy as np
 
@@ -117,10 +119,10 @@ def _rows(pieces: Pieces) -> Iterator[tuple[Any, ...]]:
         kinds = np.unique(pieces.kinds[mask]).tolist()
         failed = pieces.failed[where == GPU]
         if kinds or failed:
-            yield where, None, pieces.process.pid, *_sums(pieces, mask, sum(failed.values()))
+            yield where, None, *who, *_sums(pieces, mask, sum(failed.values()))
         for kind in [*kinds, *(kind for kind in failed if kind not in kinds)]:
             one = mask & (pieces.kinds == kind)
-            yield where, pieces.name(kind), pieces.process.pid, *_sums(pieces, one, failed.get(kind, 0))
+            yield where, pieces.name(kind), *who, *_sums(pieces, one, failed.get(kind, 0))
 
 
 def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:

@@ -40,7 +40,10 @@ WINDOW = 1 << 14  # spans that are made text at once
 def iter_text(timeline: Timeline) -> Iterator[str]:
     """The whole of the JSON, a part at a time."""
     writer = _Writer(timeline)
-    yield '{"schemaVersion":1,"distributedInfo":{"backend":"nccl","rank": 0,"world_size":1},\n"displayTimeUnit":"ms",'
+    ranks = {process.header.get("rank", 0) for process in timeline.model.processes}
+    rank = ranks.pop() if len(ranks) == 1 else 0
+    yield f'{{"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank": {rank},"world_size":{rank + 1}}},\n'
+    yield '"displayTimeUnit":"ms",'
     yield f'"incomplete":{_quote(timeline.model.incomplete)},\n"traceEvents":[\n'
     yield ",\n".join(writer.iter_names())
     for part in writer.iter_parts():

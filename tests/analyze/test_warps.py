@@ -45,6 +45,16 @@ def test_warps_alone_and_beside_other_kernels():
     assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 beside others; tail: ")
 
 
+def test_warps_beside_those_of_another_process_on_the_same_gpu():
+    def of(pid, uuid, launch):
+        found = trace(launch, pid=pid)
+        device = forge.records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass")
+        return [found[0], device, *found[1:]]
+
+    one, beside, other = of(10, "GPU-a", [(0, 100)]), of(11, "GPU-a", [(50, 90)]), of(12, "GPU-b", [(60, 80)])
+    assert [row["how"] for row in ask("warp_sched", one, beside, other).rows["launches"]] == ["shared"] * 2 + ["alone"]
+
+
 @pytest.mark.parametrize(
     ("times", "tail"),
     [
