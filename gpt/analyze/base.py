@@ -180,7 +180,8 @@ class _Passage:
         self._begun = True
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
-        known = self._known.setdefault(identity(header), self.name)
+        apart = getattr(self._fold, "apart", False)  # whether what each trace has is compared
+        known = self._known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)
             fact = f"process {header['pid']} is that of {known}, and counted once"

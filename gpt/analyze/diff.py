@@ -87,6 +87,7 @@ class Diff:
     """The sums of each of two traces."""
 
     streams = True
+    apart = True
 
     def __init__(self) -> None:
         from gpt.analyze.totals import Totals

@@ -177,3 +177,9 @@ def test_what_is_wrong_with_one_file_does_not_cost_the_others(name, tmp_path):
     assert len(found.rows[answer]) == 4 * per_process
     table = run(name, paths[0], torn, empty, copy, *paths[2:]).stdout.decode()
     assert "incomplete: " in table and "no end of process 10" in table
+
+
+def test_a_trace_is_compared_with_its_copy(tmp_path):
+    paths = write(tmp_path, machines(1)[0], machines(1)[0])
+    done = run("diff", *paths)
+    assert (done.returncode, done.stderr) == (0, b"")
