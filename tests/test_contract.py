@@ -260,7 +260,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
         rest = io.BytesIO(process.stdout.read())
         *more, last = msgpack.Unpacker(rest, strict_map_key=False, unicode_errors="surrogateescape")
         assert last["records"] == len(first + second + third + more) - 1
-        news = ["answer"] * 4 if stage.name == "gpt-analyze" else []  # how the process ended
+        news = ["answer"] * 6 if stage.name == "gpt-analyze" else []  # how the process ended
         assert [record["kind"] for record in more] == news
     assert process.returncode == 0
 
