@@ -124,7 +124,9 @@ def render(lines: Callable[[int], Iterator[Text]]) -> str:
 
     file, width = io.StringIO(), screen_width()
     terminal = os.isatty(1) or None
-    console = Console(file=file, width=width, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=file, width=width, height=1, force_terminal=terminal, highlight=False, markup=False, emoji=False
+    )
     for line in lines(width):
         safe = line if line.plain.isprintable() else Text(printable(line.plain))  # whoever forgot it
         console.print(safe, soft_wrap=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,11 @@ from gpt.timeline.tracks import (
     Timeline,
     Track,
     Whole,
+    gpu,
     number_processes,
     title,
 )
+from gpt.trace.model import NO_DEVICE
 
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
          RANGE: "user_annotation"}  # fmt: skip
@@ -71,32 +74,28 @@ class _Writer:
     def _row(self, track: Track) -> tuple[int, int]:
         """`pid` and `tid`. Further lanes have numbers that no thread has."""
         if track.kind == STREAM:
-            streams = sorted(
-                {t.number for t in self._timeline.tracks if (t.process, t.kind) == (track.process, STREAM)}
-            )
-            return self._gpus[track.process], streams.index(track.number) + track.lane * len(streams)
+            own = (track.process, track.kind, track.device)
+            streams = sorted({t.number for t in self._timeline.tracks if (t.process, t.kind, t.device) == own})
+            return self._gpus[own[0], own[2]], streams.index(track.number) + track.lane * len(streams)
         lane = track.lane + (1 if KINDS[track.kind] == "range" else 0)
         return self._hosts[track.process], track.number + (lane << 32)
 
     def iter_names(self) -> Iterator[str]:
         """What rows and processes are called."""
         form = '{{"ph":"M","name":"{}","pid":{},"tid":{},"ts":0,"args":{{"{}":{}}}}}'
+        order = count()
         for place, process in enumerate(self._timeline.model.processes):
             argv, host = " ".join(process.header["argv"]), process.header["host"]
-            for order, (pid, label) in enumerate(
-                (
-                    (self._hosts[place], f"process {process.pid} on {host}"),
-                    (self._gpus.get(place), f"GPU of {process.pid}"),
-                )
-            ):
-                if pid is None:
-                    continue
+            gpus = [
+                (pid, f"{gpu(device)} of {process.pid}") for (own, device), pid in self._gpus.items() if own == place
+            ]
+            for pid, label in [(self._hosts[place], f"process {process.pid} on {host}"), *gpus]:
                 yield form.format("process_name", pid, 0, "name", _quote(argv))
                 yield form.format("process_labels", pid, 0, "labels", _quote(label))
-                yield form.format("process_sort_index", pid, 0, "sort_index", 2 * place + order)
-        for order, (track, (pid, tid)) in enumerate(zip(self._timeline.tracks, self._rows, strict=True)):
+                yield form.format("process_sort_index", pid, 0, "sort_index", next(order))
+        for track, (pid, tid) in zip(self._timeline.tracks, self._rows, strict=True):
             yield form.format("thread_name", pid, tid, "name", _quote(title(track)))
-            yield form.format("thread_sort_index", pid, tid, "sort_index", order)
+            yield form.format("thread_sort_index", pid, tid, "sort_index", next(order))
 
     def iter_parts(self) -> Iterator[list[str]]:
         """All events but names, some thousand at a time."""
@@ -147,7 +146,9 @@ class _Writer:
         callers = self._timeline.callers[places]
         calls = np.zeros(len(places), self._timeline.calls.dtype)
         calls[callers >= 0] = self._timeline.calls[callers[callers >= 0]]
-        same = [f',"device":0,"stream":{stream}'] * len(places)
+        devices = self._timeline.gpu_times["device"][places].tolist()
+        known = ("" if device == NO_DEVICE else f',"device":{device}' for device in devices)
+        same = [f'{device},"stream":{stream}' for device in known]
         told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
         return [
             same,

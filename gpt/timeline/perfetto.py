@@ -143,7 +143,7 @@ class _Writer:
     def _work(self, track: Track, spans: Spans) -> bytes:
         """Kernels, copies and the like, as the schema has them for GPUs."""
         trace = self._schema.Trace()
-        queue, gpu = self._specifications[title(track)], self._gpus[track.process]
+        queue, gpu = self._specifications[title(track)], self._gpus[track.process, track.device]
         callers = self._timeline.callers[spans["source"]]
         calls = np.zeros(len(spans), self._timeline.calls.dtype)
         calls[callers >= 0] = self._timeline.calls[callers[callers >= 0]]

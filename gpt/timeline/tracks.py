@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.screen.demangle import readable
+from gpt.trace.model import NO_DEVICE
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -52,6 +53,7 @@ class Track:
 
     process: int
     kind: int  # of KINDS
+    device: int  # of a stream, an ordinal; NO_DEVICE if that is not known; of all others 0
     number: int  # a thread id, or the handle of a stream; of ranges that no thread pushed 0
     title: str = ""  # their domain
     lane: int = 0
@@ -163,6 +165,7 @@ def title(track: Track) -> str:
     match KINDS[track.kind]:
         case "stream":
             text = f"stream {track.number:#x}" if track.number else "default stream"
+            text = f"{gpu(track.device)} {text}" if track.device else text
         case "thread":
             text = f"thread {track.number}"
         case _:
@@ -170,17 +173,17 @@ def title(track: Track) -> str:
     return f"{text} ({track.lane + 1})" if track.lane else text
 
 
-def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[int, int]]:
-    """The `pid` of each process, and of its GPU: its own, and 0; another if a process before has that."""
+def gpu(device: int) -> str:
+    """What a device is called."""
+    return "a GPU" if device == NO_DEVICE else f"GPU {device}"
+
+
+def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
+    """The `pid` of each process, and of each GPU of it: its own, and the ordinal; the next one if that is taken."""
     taken: set[int] = set()
-    hosts: dict[int, int] = {}
-    gpus: dict[int, int] = {}
-    working = {track.process for track in timeline.tracks if track.kind == STREAM}
-    for place, process in enumerate(timeline.model.processes):
-        hosts[place] = _free(process.pid, taken)
-    for place in sorted(working):
-        gpus[place] = _free(0, taken)
-    return hosts, gpus
+    hosts = {place: _free(process.pid, taken) for place, process in enumerate(timeline.model.processes)}
+    working = sorted({(track.process, track.device) for track in timeline.tracks if track.kind == STREAM})
+    return hosts, {gpu: _free(gpu[1] if gpu[1] != NO_DEVICE else 0, taken) for gpu in working}
 
 
 def _free(number: int, taken: set[int]) -> int:
@@ -235,12 +238,12 @@ class _Maker:
             spans["begin"], spans["end"], spans["category"] = starts, stops, RANGE
             used = np.ones(len(begun), bool)
             for at, one in enumerate(begun):
-                track = Track(number, KINDS.index("thread"), one["thread"])
+                track = Track(number, KINDS.index("thread"), 0, one["thread"])
                 if one["type"] == "mark":
                     marks.append(Mark(track, int(starts[at]), one.get("name", "")))
                     used[at] = False
                 elif one["type"] == "start":
-                    track = Track(number, KINDS.index("range"), 0, one.get("domain", ""))
+                    track = Track(number, KINDS.index("range"), 0, 0, one.get("domain", ""))
                 spans["track"][at] = self._track(track)
                 spans["name"][at] = self._number(one.get("name", ""))
                 spans["open"][at] = one.get("id") not in ends
@@ -275,10 +278,12 @@ class _Maker:
         spans = np.zeros(len(rows), SPAN)
         spans["begin"], spans["source"] = rows[begin], np.arange(len(rows))
         spans["end"] = rows[begin] + rows["duration"].astype(np.int64)
-        for process in np.unique(rows["process"]).tolist():
-            own = np.flatnonzero(rows["process"] == process)
+        devices = rows["device"] if kind == STREAM else np.zeros(len(rows), np.uint32)
+        places = rows["process"].astype(np.uint64) << np.uint64(32) | devices
+        for place in np.unique(places).tolist():
+            own = np.flatnonzero(places == place)
             numbers, which = np.unique(rows[number][own], return_inverse=True)
-            tracks = [self._track(Track(process, kind, each)) for each in numbers.tolist()]
+            tracks = [self._track(Track(place >> 32, kind, place & 0xFFFFFFFF, each)) for each in numbers.tolist()]
             spans["track"][own] = np.array(tracks, np.uint32)[which]
         self._spans.append(spans)
         return spans

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
+from gpt import records
 from gpt.timeline.tracks import find_lanes
 from tests.analyze.asked import run
 from tests.timeline.made import US, ZERO, call, launch, pushed, segment, small
@@ -117,11 +118,22 @@ def test_processes_of_two_machines_with_one_pid():
     check_rows(found)
     names = [(e["pid"], e["args"]["labels"]) for e in found["traceEvents"] if e["name"] == "process_labels"]
     assert sorted(names) == [
-        (0, "GPU of 10"),
-        (1, "GPU of 10"),
+        (0, "GPU 0 of 10"),
+        (1, "GPU 0 of 10"),
         (10, "process 10 on here"),
         (11, "process 10 on there"),
     ]
+
+
+def test_streams_of_two_devices():
+    rows = [(ZERO + at * US, 5 * US, 0, 0, 1, 1, 1, 0, device) for at, device in ((0, 0), (1, 1), (8, 1))]
+    times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES | {"device": "u32"}))
+    found = chrome(segment(launch(0, 1, 1), times))
+    check_rows(found)
+    rows = {name: [begin // US - 10**6 for begin, *_ in spans] for name, spans in rows_of(found).items()}
+    assert rows == {"thread 1": [0], "default stream": [0], "GPU 1 default stream": [1, 8]}
+    devices = {(e["pid"], e["args"]["device"]) for e in found["traceEvents"] if e.get("cat") == "kernel"}
+    assert devices == {(0, 0), (1, 1)}
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=30), st.booleans())
