@@ -187,4 +187,4 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & {"ioctl", "child"} else NO_IOCTLS
 
 
-ANALYSIS = of_model(ioctl, "Show what the driver asks the kernel for, and which CUDA calls do.", CALLS, _find_lack)
+ANALYSIS = of_model(ioctl, "Show which ioctls the driver makes, and for which CUDA calls.", CALLS, _find_lack)

@@ -71,7 +71,7 @@ def test_the_model_of_a_trace_has_them(tmp_path):
     model = gpt.trace.open(tmp_path / "t.mp")
     calls = model.calls("bytes", "stack")
     asked = calls[model.chosen(calls, op="alloc")]
-    frame = model.first.sites.asker(int(asked["stack"][0]))
+    frame = model.processes[0].sites.asker(int(asked["stack"][0]))
     assert len(asked) == 2 and frame and frame.function == "inner" and not calls["stack"][calls["bytes"] != 64].any()
 
 

@@ -91,7 +91,7 @@ with gpt.tensors.trace():
 """
     traced(tmp_path, source)
     model = gpt.trace.open(tmp_path / "t.mp")
-    calls, process = model.calls("to", "stamp", "stack"), model.first
+    calls, process = model.calls("to", "stamp", "stack"), model.processes[0]
     calls = calls[model.chosen(calls, name="cuMemsetD8")]
     assert not calls["stack"].any()
     found = process.tensors.find(calls["to"], calls["stamp"])
