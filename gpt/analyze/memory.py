@@ -334,5 +334,5 @@ def _find_lack(kinds: set[str]) -> str | None:
 
 
 ANALYSIS = of_model(
-    memory, "Show which memory is allocated when, by whom, and what is left.", CALLS | SITES, _find_lack
+    memory, "Show which memory is allocated, by whom, and what is left.", CALLS | SITES, _find_lack
 )
