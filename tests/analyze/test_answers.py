@@ -103,6 +103,7 @@ def test_options_that_make_no_sense(options, fact):
 # What is missing
 
 
+@pytest.mark.full
 def test_every_form_says_what_is_missing(tmp_path):
     path = tmp_path / "t.mp"
     whole = forge.pack(process())
@@ -247,6 +248,7 @@ def read_until(terminal, wanted=None):
     return text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ends", [True, False])
 def test_follow_on_a_terminal_draws_anew_and_a_signal_ends_it(growing, ends):
     ours, theirs = os.openpty()

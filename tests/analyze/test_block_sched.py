@@ -317,6 +317,7 @@ def test_the_wildest_numbers_are_no_fault(rows):
         assert all(value is None or value >= 0 for value in row)
 
 
+@pytest.mark.full
 def test_numbers_that_are_too_large_are_shown(tmp_path):
     rows = [(1, (1 << 64) - 1, (1 << 64) - 1, (1 << 32) - 1, 5), (1, 0, 0, 1, 5)]
     data = np.array(rows, SLOT).tobytes()

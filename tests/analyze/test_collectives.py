@@ -167,6 +167,7 @@ def test_times_of_blocks_are_put_on_the_clock_of_the_calls():
     assert [row["transfer"] for row in found.rows["ranks"]] == pytest.approx([20 * TOOK] * 2, rel=0.02)
 
 
+@pytest.mark.full
 def test_what_is_missing_is_said():
     begins, ends = lockstep(2, 3, {})
     one, other = (rank(n, begins[n], ends[n]) for n in (0, 1))
@@ -193,6 +194,7 @@ def test_the_wildest_times_are_no_fault(times):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.full
 def test_a_picture_of_ranks(tmp_path):
     begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
     data = forge.pack(*(rank(n, begins[n], ends[n]) for n in (0, 1)))

@@ -82,6 +82,7 @@ def test_what_changed_most_comes_first(two):
     assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differ in time; 1 in what may be noise"
 
 
+@pytest.mark.full
 def test_tables_are_whole_in_80_columns_and_in_markdown(two):
     for width in ("80", "160"):
         text = run("diff", *two, env={**os.environ, "COLUMNS": width}).stdout.decode()
@@ -104,6 +105,7 @@ def test_children_are_of_the_trace_that_names_them(tmp_path):
     assert (row["count_a"], row["count_b"], row["differs"]) == (3, 1, "count")
 
 
+@pytest.mark.full
 def test_two_traces_are_needed(two, tmp_path):
     for paths in ([], two[:1], [*two, two[0]], [two[0], two[0]]):
         done = run("diff", *paths)

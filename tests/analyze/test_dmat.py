@@ -82,6 +82,7 @@ def test_text_and_picture(tmp_path):
     assert "0x7f0000000000" in run("dmat", data=data).stdout.decode()
 
 
+@pytest.mark.full
 def test_what_makes_no_sense():
     data = forge.pack(trace(ACCESSES))
     done = run("dmat", "--page", 3, data=data)
@@ -94,6 +95,7 @@ def test_what_makes_no_sense():
     assert b"map 'dmat' has no log of records: not that of the built-in probe" in done.stderr
 
 
+@pytest.mark.full
 def test_pages_have_the_names_of_their_tensors(tmp_path):
     def tensor(id_, name, address, size, at=1):
         return forge.records.make("tensor", id=id_, at=at, thread=1, name=name, address=address, bytes=size,

@@ -149,12 +149,14 @@ def test_as_text_a_call_is_a_line():
     assert len({line.index(word) for line, word in zip(lines, ("call", *["cu"] * 4, "ioctl", "cu"), strict=True)}) == 1
 
 
+@pytest.mark.full
 def test_text_of_many_calls_has_a_line_for_each():
     rows = [(i, 1, 1 + i % 4, 0) for i in range(1, 70_001)]
     assert len(text_of(forge.trace(*APIS, forge.calls(rows[:40_000]), forge.calls(rows[40_000:])))) == 70_001
     assert text_of(forge.trace(*APIS))[1:] == []
 
 
+@pytest.mark.full
 def test_faults_are_those_of_every_stage(tmp_path):
     data = forge.pack(forge.trace(*APIS, forge.calls([(1, 1, 1, 0)])))
     done = run("--json", data=data[:-3])

@@ -67,6 +67,7 @@ def test_logs_and_totals_of_several_kernels_and_launches():
     assert found.verdicts["seen"][0] == "maps:2 records:10 lost:4" and found.verdicts["mine"] == []
 
 
+@pytest.mark.full
 def test_maps_and_fields_that_are_named(tmp_path):
     map_ = forge.probe_map("gmem_bytes", type_="total", **forge.GMEM_BYTES)
     segment = trace(map_, (1, struct.pack("<12Q", 32, 1, 2, 3, 4, 5, 32, 6, 7, 8, 9, 10)))

@@ -88,6 +88,7 @@ def test_a_buffer_of_another_size_is_malformed(wrong):
     assert b"<stdin>: buffer of" in done.stderr and b"bytes; map 'gmem_bytes' has" in done.stderr
 
 
+@pytest.mark.full
 def test_sums_that_are_too_large_are_shown():
     data = forge.pack(trace(totals(*[((1 << 64) - 1,) * 5] * 2)))
     for form in ([], ["--json"], ["--format", "csv"]):

@@ -2,6 +2,8 @@
 
 import struct
 
+import pytest
+
 from gpt import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
@@ -60,6 +62,7 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     assert rows == [("k2", 1, 1200, 1200, 60), ("k1", 2, 800, 400, 40)]
 
 
+@pytest.mark.full
 def test_what_is_not_there_is_said():
     for segment, fact in (
         ([*APIS, forge.calls([(5, 1, 2, 0)])], "no CUDA graph in the trace: the program made none"),

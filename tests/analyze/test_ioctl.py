@@ -1,5 +1,7 @@
 """gpt-analyze ioctl: on ioctls that were made by hand."""
 
+import pytest
+
 from gpt import records
 from gpt.trace import escapes
 from tests.analyze.asked import answers, ask, run
@@ -82,6 +84,7 @@ def test_a_trace_without_ioctls():
     assert done.returncode == 1 and b"no ioctl in the trace: 'gpt-hook run --ioctl' records those" in done.stderr
 
 
+@pytest.mark.full
 def test_wild_ioctls_are_no_fault(tmp_path):
     most = (1 << 64) - 1
     wild = [records.make("ioctl", thread=most, parent=most, device="", request=most, name="", command=most, start=start,

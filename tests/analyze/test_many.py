@@ -49,6 +49,7 @@ def machines(count):
     ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2, 8])
 def test_machines_are_joined_by_the_time_of_day(count, tmp_path):
     paths = write(tmp_path, *reversed(machines(count)))  # the first one last

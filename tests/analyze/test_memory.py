@@ -183,6 +183,7 @@ def test_a_program_that_allocates_nothing():
     assert found.rows["memory"] == [] and "no call allocates memory" in found.verdicts["memory"][0]
 
 
+@pytest.mark.full
 def test_wild_rows_are_no_fault(tmp_path):
     most = (1 << 64) - 1
     wild = [(at, took, number, 0, to, from_, size, 0)
@@ -196,6 +197,7 @@ def test_wild_rows_are_no_fault(tmp_path):
     assert cut.returncode == 3 and b"Traceback" not in cut.stderr and b"incomplete" in cut.stdout
 
 
+@pytest.mark.full
 def test_many_moments_are_drawn_by_their_highest(tmp_path):
     calls = [
         one for at in range(0, 6000, 2) for one in (("cuMemAlloc", at, BASE, 9 + at), ("cuMemFree", at + 1.5, BASE))

@@ -82,6 +82,7 @@ def test_latency_counts_each_load_of_a_lane():
     assert sum(r["warps"] for r in found.rows["warps"]) == 3  # of one there is no ratio
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MAPS)
 def test_pictures_and_narrow_tables(name, tmp_path):
     size = len(MAPS[name][1])

@@ -148,6 +148,7 @@ def test_a_program_that_is_killed(tmp_path):
     assert len(lines("events", "--json", tmp_path / "t.mp")) == sum(trace.names.values())
 
 
+@pytest.mark.full
 def test_a_program_that_runs_can_be_looked_at(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)

@@ -143,6 +143,7 @@ def test_the_tables_agree():
     assert set(HALF[1]) <= set(PER_CLOCK)
 
 
+@pytest.mark.full
 def test_two_devices_are_told_apart_and_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     other = H200 | {"name": "B$\x1b\n", "sms": 10}

@@ -313,6 +313,7 @@ def test_functions_are_bounded():
     assert done.returncode == 3 and b"of over 8192 functions" in done.stderr
 
 
+@pytest.mark.full
 def test_a_fault_of_a_killed_process_does_not_hide_the_others(tmp_path):
     ids = [(5, 1, i, 0) for i in range(1, 9000)]
     (tmp_path / "a.mp").write_bytes(forge.pack(forge.trace(forge.calls(ids), end=False)))
@@ -333,6 +334,7 @@ def read_terminal(file):
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
+@pytest.mark.full
 def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
     kernel = records.make("function", id=1, name="_Z6matmulIfEvPT_PKS0_i")
     evil = records.make("function", id=2, name="\x1b[31m" + "x" * 500)

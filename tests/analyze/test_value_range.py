@@ -58,6 +58,7 @@ def test_a_kernel_that_computes_nothing():
     assert found.verdicts["kernels"][1] == "no thread computed in single precision" and found.rows["sizes"] == []
 
 
+@pytest.mark.full
 def test_a_picture_and_a_trace_without_it(tmp_path):
     data = forge.pack(trace([(float(n), 2.0**n, 0) for n in range(64)]))
     done = run("value_range", "--plot", tmp_path / "v.png", data=data)

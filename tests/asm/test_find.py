@@ -167,6 +167,7 @@ def test_what_can_be_assembled_for_what(source, fits, others):
     assert not any(one.runs(target) for one in parse_targets(others.replace(" ", ",")))
 
 
+@pytest.mark.full
 def test_ptxas_agrees_on_what_can_be_assembled_for_what(tmp_path):
     from gpt.asm.backend import Options
     from gpt.asm.ptxas import Runner

@@ -117,6 +117,7 @@ def test_a_fleet_and_ptx(sample, tmp_path):
         checks.check_patched(library, patched, [f"libzstd.{name}" for name in names], tmp_path / f"x{mode}")
 
 
+@pytest.mark.full
 def test_everything_can_go(sample, tmp_path):
     """Every region stays, if only as a header: its wrapper is registered when the library is loaded."""
     library = sample("none")

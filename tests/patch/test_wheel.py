@@ -211,6 +211,7 @@ def test_a_large_record(wheel, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_record_of_short_lines(wheel, tmp_path):
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("other-1.dist-info/RECORD", b"a\n" * (1 << 20))

@@ -136,6 +136,7 @@ def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):
     assert process.wait() == 0 and process.stderr.read() == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [12, full(200)])
 def test_many_processes_ask_at_once(run, tmp_path, count):
     program = simulated.build(

@@ -53,6 +53,7 @@ def test_a_worker_that_is_killed_is_replaced(run):
     assert process.returncode == 0
 
 
+@pytest.mark.full
 def test_without_its_supervisor_it_helps_itself(run):
     """Whether that is killed over a request, or before it."""
     script = """

@@ -82,6 +82,7 @@ def launches(folder):
     return len(saved(folder / "t.mp", "blocks"))
 
 
+@pytest.mark.full
 def test_a_callback_runs_on_each_launch(tmp_path, program):
     probe(tmp_path)
     done = run(tmp_path, program)

@@ -203,6 +203,7 @@ def test_a_library_that_is_opened_by_its_descriptor_has_its_own_name(tmp_path):
     assert f"{tmp_path}/demo/libdemo.so" in paths and not any(path.startswith("/proc") for path in paths)
 
 
+@pytest.mark.full
 def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     folder = tmp_path / "demo"
     library = build(folder)

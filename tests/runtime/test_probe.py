@@ -180,6 +180,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
     assert (len(trace.of("probed")), *unprobed(trace).values()) == (with_probes, 5 - with_probes)
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     """Buffers of 720 KB, and room for two of them."""
     source = (

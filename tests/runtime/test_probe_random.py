@@ -12,7 +12,6 @@ from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.runtime.probing import kept, saved, unprobed
 from tests.runtime.random_programs import Program
-from tests.tiers import first
 
 PROBES = sorted(path.stem for path in (hooked.ROOT / "probes").glob("*.toml"))
 OPTIONS = [
@@ -68,7 +67,8 @@ def run(folder, built, program, *options):
     return hooked.Trace(out), done
 
 
-@pytest.mark.parametrize(("seed", "steps"), first((3880, 4), *((seed, 60) for seed in range(12))))
+@pytest.mark.full
+@pytest.mark.parametrize(("seed", "steps"), [(3880, 4), *((seed, 60) for seed in range(12))])
 def test_random_programs(tmp_path, built, seed, steps):
     program = Program(seed, steps)
     trace, launches = run(tmp_path, built, program, "-p", "gmem_bytes")

@@ -80,6 +80,7 @@ def test_what_a_launch_took(tmp_path, program, ptx):
     assert row["probed"] == pytest.approx(sum(took) / 4 * 1e9 / hz, rel=0.1)
 
 
+@pytest.mark.full
 def test_benchmark(tmp_path, program, ptx):
     """Results are the program's, although each kernel runs twice: `total` too, of which the first has a copy."""
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))

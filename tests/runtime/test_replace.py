@@ -387,6 +387,7 @@ def test_it_starts_soon(tmp_path):
 # With the rest of the hook
 
 
+@pytest.mark.full
 def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
     folder = tmp_path / "demo"
     library = build(folder)

@@ -48,6 +48,7 @@ def asm(data, *args, arch="sm_90"):
 # What it writes
 
 
+@pytest.mark.full
 def test_objects_of_the_machine_at_hand(cache):
     done = asm(segment(ptx(7, RICH)), arch="host,sm_80")
     assert (done.status, done.err) == (0, "")
@@ -129,6 +130,7 @@ def test_a_module_says_how_many_registers_its_kernels_may_use():
     assert asm(segment(ptx(1, bad, registers=64))).err == asm(segment(ptx(1, bad))).err != ""
 
 
+@pytest.mark.full
 def test_order_is_kept_however_many_run_at_a_time():
     texts = [hungry(5 + 90 * (n % 2)) for n in range(12)]
     data = segment(*(ptx(n, text) for n, text in enumerate(texts)))

@@ -186,6 +186,7 @@ def tables(made, columns, monkeypatch, folder):
     return lines
 
 
+@pytest.mark.full
 def test_tables_of_patched_libraries(sample, tmp_path, monkeypatch):
     libraries = [sample("zstd"), sample("lz4")]
     shared = libraries[0].parents[1]

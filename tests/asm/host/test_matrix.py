@@ -255,6 +255,7 @@ QUARTERS = {  # of a lane's number within its quarter, 0 to 7, and element, for 
 }
 
 
+@pytest.mark.full
 def test_quarters(tmp_path):
     """mma.m8n8k4 of f16: four products, each by eight lanes."""
     source, text, inputs, wanted = random.Random(3), [HEAD], {}, {}
@@ -301,6 +302,7 @@ WMMA = [
 ]
 
 
+@pytest.mark.full
 def test_wmma(tmp_path):
     """Loads, a product and a store, each matrix by rows or by columns, with a stride of its own or the least."""
     source, text, inputs, wanted = random.Random(4), [HEAD], {}, {}
