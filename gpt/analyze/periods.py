@@ -67,7 +67,7 @@ def find_periods(codes: Codes) -> list[Period]:
 def make_period(codes: Codes, length: int) -> Period:
     """The stretches of a period."""
     same = np.zeros(max(0, len(codes) - length) + 2, np.int8)
-    same[1:-1] = codes[length:] == codes[: len(codes) - length]
+    same[1:-1] = codes[length:] == codes[: max(0, len(codes) - length)]
     edges = np.flatnonzero(same[1:] != same[:-1])
     begins, ends = edges[::2], edges[1::2]
     long = ends - begins >= (REPEATS - 1) * length

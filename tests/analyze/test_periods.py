@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt.analyze.periods import REPEATS, find_periods, make_period
@@ -77,6 +77,7 @@ def test_the_unit_is_that_which_covers_most(sequence):
 
 
 @given(sequences(), st.integers(1, 20))
+@example(codes(0, 0, 0, 0), 5)
 @settings(max_examples=examples(40))
 def test_stretches_are_what_they_say(sequence, length):
     period = make_period(sequence, length)

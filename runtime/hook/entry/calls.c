@@ -209,7 +209,8 @@ static void count_launch(struct frame *frame, struct thread *thread) {
 // Once the first of a thread was looked at here, a stub counts the others in its row.
 static void count_query(struct thread *thread, struct slot *slot, uint64_t now) {
     static _Atomic uint32_t used = 1;
-    if (!slot->query) { // two threads may each give it a place: then one stays unused
+    // Two threads may each give it a place: then one stays unused.
+    if (!__atomic_load_n(&slot->query, __ATOMIC_RELAXED)) {
         uint32_t number = atomic_fetch_add(&used, 1);
         if (number >= MAX_QUERIES) {
             atomic_store(&used, MAX_QUERIES);
@@ -225,7 +226,7 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
         row = hook_add_counter(thread, (uint64_t)slot, true, slot->id, (struct reference){&for_ever, 1});
     if (row)
         hook_count(row, now);
-    thread->queries[slot->query] = row;
+    thread->queries[__atomic_load_n(&slot->query, __ATOMIC_ACQUIRE)] = row;
 }
 
 // What the stub calls
