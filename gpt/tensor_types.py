@@ -48,7 +48,7 @@ def find_reader(type_: type) -> Reader | None:
 def find_pointer(type_: type) -> Pointer | None:
     """How to ask a value of a type again where its memory begins; None if that does not change.
 
-    PyTorch's own function is no method, so that neither a mode nor a subclass sees it, and it copies nothing.
+    PyTorch's own function, not a method: neither a mode nor a subclass sees it, and it copies nothing.
     """
     if find_reader(type_) is not _read_pointer:
         return None

@@ -8,7 +8,7 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     from gpt.analyze.occupancy import Occupancy

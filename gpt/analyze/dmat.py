@@ -19,7 +19,7 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.errors import UsageError
 from gpt.trace.kinds import TENSORS
 

@@ -1,148 +1,169 @@
-"""What analyses of one map share: the way from a process to the arrays that each launch saved, and what is missing."""
+"""gpt-analyze maps: what any probe saved, field by field: how many records, from what to what, and how distributed.
+
+It knows nothing of what the fields mean, so all of them are shown alike. Of a total each unit has one record; what was
+added up in it is not to be told apart.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column
-from gpt.analyze.coverage import Coverage, make_coverage
-from gpt.errors import GptError, MissingError, TruncatedError
-from gpt.trace.params import to_text
+import typer
+
+from gpt.analyze.answer import Answers, Column, make_answer, plot
+from gpt.analyze.command import Analysis
+from gpt.analyze.map_analysis import MapAnalysis
 
 if TYPE_CHECKING:
+    from gpt.analyze.values import Values
     from gpt.trace.buffers import Buffer, MapLayout, Saved
     from gpt.trace.process import Process
 
-LAUNCH = (  # columns of a launch, before those of its map
-    Column("kernel", "text", "kernel", "launches of"),
-    Column("launch", "u64", "id", "no"),
-    Column("host", "text", shown="never"),
-    Column("pid", "u64", "id", shown="never"),
-    Column("id", "u64", "id", shown="never"),
-    Column("device", "u64", "id", shown="never"),
-    Column("stream", "u64", "id", shown="never"),
-    Column("start", "u64", "ns", shown="never"),
-    Column("blocks", "u64"),
-    Column("threads", "u64"),
-    Column("params", "text?", shown="never"),
+NUMBERS = ("least", "median", "mean", "p95", "greatest", "sum")
+FIELDS = (
+    Column("name", "text", "kernel"),
+    Column("field", "text?", shown="under"),
+    Column("launches", "u64?"),
+    Column("records", "u64?"),
+    *(Column(name, "f64?", title={"least": "min", "greatest": "max"}.get(name, "")) for name in NUMBERS),
+    Column("dropped", "u64?", title="lost", shown="any"),
+    Column("nans", "u64?", title="NaN", shown="any"),
+    Column("infinite", "u64?", shown="any"),
 )
-KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace"
+BIN = (
+    Column("field", "text"),
+    Column("name", "text", "kernel", "kernel"),
+    Column("low", "f64", title="from"),
+    Column("high", "f64", title="up to"),
+    Column("records", "u64"),
+)
+TOP = 60  # rows that a table shows
+BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that have one
+RESERVED = ("bins", "unprobed")  # names of other answers
+STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses: their sum means nothing
+
+Map = Annotated[str | None, typer.Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
 
-def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """The columns LAUNCH of a launch, the `number`th of all traces."""
-    launch = buffer.launch
-    where = number, process.header["host"], process.pid
-    ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
-    return buffer.kernel, *ids, launch.blocks, launch.threads, to_text(buffer.arguments) or None
+class _Field(NamedTuple):
+    values: Values
+    total: bool
+
+    def row(self) -> tuple[Any, ...]:
+        """The columns NUMBERS."""
+        values = self.values
+        median, p95 = values.percentile(0.5), values.percentile(0.95)
+        if values.least is None:
+            return (None,) * len(NUMBERS)
+        stamps = values.whole and values.least >= STAMP and not self.total
+        sum_ = None if stamps else float(values.total)
+        mean = None if values.mean is None else float(values.mean)
+        return float(values.least), median, mean, p95, float(values.greatest or 0), sum_
 
 
-class MapAnalysis(ABC):
-    """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
+class Fields(MapAnalysis):
+    """The fields of all maps, or of those that `map_` names."""
 
-    One of several maps has these in `maps`.
-
-    `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
-    """
-
-    streams = True
-    name: str
-    fields: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    log = False  # whether the map is one
-
-    def __init__(self) -> None:
-        from gpt.trace.kinds import SAVES
-
-        self.kinds = SAVES | {"clock", "function", "launch", "launches"}
-        self._wanted: int | None = None  # the number of a launch, where one is to be shown
-        self._number = 0  # of the last launch, where they are numbered
-        self._known = False  # whether a trace has the map
-        self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
-        self._read = 0  # launches
-        self._lost = Counter[str]()  # launches, by reason
-        self._done = Coverage()  # of processes that are over
-        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
-
-    @property
-    def maps(self) -> Mapping[str, tuple[str, ...]]:
-        """The fields of each map that it is of."""
-        return {self.name: self.fields}
-
-    @abstractmethod
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
-        """Takes in what a launch saved."""
-
-    @abstractmethod
-    def iter_answers(self, verdict: list[str]) -> Answers:
-        """The answers, if a launch saved anything."""
-
-    def take(self, process: Process) -> None:
-        """Takes the buffers in that a process has collected."""
-        self._launches[process] += process.take_launches()
-        for buffer in process.probes.take():
-            if self.wants(buffer.map):
-                self._take(process, buffer)
-        self._known |= any(map(self.wants, process.probes.maps.values()))
+    def __init__(self, map_: str | None = None) -> None:
+        super().__init__()
+        self._glob = map_
+        self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
+        self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
 
     def wants(self, layout: MapLayout) -> bool:
-        """Whether it is about a map. Its fields need not be those that are expected: `check` says so."""
-        return layout.name in self.maps
+        """Whether it, or a field of it, is named."""
+        return any(self._is_named(layout.name, field) for field in layout.types)
+
+    def _is_named(self, name: str, field: str) -> bool:
+        return self._glob is None or fnmatchcase(name, self._glob) or fnmatchcase(f"{name}.{field}", self._glob)
 
     def check(self, layout: MapLayout) -> None:
-        """Raises GptError if a map is another one of that name."""
-        missing = [f"unsigned field '{name}'" for name in self.maps[layout.name] if name not in layout.unsigned]
-        missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
-        if (layout.type == "log") != self.log or not layout.capacity:
-            missing.append("log of records" if self.log else "slot for each unit")
-        if missing:
-            raise GptError(f"map '{layout.name}' has no {missing[0]}: not that of the built-in probe")
-
-    def _take(self, process: Process, buffer: Buffer) -> None:
-        self.check(buffer.map)
-        try:
-            saved = buffer.read()
-        except (MissingError, TruncatedError) as error:
-            where = process.pid, buffer.launch.id
-            self._lost[error.fact] += where != self._last_lost  # of several maps it is one launch
-            self._last_lost = where
-            return
-        self._read += 1
-        self.add(process, buffer, saved)
-
-    def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
-        self._done.merge(make_coverage(process, self._launches.pop(process, None)))
-        if process.probes.pending:
-            self._lost[KILLED if process.status is None else ABSENT] += process.probes.pending
-        process.probes.check_taken()
+        """Any map will do."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Which probe would have recorded it, or that the launch that is wanted is not there."""
-        if self._read:
-            absent = self._wanted is not None and self._wanted > self._number
-            return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
-        if self._known:
-            ran = list(self._done.verdict())[:1]
-            return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])
-        return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
+        """That no probe was there, or none that is named."""
+        if self._read or self._known or self._glob is None:
+            self.name = "any"
+            told = super().find_lack(kinds)
+            return told.replace(" 'any'", "").replace("-p any", "-p PROBE") if told else None
+        return f"no map of the trace is named '{self._glob}': without --map all are shown"
 
-    def answer(self, incomplete: list[str]) -> Answers:
-        """What there is to say, and what kept more from being said."""
-        coverage = Coverage()
-        coverage.merge(self._done)
-        for process, launches in self._launches.items():
-            coverage.merge(make_coverage(process, launches))
-        if self._read:
-            yield from self.iter_answers([*coverage.verdict(), *self._lost_lines()])
-        yield from coverage.answer()
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in a map of a launch."""
+        import numpy as np
 
-    def _lost_lines(self) -> Iterator[str]:
-        for reason, count in self._lost.most_common(3):
-            yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
-        if more := sum(sorted(self._lost.values())[:-3]):
-            yield f"{more:,} launches lost what they saved for other reasons"
+        from gpt.analyze.values import Values
+
+        layout, key = buffer.map, (buffer.kernel, buffer.map.name)
+        slots = saved.slots
+        if layout.type != "log":
+            there = np.arange(layout.capacity) < saved.counts[:, :, None]
+            slots = slots.reshape(-1) if there.all() else slots[there]
+        recorded = int(saved.counts.sum()) if not layout.capacity else len(slots)
+        sums = self._sums.setdefault(key, Counter())
+        sums.update(launches=1, records=recorded, dropped=saved.dropped if layout.capacity else 0)
+        sums.update(counted=not layout.capacity)
+        fields = self._fields.setdefault(key, {})
+        for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
+            field = fields.setdefault(name, _Field(Values(), layout.type == "total"))
+            if layout.capacity:
+                field.values.add(slots[name])
+
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """A table of each map, and how its fields are distributed."""
+        maps = list(dict.fromkeys(name for _, name in self._sums))
+        total = sum(self._sums.values(), Counter[str]())
+        told = [f"maps:{len(maps)} records:{total['records']} lost:{total['dropped']}"]
+        names = [f"{name}.{field}" for name in maps for field in self._find_fields(name)]
+        if len(names) > PANELS:
+            told.append(f"{PANELS} of {len(names):,} fields have a histogram: --map chooses")
+        told += verdict
+        for name in maps:
+            lines, told = told, []
+            yield self._make_table(name, lines)
+        yield self._make_bins(names[:PANELS])
+
+    def _find_fields(self, name: str) -> list[str]:
+        return list(dict.fromkeys(field for key, fields in self._fields.items() if key[1] == name for field in fields))
+
+    def _make_table(self, name: str, verdict: list[str]) -> dict[str, Any]:
+        rows: list[tuple[Any, ...]] = []
+        found = sorted(self._find_kernels(name), key=lambda kernel: (-self._sums[kernel, name]["records"], kernel))
+        for kernel in found:
+            sums = self._sums[kernel, name]
+            none = (None,) * len(NUMBERS)
+            rows.append((kernel, None, sums["launches"], sums["records"], *none, sums["dropped"], None, None))
+            rows += [
+                (kernel, field, None, None, *one.row(), None, one.values.nans or None, one.values.infinite or None)
+                for field, one in self._fields[kernel, name].items()
+            ]
+        if sum(self._sums[kernel, name]["counted"] for kernel in found):
+            verdict = [*verdict, "records were only counted, not saved"]
+        columns = (FIELDS[0]._replace(title=name), *FIELDS[1:])
+        return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
+
+    def _find_kernels(self, name: str) -> list[str]:
+        return [kernel for kernel, of in self._sums if of == name]
+
+    def _make_bins(self, names: list[str]) -> dict[str, Any]:
+        from gpt.analyze.values import iter_columns
+
+        rows: list[tuple[Any, ...]] = []
+        drawn = []
+        for name in names:
+            found = {
+                key[0]: one.values
+                for key, fields in self._fields.items()
+                for field, one in fields.items()
+                if f"{key[1]}.{field}" == name and one.values.count > one.values.infinite
+            }
+            most = sorted(found, key=lambda kernel: -found[kernel].count)[:DRAWN]
+            rows += [(name, *row) for row in iter_columns({kernel: found[kernel] for kernel in most}, BINS)]
+            if found:
+                drawn.append(plot("histogram", "low", "records", end="high", color="name", of=name, title=name))
+        return make_answer("bins", BIN, rows, top=BINS, plots=drawn)
+
+
+ANALYSIS = Analysis("Show what any probe saved, field by field.", Fields, {"map_": Map})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
-from gpt.analyze.maps import MapAnalysis
+from gpt.analyze.map_analysis import MapAnalysis
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved

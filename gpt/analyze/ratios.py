@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.printable import printable, shorten
 from gpt.screen.demangle import readable
 from gpt.screen.units import human_count, human_share

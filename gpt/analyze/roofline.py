@@ -18,7 +18,7 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.maps import MapAnalysis
+from gpt.analyze.map_analysis import MapAnalysis
 from gpt.analyze.overhead import TimedLaunches
 from gpt.analyze.peaks import find_bytes, find_flops
 from gpt.errors import UsageError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.maps import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved

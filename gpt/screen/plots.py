@@ -200,7 +200,7 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
     for number, name in enumerate(names):
         here = np.array([one == name for one in series])
         edges, hue = np.unique(np.concatenate((left[here], right[here]))) / scale, f"C{number}"
-        heights = np.zeros(len(edges) - 1)  # where there is no column, too
+        heights = np.zeros(len(edges) - 1)  # 0 between columns
         heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         label = _text(readable([name])[0], LABEL) if isinstance(name, str) else None
         axes.stairs(heights, edges, fill=True, alpha=FILLED, color=hue, label=label)

@@ -14,7 +14,7 @@ from gpt.analyze.command import TOOL, Analysis, make_command
 from gpt.analyze.script import load_script
 
 ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
-ANALYSES = (  # each is gpt/analyze/NAME.py, but those in FILES
+ANALYSES = (  # each is gpt/analyze/NAME.py
     "summary",
     "events",
     "block_sched",
@@ -44,7 +44,6 @@ ANALYSES = (  # each is gpt/analyze/NAME.py, but those in FILES
     "graphs",
     "diff",
 )
-FILES = {"maps": "fields"}  # maps.py is what all analyses of maps share
 
 
 def main() -> int:
@@ -60,7 +59,7 @@ def main() -> int:
 
 
 def _load(name: str) -> Analysis:
-    found: Analysis = import_module(f"gpt.analyze.{FILES.get(name, name)}").ANALYSIS
+    found: Analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
     return found
 
 

@@ -45,7 +45,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
     writer = _Writer(timeline)
     ranks = {process.header.get("rank", 0) for process in timeline.model.processes}
     rank = ranks.pop() if len(ranks) == 1 else 0
-    yield f'{{"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank": {rank},"world_size":{rank + 1}}},\n'
+    yield f'{{"schemaVersion":1,"distributedInfo":{{"rank": {rank}}},\n'
     yield '"displayTimeUnit":"ms",'
     yield f'"incomplete":{_quote(timeline.model.incomplete)},\n"traceEvents":[\n'
     yield ",\n".join(writer.iter_names())

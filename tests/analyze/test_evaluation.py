@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt.analyze.command import ANSWERED, COMMON, FILTERS
-from gpt.stages.analyze import ANALYSES, FILES
+from gpt.stages.analyze import ANALYSES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
 COMMANDS = sorted(set(re.findall(r"`gpt-analyze (?!--script)([^`]*)`", TEXT)))
@@ -18,7 +18,7 @@ SEEDS = {"Neutrino's static notebook": range(1, 7), "Neutrino's dynamic notebook
 def test_each_command_is_there(command):
     name, *words = command.split()
     assert name in ANALYSES
-    analysis = import_module(f"gpt.analyze.{FILES.get(name, name)}").ANALYSIS
+    analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
     declared = [*analysis.options.values(), *({} if analysis.lines else ANSWERED).values(), *COMMON.values()]
     infos = [info for one in [*declared, *FILTERS.values()] for info in one.__metadata__]
     known = {flag for info in infos for flag in (info.default, *(info.param_decls or ()))} | {"--format"}

@@ -79,7 +79,7 @@ def test_latency_counts_each_load_of_a_lane():
     (row,) = found.rows["kernels"]
     assert (row["latency"], row["p50"], row["most"]) == ((400 + 3 * 800 + 30) / 5, 400, 800)
     assert "a load takes 566 clocks on average (160 loads); 100 % of that in " in found.verdicts["kernels"][1]
-    assert sum(r["warps"] for r in found.rows["warps"]) == 3  # of one there is no ratio
+    assert sum(r["warps"] for r in found.rows["warps"]) == 3  # the fourth has no ratio
 
 
 @pytest.mark.full

@@ -28,7 +28,7 @@ def test_an_array_whose_slots_are_not_all_used():
         (2, 5, 1.0, 6, float("inf")),
     ]
     data = b"".join(struct.pack("<QIfIf", *warp) for warp in warps)
-    found = answers("fields", trace(map_, (2, data)))
+    found = answers("maps", trace(map_, (2, data)))
     whole, size, error = found.rows["mine"]
     assert whole == {"name": NAME, "launches": 1, "records": 5, "dropped": 1}
     assert size == {
@@ -57,7 +57,7 @@ def test_logs_and_totals_of_several_kernels_and_launches():
     data = struct.pack("<Q12Q", 6, *(x for n in range(4) for x in (n, 10**18 + n, n)))
     total = forge.probe_map("mine", type_="total", sum="u64")
     sums = struct.pack("<4Q", 32, 10**15, 32, 10**15 + 1)
-    found = answers("fields", trace(log, (1, data), (1, data)), trace(total, (1, sums), kernel="copy", pid=11))
+    found = answers("maps", trace(log, (1, data), (1, data)), trace(total, (1, sums), kernel="copy", pid=11))
     whole, clock, what = found.rows["seen"]
     assert (whole["launches"], whole["records"], whole["dropped"]) == (2, 8, 4)
     assert clock["least"] == 10**18 and "sum" not in clock  # of clocks it means nothing
@@ -88,7 +88,7 @@ def test_a_trace_without_maps():
 
 
 def test_records_that_were_only_counted_and_names_of_other_answers():
-    found = answers("fields", trace(forge.probe_map("bins", capacity=0, x="u64"), (1, struct.pack("<2Q", 7, 0))))
+    found = answers("maps", trace(forge.probe_map("bins", capacity=0, x="u64"), (1, struct.pack("<2Q", 7, 0))))
     whole, x = found.rows["map bins"]
     assert (whole["records"], whole["dropped"], x) == (7, 0, {"name": NAME, "field": "x"})
     assert "records were only counted, not saved" in found.verdicts["map bins"] and found.rows["bins"] == []
@@ -106,6 +106,6 @@ def test_hostile_names(name):
 def test_many_fields():
     map_ = forge.probe_map("wide", type_="total", **{f"f{n}": "u64" for n in range(200)})
     data = np.ones((2, 201), "<u8").tobytes()
-    found = answers("fields", trace(map_, (1, data)))
+    found = answers("maps", trace(map_, (1, data)))
     assert len(found.rows["wide"]) == 201 and len(found.rows["bins"]) == 8
     assert "8 of 200 fields have a histogram: --map chooses" in found.verdicts["wide"]

@@ -1,0 +1,148 @@
+"""What analyses of one map share: the way from a process to the arrays that each launch saved, and what is missing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.answer import Answers, Column
+from gpt.analyze.coverage import Coverage, make_coverage
+from gpt.errors import GptError, MissingError, TruncatedError
+from gpt.trace.params import to_text
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, MapLayout, Saved
+    from gpt.trace.process import Process
+
+LAUNCH = (  # columns of a launch, before those of its map
+    Column("kernel", "text", "kernel", "launches of"),
+    Column("launch", "u64", "id", "no"),
+    Column("host", "text", shown="never"),
+    Column("pid", "u64", "id", shown="never"),
+    Column("id", "u64", "id", shown="never"),
+    Column("device", "u64", "id", shown="never"),
+    Column("stream", "u64", "id", shown="never"),
+    Column("start", "u64", "ns", shown="never"),
+    Column("blocks", "u64"),
+    Column("threads", "u64"),
+    Column("params", "text?", shown="never"),
+)
+KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace"
+
+
+def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
+    """The columns LAUNCH of a launch, the `number`th of all traces."""
+    launch = buffer.launch
+    where = number, process.header["host"], process.pid
+    ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
+    return buffer.kernel, *ids, launch.blocks, launch.threads, to_text(buffer.arguments) or None
+
+
+class MapAnalysis(ABC):
+    """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
+
+    One of several maps has these in `maps`.
+
+    `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
+    """
+
+    streams = True
+    name: str
+    fields: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    log = False  # whether the map is one
+
+    def __init__(self) -> None:
+        from gpt.trace.kinds import SAVES
+
+        self.kinds = SAVES | {"clock", "function", "launch", "launches"}
+        self._wanted: int | None = None  # the number of a launch, where one is to be shown
+        self._number = 0  # of the last launch, where they are numbered
+        self._known = False  # whether a trace has the map
+        self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
+        self._read = 0  # launches
+        self._lost = Counter[str]()  # launches, by reason
+        self._done = Coverage()  # of processes that are over
+        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
+
+    @property
+    def maps(self) -> Mapping[str, tuple[str, ...]]:
+        """The fields of each map that it is of."""
+        return {self.name: self.fields}
+
+    @abstractmethod
+    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+        """Takes in what a launch saved."""
+
+    @abstractmethod
+    def iter_answers(self, verdict: list[str]) -> Answers:
+        """The answers, if a launch saved anything."""
+
+    def take(self, process: Process) -> None:
+        """Takes the buffers in that a process has collected."""
+        self._launches[process] += process.take_launches()
+        for buffer in process.probes.take():
+            if self.wants(buffer.map):
+                self._take(process, buffer)
+        self._known |= any(map(self.wants, process.probes.maps.values()))
+
+    def wants(self, layout: MapLayout) -> bool:
+        """Whether it is about a map. Its fields need not be those that are expected: `check` says so."""
+        return layout.name in self.maps
+
+    def check(self, layout: MapLayout) -> None:
+        """Raises GptError if a map is another one of that name."""
+        missing = [f"unsigned field '{name}'" for name in self.maps[layout.name] if name not in layout.unsigned]
+        missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
+        if (layout.type == "log") != self.log or not layout.capacity:
+            missing.append("log of records" if self.log else "slot for each unit")
+        if missing:
+            raise GptError(f"map '{layout.name}' has no {missing[0]}: not that of the built-in probe")
+
+    def _take(self, process: Process, buffer: Buffer) -> None:
+        self.check(buffer.map)
+        try:
+            saved = buffer.read()
+        except (MissingError, TruncatedError) as error:
+            where = process.pid, buffer.launch.id
+            self._lost[error.fact] += where != self._last_lost  # of several maps it is one launch
+            self._last_lost = where
+            return
+        self._read += 1
+        self.add(process, buffer, saved)
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        self._done.merge(make_coverage(process, self._launches.pop(process, None)))
+        if process.probes.pending:
+            self._lost[KILLED if process.status is None else ABSENT] += process.probes.pending
+        process.probes.check_taken()
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Which probe would have recorded it, or that the launch that is wanted is not there."""
+        if self._read:
+            absent = self._wanted is not None and self._wanted > self._number
+            return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
+        if self._known:
+            ran = list(self._done.verdict())[:1]
+            return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])
+        return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
+
+    def answer(self, incomplete: list[str]) -> Answers:
+        """What there is to say, and what kept more from being said."""
+        coverage = Coverage()
+        coverage.merge(self._done)
+        for process, launches in self._launches.items():
+            coverage.merge(make_coverage(process, launches))
+        if self._read:
+            yield from self.iter_answers([*coverage.verdict(), *self._lost_lines()])
+        yield from coverage.answer()
+
+    def _lost_lines(self) -> Iterator[str]:
+        for reason, count in self._lost.most_common(3):
+            yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
+        if more := sum(sorted(self._lost.values())[:-3]):
+            yield f"{more:,} launches lost what they saved for other reasons"
