@@ -11,6 +11,7 @@ missing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from gpt import records
 from gpt.analyze.answer import Answers, Record
 from gpt.analyze.places import tell_apart
 from gpt.errors import GptError, MalformedError, MissingError
-from gpt.stage import STDOUT, Stage
+from gpt.stage import STDIN, STDOUT, Stage
 from gpt.stream import Segments
 
 if TYPE_CHECKING:
@@ -72,21 +73,35 @@ def read(
     from gpt.trace.inputs import expand, read_input, side_folder
 
     inputs = expand(traces)
+
+    def read_one(path: Path | None) -> Iterator[Record]:
+        return read_input(path, lambda one: stage.read([one]) if one else _read_stdin(stage))
+
     if selection and selection.timed:  # since the first process of all began, whichever trace is read first
-        selection.look(
-            filter(None, inputs), lambda path: read_input(path, lambda one: stage.read([one] if one else ()))
-        )
+        selection.look(filter(None, inputs), read_one)
     passage = _Passage(stage, fold, selection, seen)
-    followed = Follow(inputs or [None], lambda path: read_input(path, lambda one: stage.read([one] if one else ())))
+    followed = Follow(inputs or [None], read_one)
     for trace in followed:
         passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
         with _survived(stage, passage, trace.name):
             for record in trace:
                 passage.pass_on(record)
+        for fact in trace.missing:
+            passage.say(stage.warn(trace.name, fact, trace.name))
         with _survived(stage, passage, trace.name):
             passage.close_trace()
     passage.finish([path for _, path in followed.absent])
     return passage.ended
+
+
+def _read_stdin(stage: Stage) -> Iterator[Record]:
+    """A stream, or JSON lines of calls."""
+    if not (stage.from_json or os.isatty(0)):
+        from gpt.trace.eventlines import is_lines, read_lines
+
+        if is_lines(stage.peek()):
+            return read_lines(stage.stdin, STDIN)
+    return stage.read()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from gpt.stream import Segments
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
 STDIN = "<stdin>"
+MISSING = "missing"  # the `ref` of a diag about what is not in the trace that it stands in
 
 
 class Child(NamedTuple):
@@ -38,6 +39,7 @@ class Trace:
 
     `root` is false for what only a `child` record named. `interrupted` are the pids of segments without end, `forked`
     those of processes that do not continue another. `origin` is the place of the one that was named, 0 for the first.
+    `missing` are lines: what whoever wrote it says is not in it.
     """
 
     def __init__(self, path: Path | None, root: bool, read: Read, origin: int = 0) -> None:
@@ -48,6 +50,7 @@ class Trace:
         self.interrupted: set[int] = set()
         self.forked: set[int] = set()
         self.children: list[Child] = []
+        self.missing: list[str] = []
         self._read = read
         self._pids: list[int] = []  # of the segments
         self._started: dict[int, set[int]] = {}  # by pid: segments that say more than that it is there
@@ -64,6 +67,8 @@ class Trace:
                     self._add_child(record, segment)
                 case "end" | "resume" | "sync":
                     pass
+                case "diag" if record.get("ref") == MISSING:
+                    self.missing.append(str(record.get("text")))
                 case _:
                     self._started.setdefault(self._pids[segment], set()).add(segment)
             yield record

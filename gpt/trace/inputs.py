@@ -1,5 +1,5 @@
-"""What a command line names as traces: files of gpt-hook, `-` for standard input, and what Neutrino left: folders, a
-result, a `.dmat`. All of them are records to whoever reads them.
+"""What a command line names as traces: files of gpt-hook, `-` for standard input, JSON lines of calls, and what
+Neutrino left: folders, a result, a `.dmat`. All of them are records to whoever reads them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from gpt.errors import GptError, MissingError, UsageError
 from gpt.formats.paths import is_regular, open_regular
+from gpt.mistaken import is_stream
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
@@ -67,8 +68,23 @@ def read_input(path: Path | None, read: Read) -> Iterator[Record]:
         from gpt.trace.neutrino.dmat import read_dmat
 
         yield from read_dmat(path)
+    elif is_regular(path) and _has_lines(path):
+        from gpt.trace.eventlines import read_lines
+
+        with open_regular(path) as file:
+            yield from read_lines(file, str(path))
     else:
         yield from read(path)
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a file is JSON lines of calls."""
+    with open_regular(path) as file:
+        if is_stream(file.peek(64)):  # without what it takes to look closer
+            return False
+        from gpt.trace.eventlines import HEAD, is_lines
+
+        return is_lines(file.read(HEAD))
 
 
 def _begins(path: Path, *magic: bytes) -> bool:

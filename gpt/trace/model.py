@@ -226,6 +226,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
                     model.incomplete.append(f"no end of process {process.pid}: killed, or still running")
         except MalformedError as error:
             model.incomplete.append(str(error))
+        model.incomplete += [f"{trace.name}: {fact}" for fact in trace.missing]
     model.incomplete += [f"{child}: the trace of a child is absent" for _, child in followed.absent]
     if not model.processes:
         raise MalformedError(model.incomplete[0] if model.incomplete else "no process", ", ".join(map(str, paths)))

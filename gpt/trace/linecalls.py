@@ -1,0 +1,152 @@
+"""The calls of one process that lines of JSON are about, as packed rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpt import records
+from gpt.packed import TYPES
+from gpt.trace.process import Api
+from gpt.trace.rows import ARGUMENTS, CALL, LAUNCHES
+
+Record = dict[str, Any]
+
+LAUNCH = ("stream", "function", "shared", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "cluster_x",
+          "cluster_y", "cluster_z", "cooperative")  # fmt: skip
+LAYOUTS: tuple[
+    tuple[frozenset[str], tuple[str, ...]], ...
+] = (  # keys of lines, and what calls with one of them have beside CALL
+    (frozenset(("kernel", "grid", "block")), LAUNCH),
+    (frozenset(("size", "ptr", "dst", "src", "handle")), ("to", "from", "bytes", "stream")),
+    (frozenset(("object", "stream")), ("object", "stream")),
+)
+KEYS = {  # of lines, by the names of fields; addresses and handles are hexadecimal text
+    "object": ("object",), "stream": ("stream",), "to": ("ptr", "dst"), "from": ("handle", "src"), "bytes": ("size",),
+    "shared": ("shared",), "cooperative": ("cooperative",),
+}  # fmt: skip
+SHAPES = {f"{what}_{axis}": (what, place) for what in ("grid", "block", "cluster") for place, axis in enumerate("xyz")}
+MOST = {name: (1 << int(type_[1:])) - 1 for name, type_ in ARGUMENTS.items()}
+NO_NAME = "(no name)"
+DTYPES: dict[tuple[str, ...], np.dtype[np.void]] = {
+    names: np.dtype([(name, "<" + TYPES[(CALL | ARGUMENTS)[name]]) for name in (*CALL, *names)])
+    for names in ((), *(names for _, names in LAYOUTS))
+}
+COUNTED = np.dtype([(name, "<" + TYPES[type_]) for name, type_ in LAUNCHES.items()])
+
+
+class LineCalls:
+    """A process: what its numbers mean, and its calls that were not returned yet.
+
+    `noted` says whether a line has its header: then others have what calls do not say, as how often kernels were
+    launched. `place` is its place in the file.
+    """
+
+    def __init__(self, place: int, header: Record, noted: bool) -> None:
+        self.place, self.header, self.noted = place, header, noted
+        self.news: list[Record] = []
+        self._launches = Counter[int]()
+        self._apis: dict[Api, int] = {}
+        self._kernels: dict[str, int] = {}
+        self._last = [0, 0]  # numbers that were given, of both
+        self._rows: dict[tuple[int, tuple[str, ...]], list[tuple[int, ...]]] = {}
+
+    def learn(self, record: Record) -> None:
+        """Takes in what a record says of numbers; its reader says what is wrong with it."""
+        if records.check(record):
+            return
+        if record["kind"] == "api":
+            self._apis.setdefault(Api(record["type"], record["op"], record["name"], record["symbol"]), record["id"])
+            self._last[0] = max(self._last[0], record["id"])
+        elif record["kind"] == "function":
+            self._kernels.setdefault(record["name"], record["id"])
+            self._last[1] = max(self._last[1], record["id"])
+
+    def add(self, api: Api, start: int, took: int, line: Record) -> None:
+        """A call: its start is a time stamp, and it took 0 ns if it did not return."""
+        launch = api[:2] == ("kernel", "launch")
+        names = LAUNCH if launch else next((names for keys, names in LAYOUTS if not keys.isdisjoint(line)), ())
+        result = _number(line, "result", "retval")
+        result = result if result < 1 << 31 else 0
+        more = [min(self._value(name, line), MOST[name]) for name in names]
+        if launch and not self.noted and not result:
+            self._launches[more[1]] += 1
+        rows = self._rows.setdefault((_number(line, "tid"), names), [])
+        rows.append((start, took, self._find_api(api), result, *more))
+
+    def _value(self, name: str, line: Record) -> int:
+        if name == "function":
+            return self._find_function(line)
+        if name in SHAPES:
+            what, place = SHAPES[name]
+            shape = line.get(what)
+            return _whole(shape[place]) if isinstance(shape, list) and len(shape) > place else 0
+        return _number(line, *KEYS[name])
+
+    def _find_api(self, api: Api) -> int:
+        number = self._apis.get(api)
+        if number is None:
+            self._last[0] += 1
+            number = self._apis[api] = self._last[0]
+            said = api._asdict() | {"symbol": api.symbol or api.name}
+            self.news.append(records.make("api", id=number, **said))
+        return number
+
+    def _find_function(self, line: Record) -> int:
+        """The number of a kernel. One that has no name is known by its shape."""
+        name = line.get("kernel")
+        if not isinstance(name, str) or not name:
+            if self.noted:
+                return 0
+            shapes = [line[what] for what in ("grid", "block") if isinstance(line.get(what), list)]
+            name = " ".join([NO_NAME, *("x".join(str(_whole(size)) for size in shape[:3]) for shape in shapes)])
+        number = self._kernels.get(name)
+        if number is None:
+            self._last[1] += 1
+            number = self._kernels[name] = self._last[1]
+            self.news.append(records.make("function", id=number, name=text(name)))
+        return number
+
+    def take(self) -> Iterator[Record]:
+        """The records of all that was added since the last time."""
+        news, self.news = self.news, []
+        yield from news
+        rows, self._rows = self._rows, {}
+        for (thread, names), values in rows.items():
+            yield records.make("calls", thread=thread, **_pack(values, DTYPES[names]))
+
+    def count_launches(self) -> Iterator[Record]:
+        """How often each kernel was launched, as far as calls say it."""
+        if self._launches:
+            counts = [(count, function) for function, count in self._launches.items()]
+            yield records.make("launches", **_pack(counts, COUNTED))
+
+
+def _pack(rows: Sequence[tuple[int, ...]], dtype: np.dtype[np.void]) -> Record:
+    """The keys of a record of rows."""
+    types = CALL | ARGUMENTS | LAUNCHES
+    places = {name: place[1] for name, place in (dtype.fields or {}).items()}
+    fields = [{"name": name, "type": types[name], "offset": at} for name, at in places.items()]
+    return {"fields": fields, "stride": dtype.itemsize, "rows": np.array(rows, dtype).tobytes()}
+
+
+def text(name: str) -> str:
+    """Text that a record can hold, of what JSON can."""
+    return name.encode(errors="replace").decode()
+
+
+def _number(line: Record, *keys: str) -> int:
+    """The first of these that is there, as a number that fits 64 bits; 0 for none."""
+    return _whole(next((line[key] for key in keys if key in line), 0))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and len(value) <= 20:
+        try:
+            value = int(value, 0)
+        except ValueError:
+            return 0
+    return value if type(value) is int and 0 <= value < 1 << 64 else 0

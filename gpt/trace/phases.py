@@ -1,0 +1,135 @@
+"""Calls out of the lines of an eBPF tracer, which says what happened as it happened: several lines can be of one call.
+
+    {"event_id":4,"ts":0.51,"tid":7,"phase":"B","type":"userspace","name":"uprobe:/lib/libcuda.so.1:cuMemAlloc_v2"}
+    {"event_id":5,"ts":0.59,"tid":7,"type":"memory","op":"alloc","size":4096}
+    {"event_id":6,"ts":0.60,"tid":7,"phase":"E","type":"userspace","name":"...","duration_us":90.0,"retval":0}
+
+`ts` are milliseconds. A line without `phase` and `name` says more of the call that its thread is in, has just left, or
+enters next: tracers do not say in which order probes of one place run. If there is no such call, it is one itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpt.trace.machines import LIMIT
+
+Line = dict[str, Any]
+
+US, MS = 1000, 1_000_000  # ns
+DETAILS = {  # what a line without a name says more of, by its type and its op or direction
+    "memory alloc": "cuMemAlloc", "memory free": "cuMemFree", "kernel launch": "cuLaunchKernel",
+    "transfer H2D": "cuMemcpyHtoD", "transfer D2H": "cuMemcpyDtoH", "transfer D2D": "cuMemcpyDtoD",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class TracedCall:
+    """A call: times in ns, `took` is None if that is not known. `line` has what else is known of it."""
+
+    name: str
+    start: int
+    took: int | None
+    line: Line = field(default_factory=dict)
+    begun: bool = True  # whether its begin was seen
+    told: bool = False  # whether a line said more of it
+    inside: TracedCall | None = None  # the call that it is part of
+
+    def tell(self, line: Line) -> None:
+        """Takes in what another line says of it."""
+        self.line = line | self.line | {key: line[key] for key in ("grid", "block", "size") if key in line}
+        self.told = True
+
+
+class Phases:
+    """The calls of threads. `add` returns those of which nothing more can be said, and `finish` the rest."""
+
+    def __init__(self) -> None:
+        self._open: dict[Any, list[TracedCall]] = defaultdict(list)  # by thread, the innermost last
+        self._last: dict[Any, TracedCall] = {}  # that has ended
+        self._early: dict[Any, TracedCall] = {}  # of which no begin was seen yet, but a line that says more of it
+
+    def add(self, line: Line, at: int) -> Iterator[TracedCall]:
+        """A line, and its time in ns."""
+        thread, phase = line.get("tid"), line.get("phase")
+        name = str(line.get("name") or "").rpartition(":")[2]
+        if phase == "B" and name:
+            yield from self._begin(thread, TracedCall(name, at, None, line))
+        elif phase == "E" and name:
+            yield from self._end(thread, name, line, at)
+        elif name:
+            yield TracedCall(name, at, duration(line) or 1, line)
+        else:
+            yield from self._detail(thread, line, at)
+
+    def _begin(self, thread: Any, call: TracedCall) -> Iterator[TracedCall]:
+        last, early = self._last.pop(thread, None), self._early.pop(thread, None)
+        if last and not last.begun and last.name == call.name and call.start <= last.start + (last.took or 0):
+            last.begun = True  # the lines of two processors may come in another order
+            yield last
+            return
+        if last:
+            yield last
+        if early and call.name.startswith(early.name):
+            call.tell(early.line)
+        elif early:
+            yield early
+        call.inside = next(reversed(self._open[thread]), None)
+        self._open[thread].append(call)
+
+    def _end(self, thread: Any, name: str, line: Line, at: int) -> Iterator[TracedCall]:
+        for kept in (self._last, self._early):
+            if thread in kept:
+                yield kept.pop(thread)
+        inside, took = self._open[thread], duration(line)
+        place = next((n for n in reversed(range(len(inside))) if inside[n].name == name), None)
+        if place is None:
+            self._last[thread] = TracedCall(name, at - (took or 0), took or 1, line, begun=False)
+            return
+        call = inside[place]
+        yield from inside[place + 1 :]  # that ended unseen
+        del inside[place:]
+        call.took = max(1, at - call.start if took is None else took)
+        call.line = call.line | {"result": line["retval"]} if "retval" in line else call.line
+        self._last[thread] = call
+
+    def _detail(self, thread: Any, line: Line, at: int) -> Iterator[TracedCall]:
+        what = line.get("type"), line.get("op") or line.get("direction")
+        name = DETAILS.get("{} {}".format(*what))
+        if name is None:
+            if word := next((word for word in reversed(what) if word and isinstance(word, str)), None):
+                yield TracedCall(word, at, 1, line)
+            return
+        near = [*reversed(self._open[thread]), *([self._last[thread]] if thread in self._last else [])]
+        call = next((call for call in near if call.name.startswith(name) and not call.told), None)
+        if call:
+            call.tell(line)
+            return
+        if thread in self._early:
+            yield self._early.pop(thread)
+        took = duration(line)
+        self._early[thread] = TracedCall(name, at - (took or 0), took, line, told=True)
+
+    def finish(self) -> Iterator[TracedCall]:
+        """What did not end, and what was kept."""
+        yield from self._last.values()
+        yield from self._early.values()
+        for calls in self._open.values():
+            yield from calls
+
+
+def duration(line: Line) -> int | None:
+    """ns that a line says a call took."""
+    for key, unit in (("duration_us", US), ("duration_ms", MS)):
+        if (ns := to_ns(line.get(key), unit)) is not None and ns >= 0:
+            return max(1, ns)
+    return None
+
+
+def to_ns(value: Any, unit: int) -> int | None:
+    """A time of a line in ns, if it is one: a number of `unit` ns within 70 years."""
+    number = isinstance(value, int | float) and abs(value) < LIMIT / unit and not isinstance(value, bool)
+    return round(value * unit) if number else None
