@@ -43,7 +43,7 @@ $(READY): pyproject.toml
 	$(call need_cc,setup)
 	@echo "setup: $(VENV), about 1 GB with NVIDIA's tools; once, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dev,perfetto,plot]' \
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[cuda,dask,dev,parquet,perfetto,plot]' \
 	    --config-settings editable_mode=compat
 	@touch $@
 

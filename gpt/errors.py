@@ -41,6 +41,10 @@ class EmptyPipeError(MalformedError):
     """Nothing came through a pipe (exit 3). The program before has failed and said why: one fault is one error."""
 
 
+class OutputError(GptError):
+    """What was to be written cannot be (exit 1). Whatever is read next changes nothing about that."""
+
+
 class MissingError(GptError):
     """A file, tool or device that is needed is not there (exit 4)."""
 

@@ -12,8 +12,10 @@ rename our files may do so a moment later too.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,6 +60,39 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             with suppress(OSError):
                 os.unlink(part, dir_fd=folder)
         os.close(folder)
+
+
+@contextmanager
+def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A folder of its own beside `path`, for what others make by name and `take_name` moves; what is left in it goes.
+
+    `folder` is whether that is one. Raises OSError, whose `filename` is `path`, if nothing could take that name.
+    """
+    with _named(path), suppress(FileNotFoundError):
+        _check_free(path, folder)
+    made = path.parent / f".gpt-{secrets.token_hex(16)}.part"
+    try:
+        with _named(path):
+            made.mkdir(0o700)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _check_free(path: Path, folder: bool) -> None:
+    status = path.lstat()
+    if not folder and not is_replaceable(status):
+        raise OSError(0, "is not a regular file")
+    if folder and not (stat.S_ISDIR(status.st_mode) and not any(path.iterdir())):
+        raise OSError(errno.EEXIST, "exists, and a folder is not replaced")
+
+
+def take_name(made: Path, path: Path) -> None:
+    """Moves what was made beside `path` there, whole. Raises OSError, whose `filename` is `path`."""
+    with _named(path):
+        with suppress(FileNotFoundError):
+            _check_free(path, made.is_dir())
+        os.rename(made, path)
 
 
 def is_replaceable(status: os.stat_result) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpt import records
 from gpt.analyze.answer import Answers, Record
 from gpt.analyze.places import tell_apart
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.errors import GptError, MalformedError, MissingError, OutputError
 from gpt.stage import STDIN, STDOUT, Stage
 from gpt.stream import Segments
 
@@ -77,8 +77,8 @@ def read(
     def read_one(path: Path | None) -> Iterator[Record]:
         return read_input(path, lambda one: stage.read([one]) if one else _read_stdin(stage))
 
-    if selection and selection.timed:  # since the first process of all began, whichever trace is read first
-        selection.look(filter(None, inputs), read_one)
+    if selection and (selection.timed or getattr(fold, "timed", False)):
+        selection.look(filter(None, inputs), read_one)  # since the first of all began, whichever trace is read first
     passage = _Passage(stage, fold, selection, seen)
     followed = Follow(inputs or [None], read_one)
     for trace in followed:
@@ -109,6 +109,8 @@ def _survived(stage: Stage, passage: _Passage, name: str) -> Iterator[None]:
     """Says what is wrong with a trace, and lets the run go on."""
     try:
         yield
+    except OutputError:
+        raise
     except GptError as error:
         passage.say(stage.error(error if error.where else type(error)(error.fact, name), ref=name))
     except OSError as error:
@@ -195,6 +197,7 @@ class _Passage:
         self._begun = True
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
+        self._processes[segment].drained = getattr(self._fold, "drains", False)
         apart = getattr(self._fold, "apart", False)  # whether what each trace has is compared
         known = self._known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:

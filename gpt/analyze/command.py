@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -50,7 +51,8 @@ class Form(StrEnum):
 class Analysis:
     """An analysis: what `--list` says of it, what makes it, and its own options, as typer declares them.
 
-    What it `make`s takes the options by their names. If it writes `lines` and not answers it takes the stage too.
+    What it `make`s takes the options by their names. If it writes `lines` and not answers it takes the stage too. What
+    holds a file open is a context manager.
     """
 
     about: str
@@ -208,7 +210,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
             made = analysis.make(stage, given["json"], **own) if analysis.lines else analysis.make(**own)
-            return base.read(stage, made, traces, selection, seen)
+            with made if isinstance(made, AbstractContextManager) else nullcontext():
+                return base.read(stage, made, traces, selection, seen)
 
         def peek(stage: Stage) -> bool:
             return look(stage) if shown else base.read(stage, live.Nothing(), traces)

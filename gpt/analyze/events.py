@@ -17,7 +17,7 @@ from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import Who, tell_apart
-from gpt.errors import GptError
+from gpt.errors import OutputError
 from gpt.printable import printable_json
 from gpt.stage import Stage
 
@@ -59,7 +59,7 @@ class Events:
             self._file.write(rows.tobytes())
             self._file.flush()
         except OSError as error:
-            raise GptError(error.strerror or str(error), tempfile.gettempdir()) from None
+            raise OutputError.of(error, tempfile.gettempdir()) from None
         self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
 
     def end(self, process: Process) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
-from gpt.trace.kinds import CALLS
+from gpt.trace.kinds import CALLS, DETAILS
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -187,4 +187,4 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & {"ioctl", "child"} else NO_IOCTLS
 
 
-ANALYSIS = of_model(ioctl, "Show which ioctls the driver makes, and for which CUDA calls.", CALLS, _find_lack)
+ANALYSIS = of_model(ioctl, "Show which ioctls the driver makes, and for which CUDA calls.", CALLS | DETAILS, _find_lack)

@@ -40,6 +40,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "program_progress",
     "maps",
     "timeline",
+    "export",
     "collectives",
     "graphs",
     "diff",

@@ -8,6 +8,7 @@ LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of c
 COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
 SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
 COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
+DETAILS = frozenset(("ioctl details",))  # no records, but that those of ioctls are kept beside the calls that they are
 GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
 SITES = frozenset(("call_site", "stack"))  # where calls came from
 TENSORS = frozenset(("tensor", "tensor_end"))

@@ -30,6 +30,7 @@ class Machines:
     def __init__(self, headers: Iterable[Header] = ()) -> None:
         self._first: dict[Hashable, Header] = {}
         self._zero: int | None = None
+        self._fixed = False
         for header in headers:
             self.add(header)
 
@@ -37,9 +38,13 @@ class Machines:
         """One more process."""
         machine = machine_of(header)
         first = self._first.get(machine)
-        if first is None or header["monotonic"] < first["monotonic"]:
+        if first is None or (not self._fixed and header["monotonic"] < first["monotonic"]):
             self._first[machine] = header
-            self._zero = None
+            self._zero = self._zero if self._fixed else None
+
+    def fix(self) -> None:
+        """From now on offsets stay as they are, even if a process began before those that were added."""
+        self._fixed = True
 
     def offset(self, header: Header) -> int:
         """ns to add to CLOCK_MONOTONIC of a process, one of those that were added, for the time since the first."""

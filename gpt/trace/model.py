@@ -25,14 +25,14 @@ from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
-from gpt.trace.kinds import COSTS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
+from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
 from gpt.trace.machines import LIMIT, Machines, identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
 from gpt.trace.select import Selection
 
-EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS
+EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS | DETAILS
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
        ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4"), ("device", "<u4")]  # fmt: skip

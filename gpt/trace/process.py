@@ -29,6 +29,7 @@ from gpt.trace.tensors import Tensors
 Record = dict[str, Any]
 
 CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
+MOST = 10_000  # records that are kept if they are drained
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
 
 
@@ -101,7 +102,10 @@ class Process:
         self.tensors = Tensors()
         self.sites = Sites()
         self.ranges: list[Record] = []  # `range` and `range_end`
-        self.ioctls: list[Record] = []
+        self.ioctls: list[Record] = []  # if they were asked for (kinds.DETAILS)
+        self.diags: list[Record] = []
+        self.drained = False  # whether its reader takes ranges and ioctls while they come
+        self.machines = selection.machines
         self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
@@ -124,7 +128,7 @@ class Process:
         if self._selected.selection.kernels:
             return False
         rows = self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
-        return rows or self.probes.full
+        return rows or self.probes.full or (self.drained and len(self.ranges) + len(self.ioctls) >= MOST)
 
     def add(self, record: Record) -> None:
         """Takes a record in. Raises MalformedError if it is nonsense."""
@@ -157,7 +161,7 @@ class Process:
         """An `ioctl` as a call of a function whose number stands for its name."""
         if fault := records.check(record):
             raise MalformedError(fault)
-        if self._selected.of_moment(record["thread"], record["start"]):
+        if "ioctl details" in self._kinds and self._selected.of_moment(record["thread"], record["start"]):
             self.ioctls.append(record)
         name = record["name"]
         if name == CONTROL and "command" in record:
@@ -196,12 +200,24 @@ class Process:
                 self.ranges.append(record)
             case "tensor" | "tensor_end":
                 self.tensors.add(record)
+            case "diag":
+                self.diags.append(record)
             case "stack" | "call_site":
                 self.sites.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
                 self.cards[record["index"]] = record
                 self._selected.devices.add(record["index"])
+
+    def take_ranges(self) -> list[Record]:
+        """Records of ranges and their ends since the last time."""
+        found, self.ranges = self.ranges, []
+        return found
+
+    def take_ioctls(self) -> list[Record]:
+        """Those of ioctls since the last time, if they were asked for."""
+        found, self.ioctls = self.ioctls, []
+        return found
 
     def is_ioctl(self, api: int) -> bool:
         """Whether this number stands for an ioctl."""

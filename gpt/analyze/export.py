@@ -1,0 +1,143 @@
+"""gpt-analyze export: traces as tables of a database, with the names that Nsight Systems' export has for them.
+
+Rows are written as they are read, so memory does not grow with the length of a trace. What is said of all of it, as
+the texts that rows name by number, comes last. The file is made in a folder of its own beside its place, and takes its
+name when it is whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpt.analyze import base
+from gpt.analyze.answer import Answers
+from gpt.analyze.command import Analysis
+from gpt.errors import UsageError
+from gpt.outputs import made_beside, take_name
+from gpt.stage import Stage
+
+if TYPE_CHECKING:
+    from gpt.export.rows import ProcessRows
+    from gpt.trace.process import Process
+
+NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
+
+
+class Form(StrEnum):
+    """What is written."""
+
+    sqlite = "sqlite"
+    parquet = "parquet"
+
+
+class Export:
+    """The file that is written, and what is to be said at its end."""
+
+    streams = False
+    timed = True  # times are those since the first of all traces began
+    drains = True  # ranges and ioctls are taken from processes as they come
+
+    def __init__(self, stage: Stage, json: bool, shape: Form | None, output: Path | None) -> None:
+        from gpt.export.files import load_pyarrow
+        from gpt.trace.kinds import COSTS, DETAILS, RANGES, RUNS, SAVES
+
+        if json:
+            raise UsageError("export writes a database: it has no --json")
+        if not shape or not output:
+            raise UsageError("export takes --format sqlite or parquet, and -o FILE")
+        if shape is Form.parquet:
+            load_pyarrow()
+        self.kinds = (RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}) - {"graph"}
+        self._form, self._output = shape, output
+        self._stack = ExitStack()
+        self._processes: dict[Process, ProcessRows] = {}  # that are not over
+        self._pids = Counter[int]()
+        self._lacks = False
+
+    def __enter__(self) -> Export:
+        try:
+            self._open()
+        except BaseException:  # a signal, too
+            self._stack.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        from gpt.export.files import FILES
+        from gpt.export.maps import MapTables
+        from gpt.export.schema import TABLES
+        from gpt.export.strings import Strings
+        from gpt.export.targets import Targets
+
+        folder = self._stack.enter_context(made_beside(self._output, self._form is Form.parquet))
+        self._path = folder / NAMES[self._form]
+        if self._form is Form.parquet:
+            self._path.mkdir()
+        self._tables = FILES[self._form](self._path, self._output)
+        for table in TABLES:
+            self._tables.create(table)
+        self._strings, self._maps, self._targets = Strings(), MapTables(self._tables), Targets(self._tables)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def take(self, process: Process) -> None:
+        """Writes what a process has collected."""
+        self._rows(process).take()
+
+    def _rows(self, process: Process) -> ProcessRows:
+        from gpt.export.rows import ProcessRows
+
+        rows = self._processes.get(process)
+        if rows is None:
+            offset = self._targets.offset(process)
+            number = self._pids[process.pid]
+            self._pids[process.pid] += 1
+            rows = ProcessRows(process, number, offset, self._strings, self._tables, self._maps)
+            self._processes[process] = rows
+        return rows
+
+    def end(self, process: Process) -> None:
+        """Writes what waited for its end."""
+        self._end(process)
+        process.probes.check_taken()
+
+    def _end(self, process: Process) -> None:
+        rows = self._rows(process)
+        rows.take(over=True)
+        del self._processes[process]
+        self._targets.add(rows, self._strings)
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether there is anything."""
+        lack = base.find_lack(kinds, self.kinds)
+        self._lacks = lack is not None
+        return lack
+
+    def answer(self, incomplete: list[str]) -> Answers:
+        """Ends the file, which takes its name; there are no records."""
+        if self._lacks:
+            return
+        for process in list(self._processes):  # whose rows were malformed
+            self._end(process)
+        incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
+        self._targets.close(incomplete, self._strings)
+        self._tables.close()
+        take_name(self._path, self._output)
+        yield from ()
+
+
+OPTIONS: dict[str, Any] = {
+    "shape": Annotated[Form | None, typer.Option("--format", help="A database, or a folder of files.")],
+    "output": Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")],
+}
+ANALYSIS = Analysis("Write tables for databases, as Nsight Systems does.", Export, OPTIONS, lines=True)

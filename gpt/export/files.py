@@ -1,0 +1,194 @@
+"""Files that an export is written to: a database of SQLite, or a folder with a file of Parquet for each table.
+
+Rows come in columns: an array, masked where there is no value, a list, or one value for all rows; a column that does
+not come is NULL. SQLite has no unsigned numbers of 64 bits, so those from 2^63 on are negative there, and no NaN, which
+is NULL; Parquet has both.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpt.errors import MissingError, OutputError
+from gpt.export.schema import ExportTable, Field
+
+Columns = Mapping[str, Any]
+
+AT_ONCE = 1 << 14  # rows that SQLite gets as objects
+GROUP = 1 << 17  # rows of a group of Parquet
+CACHE = 16 << 10  # KiB of pages that SQLite keeps
+
+
+class TableFile(Protocol):
+    """What rows are written to. Methods raise OutputError."""
+
+    def create(self, table: ExportTable) -> None:
+        """Makes a table with the rows that it always has."""
+
+    def write(self, table: ExportTable, count: int, columns: Columns) -> None:
+        """Adds rows to a table that was created."""
+
+    def close(self) -> None:
+        """Ends the file."""
+
+
+def clean(text: str | None) -> str | None:
+    """A text that every database takes: what is not UTF-8, and NUL, is U+FFFD."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    data = text.encode(errors="surrogateescape") if _is_escaped(text) else text.encode(errors="surrogatepass")
+    return data.decode(errors="replace").replace("\0", "\ufffd")
+
+
+def _is_escaped(text: str) -> bool:
+    """Whether all of its surrogates stand for bytes."""
+    return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
+
+
+def _cut(field: Field, column: Any, at: int, end: int) -> list[Any]:
+    """The values of some rows, of a column that is a list or one value."""
+    part = column[at:end] if isinstance(column, list) else [column] * (end - at)
+    return [clean(value) for value in part] if field.type == "text" else part
+
+
+class SqliteFile:
+    """A database. It is made in one go and moved to its place, so it needs no journal."""
+
+    def __init__(self, path: Path, named: Path) -> None:
+        """`named` is what messages call it."""
+        self._named = named
+        with self._reported():
+            self._database = sqlite3.connect(path, isolation_level=None)
+            for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE}", "locking_mode=EXCLUSIVE"):
+                self._database.execute(f"PRAGMA {setting}")
+            self._database.execute("BEGIN")
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OutputError(str(error), str(self._named)) from None
+
+    def create(self, table: ExportTable) -> None:
+        """Makes a table with the rows that it always has."""
+        types = {"text": "TEXT", "f32": "REAL", "f64": "REAL"}
+        fields = ", ".join(f'"{field.name}" {types.get(field.type, "INTEGER")}' for field in table.fields)
+        with self._reported():
+            self._database.execute(f'CREATE TABLE "{table.name}" ({fields})')
+            if table.rows:
+                marks = ", ".join("?" * len(table.fields))
+                self._database.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', table.rows)
+
+    def write(self, table: ExportTable, count: int, columns: Columns) -> None:
+        """Adds rows."""
+        given = [field for field in table.fields if columns.get(field.name) is not None]
+        names, marks = ", ".join(f'"{field.name}"' for field in given), ", ".join("?" * len(given))
+        statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'
+        for at in range(0, count, AT_ONCE):
+            end = min(count, at + AT_ONCE)
+            values = [self._objects(field, columns[field.name], at, end) for field in given]
+            with self._reported():
+                self._database.executemany(statement, zip(*values, strict=True))
+
+    def _objects(self, field: Field, column: Any, at: int, end: int) -> list[Any]:
+        if isinstance(column, np.ndarray):
+            values = column[at:end]
+            if field.type == "u64" and values.dtype.kind == "u":
+                values = values.astype(np.uint64).view(np.int64)
+            found: list[Any] = values.tolist()
+            return found
+        part = _cut(field, column, at, end)
+        if field.type == "text":
+            return part
+        return [value if value is None or value < 1 << 63 else value - (1 << 64) for value in part]
+
+    def close(self) -> None:
+        """Ends the file."""
+        with self._reported():
+            self._database.execute("COMMIT")
+            self._database.close()
+
+
+class ParquetFiles:
+    """A folder of files NAME.parquet. Rows are kept until there are enough of them for a group."""
+
+    def __init__(self, folder: Path, named: Path) -> None:
+        """`named` is what messages call it. Raises MissingError without pyarrow."""
+        pyarrow, self._parquet = load_pyarrow()
+        self._pyarrow = pyarrow
+        self._folder, self._named = folder, named
+        self._types = {"text": pyarrow.string(), "f32": pyarrow.float32(), "f64": pyarrow.float64()}
+        for size in (8, 16, 32, 64):
+            self._types |= {f"i{size}": getattr(pyarrow, f"int{size}")(), f"u{size}": getattr(pyarrow, f"uint{size}")()}
+        self._writers: dict[str, Any] = {}
+        self._waiting: dict[str, list[Any]] = {}
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(error.strerror or str(error), str(self._named)) from None
+
+    def create(self, table: ExportTable) -> None:
+        """Makes a file, with the rows that it always has."""
+        schema = self._pyarrow.schema([(field.name, self._types[field.type]) for field in table.fields])
+        with self._reported():
+            path = self._folder / f"{table.name}.parquet"
+            self._writers[table.name] = self._parquet.ParquetWriter(path, schema, compression="zstd")
+        self._waiting[table.name] = []
+        if table.rows:
+            columns = {field.name: [row[at] for row in table.rows] for at, field in enumerate(table.fields)}
+            self.write(table, len(table.rows), columns)
+
+    def write(self, table: ExportTable, count: int, columns: Columns) -> None:
+        """Adds rows."""
+        waiting, schema = self._waiting[table.name], self._writers[table.name].schema
+        for at in range(0, count, GROUP):
+            end = min(count, at + GROUP)
+            arrays = [self._array(field, columns.get(field.name), at, end) for field in table.fields]
+            waiting.append(self._pyarrow.record_batch(arrays, schema=schema))
+            if sum(batch.num_rows for batch in waiting) >= GROUP:
+                self._flush(table.name)
+
+    def _array(self, field: Field, column: Any, at: int, end: int) -> Any:
+        type_ = self._types[field.type]
+        if isinstance(column, np.ndarray):
+            values = column[at:end]
+            mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+            dtype = type_.to_pandas_dtype()
+            return self._pyarrow.array(np.ascontiguousarray(np.ma.getdata(values)).astype(dtype), type_, mask=mask)
+        return self._pyarrow.array(_cut(field, column, at, end), type_)
+
+    def _flush(self, name: str) -> None:
+        waiting, self._waiting[name] = self._waiting[name], []
+        if waiting:
+            with self._reported():
+                self._writers[name].write_table(self._pyarrow.Table.from_batches(waiting))
+
+    def close(self) -> None:
+        """Ends the files."""
+        for name, writer in self._writers.items():
+            self._flush(name)
+            with self._reported():
+                writer.close()
+
+
+def load_pyarrow() -> tuple[Any, Any]:
+    """The package, and the part of it that writes files. Raises MissingError."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingError("parquet: pip install 'gpu-probe-toolchain[parquet]'") from None
+    return pyarrow, parquet
+
+
+FILES: dict[str, Callable[[Path, Path], TableFile]] = {"sqlite": SqliteFile, "parquet": ParquetFiles}

@@ -1,0 +1,84 @@
+"""What probes saved, as tables: one for each map, with a row for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpt.export.files import TableFile
+from gpt.export.schema import MAP, ExportTable, Field, make_fields, make_names
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, MapLayout
+
+MOST_TABLES = 200
+WINDOW = 1 << 18  # records that are looked at together
+WIDTHS = {"f16": "f32"}  # what no database has
+COUNT, SLOT = Field("recorded", "u64"), Field("slot", "u32")
+
+
+class MapTables:
+    """The tables of all maps; `left_out` are the names of those that there was no table for."""
+
+    def __init__(self, tables: TableFile) -> None:
+        self.left_out: set[str] = set()
+        self._tables = tables
+        self._made: dict[tuple[str, tuple[tuple[str, str], ...], bool], tuple[ExportTable, list[str]]] = {}
+
+    def add(self, global_pid: int, buffer: Buffer) -> None:
+        """Writes what a launch saved to a map. Raises what `Buffer.read` raises."""
+        found = self._find(buffer.map)
+        if found is None:
+            self.left_out.add(buffer.map.name)
+            return
+        table, names = found
+        saved = buffer.read()
+        who = {"launchId": buffer.launch.id, "globalPid": global_pid}
+        for places, slots in _iter_windows(buffer, saved):
+            count = len(places["block"])
+            columns = {name: slots[field] for name, field in zip(names, slots.dtype.names or (), strict=False)}
+            if count:
+                self._tables.write(table, count, who | places | columns)
+
+    def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
+        """Its table, and the columns of its fields. Maps of one name with other fields have tables of their own."""
+        key = layout.name, tuple(layout.types.items()), layout.capacity > 0
+        if key not in self._made:
+            if len(self._made) >= MOST_TABLES:
+                return None
+            (name,) = make_names([f"GPT_MAP_{layout.name}"], (table.name for table, _ in self._made.values()))
+            where = (*make_fields(MAP), SLOT if layout.capacity else COUNT)
+            names = make_names(layout.types, (field.name for field in where)) if layout.capacity else []
+            types = [WIDTHS.get(type_, type_) for type_ in layout.types.values()]
+            fields = (Field(name, type_) for name, type_ in zip(names, types, strict=False))
+            table = ExportTable(name, (*where, *fields))
+            self._tables.create(table)
+            self._made[key] = table, names
+        return self._made[key]
+
+
+def _iter_windows(buffer: Buffer, saved: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Where records are, and the records, some blocks at a time. A unit is counted in its block."""
+    layout, (blocks, units) = buffer.map, (buffer.launch.blocks, buffer.map.units(buffer.launch.threads))
+    if saved.units is not None:
+        for at in range(0, len(saved.slots), WINDOW):
+            number = saved.units[at : at + WINDOW]
+            place = np.arange(at, at + len(number))
+            yield {"block": number // np.uint64(units), "unit": number % np.uint64(units), "slot": place}, \
+                saved.slots[at : at + WINDOW]  # fmt: skip
+        return
+    capacity = max(layout.capacity, 1)
+    step = max(1, WINDOW // (units * capacity))
+    for at in range(0, blocks, step):
+        counts, slots = saved.counts[at : at + step], saved.slots[at : at + step]
+        if not layout.capacity:
+            block, unit = (one.ravel() for one in np.indices(counts.shape))
+            yield {"block": block + at, "unit": unit, "recorded": counts.ravel()}, np.zeros(counts.size, [])
+            continue
+        there = np.arange(capacity, dtype=np.uint64) < counts[..., None]
+        if layout.type == "total":
+            there = np.ones(slots.shape, bool)
+        block, unit, slot = np.nonzero(there)
+        yield {"block": block + at, "unit": unit, "slot": slot}, slots[there]
