@@ -80,23 +80,38 @@ def iter_gpu_switches(use: Use, names: list[str]) -> Iterator[Switch]:
         yield Switch(use.name, None, source, target, int(use.rows["begin"][at + 1]), int(gaps[at]))
 
 
-def iter_thread_switches(trace: TraceModel) -> Iterator[Switch]:
-    """Where the calls of a thread go from a context to another."""
+class Current(NamedTuple):
+    """The context of a thread from `start` on, in ns, 0 if it has none; the call that made it so took so many ns."""
+
+    process: int
+    thread: int
+    start: int
+    took: float
+    context: int
+
+
+def iter_contexts(trace: TraceModel) -> Iterator[Current]:
+    """The contexts of all threads, in order of time."""
     calls = trace.calls("object")
     masks = {op: trace.chosen(calls, type="context", op=op) for op in (*PUSH, *SET, *POP)}
     good = np.logical_or.reduce([*masks.values()]) & (calls["result"] == 0) & (calls["duration"] > 0)
     ops = np.select([masks[op] for op in masks], [*range(len(masks))], 0)[good]
     kinds, stacks = [*masks], defaultdict[tuple[int, int], list[int]](list)
-    last: dict[tuple[int, int], int] = {}  # context of a thread: what has none between two others does not matter
     for call, kind in zip(calls[good].tolist(), ops.tolist(), strict=True):
         start, took, process, thread, _, _, context = call
-        key = process, thread
-        _change(stacks[key], kinds[kind], context)
-        now = stacks[key][-1] if stacks[key] else 0
-        before = last.get(key, 0)
+        stack = stacks[process, thread]
+        _change(stack, kinds[kind], context)
+        yield Current(process, thread, start, took, stack[-1] if stack else 0)
+
+
+def iter_thread_switches(trace: TraceModel) -> Iterator[Switch]:
+    """Where the calls of a thread go from a context to another."""
+    last: dict[tuple[int, int], int] = {}  # context of a thread: what has none between two others does not matter
+    for process, thread, start, took, now in iter_contexts(trace):
+        before = last.get((process, thread), 0)
         if now and before and now != before:
             yield Switch(f"thread {thread}", process, f"{before:#x}", f"{now:#x}", start, round(took))
-        last[key] = now or before
+        last[process, thread] = now or before
 
 
 def _change(stack: list[int], op: str, context: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -18,10 +19,10 @@ from gpt.outputs import replacing
 from gpt.stage import Stage
 
 if TYPE_CHECKING:
-    from gpt.timeline.tracks import Counter, Timeline
-    from gpt.trace.model import TraceModel
+    from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
+NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # of gzip: half the size of the next one's gain takes a third of the time
 
 
@@ -68,10 +69,12 @@ class Drawing:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Draws it; what it writes are no records."""
+        from gpt.analyze.over_time import count_memory, count_warps
         from gpt.timeline.tracks import make_timeline
 
-        self._model.incomplete = incomplete
-        timeline = make_timeline(self._model, _count_memory(self._model))
+        timeline = make_timeline(self._model)
+        self._model.incomplete = [*incomplete, *self._find_missing(timeline)]
+        timeline.counters[:0] = [*count_memory(timeline), *count_warps(timeline)]
         if self._output and self._form is Form.all:
             for form, ending in ENDINGS.items():
                 write(self._output.with_name(self._output.name + ending), _iter_bytes(form, timeline))
@@ -82,16 +85,25 @@ class Drawing:
                 self._stage.write_bytes(data)
         yield from ()
 
+    def _find_missing(self, timeline: Timeline) -> Iterator[str]:
+        """What processes did not record, and probes did not save."""
+        from gpt.analyze.coverage import Coverage, make_coverage
 
-def _count_memory(model: TraceModel) -> Iterator[Counter]:
-    """The memory of GPUs that each process has allocated."""
-    from gpt.analyze.pieces import make_pieces
-    from gpt.timeline.tracks import Counter
-
-    for pieces in make_pieces(model):
-        if pieces.on_gpu.any():
-            times, values = pieces.line(pieces.on_gpu)
-            yield Counter(model.processes.index(pieces.process), "GPU memory", times, values.astype("int64"))
+        if off := [process.pid for process in self._model.processes if process.changes]:
+            told = ", ".join(map(str, off[:NAMED])) + (" and more" if len(off) > NAMED else "")
+            yield f"recording was off at times in process {told}"
+        coverage = Coverage()
+        for process in self._model.processes:
+            coverage.merge(make_coverage(process))
+        if coverage.unprobed:
+            yield from coverage.verdict()
+        lost = Counter[str]()
+        for facts in timeline.saved.facts:
+            lost.update({value for value in facts.values() if isinstance(value, str) and value.startswith("lost: ")})
+        for reason, count in lost.most_common(NAMED):
+            yield f"{'1 launch' if count == 1 else f'{count:,} launches'} with probes {reason}"
+        if timeline.saved.lost:
+            yield f"what probes saved is not shown of launches without their calls: {timeline.saved.lost:,}"
 
 
 def write(path: Path, parts: Iterator[bytes]) -> None:

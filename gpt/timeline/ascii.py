@@ -9,84 +9,163 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from rich.cells import cell_len
 
 from gpt.printable import printable, shorten
-from gpt.screen.units import human_time
-from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Spans, Timeline, title
+from gpt.screen.grid import fold
+from gpt.screen.units import human, human_time
+from gpt.timeline.counters import Counter
+from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, title
 
 LETTERS = {
-    "K": "kernel", "H": "copy to the device", "D": "copy to the host", "T": "other copy or memset", "L": "launch",
-    "C": "call of a copy", "A": "allocation", "O": "loading of code", "W": "wait", "X": "other call",
+    "K": "kernel", "P": "kernel with probes", "H": "copy to the device", "D": "copy to the host",
+    "T": "other copy or memset", "L": "launch", "C": "call of a copy", "A": "allocation", "O": "loading of code",
+    "W": "wait", "X": "other call",
 }  # fmt: skip
 CALLS = {"kernel": "L", "graph": "L", "memcpy": "C", "memset": "C", "memory": "A", "module": "O", "sync": "W"}
 COPIES = {"HtoD": "H", "DtoH": "D"}
 LABEL, LEAST = 24, 20  # columns of a name at most, and of a line of cells at least
 TICK = 16  # columns from one time of the axis to the next
+OPEN, MARK = ">", "!"
+PROBED, FACTS = 5, 400  # kernels of which it is said what probes saved, and characters of that
+SUM = "bytes copied "  # counters that only grow
 
 Cells = npt.NDArray[np.float64]
 
 
 def iter_lines(timeline: Timeline, width: int) -> Iterator[str]:
     """Its lines, at most `width` columns wide, with their ends."""
-    if not len(timeline.spans):
+    if len(timeline.spans) or timeline.marks:
+        yield from _iter_tracks(timeline, width)
+        for line in _iter_probes(timeline):
+            yield from (f"{part.plain}\n" for part in fold(line, width))
+    else:
         yield "nothing that took time in the trace\n"
-        return
-    label = min(LABEL, max(len(title(track)) for track in timeline.tracks) + 3)
+    for line in timeline.model.incomplete:
+        yield from (f"{part.plain}\n" for part in fold(f"incomplete: {line}", width))
+
+
+def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
+    """The rows of each process, the axis, and what letters and digits mean."""
+    counters = [counter for counter in timeline.counters if not counter.name.startswith(SUM)]
+    names = [title(track) for track in timeline.tracks] + [counter.name for counter in counters]
+    label = min(LABEL, max(map(cell_len, map(printable, names))) + 3)
     cells = max(LEAST, width - label)
     begin, end = timeline.bounds
     edges = np.linspace(begin, max(end, begin + cells), cells + 1)
+    marks: dict[Track, list[Mark]] = {}
+    for mark in timeline.marks:
+        marks.setdefault(mark.track, []).append(mark)
     used: set[str] = set()
     for place, process in enumerate(timeline.model.processes):
+        own = [counter for counter in counters if counter.process == place]
         tracks = [number for number, track in enumerate(timeline.tracks) if track.process == place]
         if tracks:
             told = f"process {process.pid} on {process.header['host']}: {' '.join(process.header['argv'])}"
             yield shorten(printable(told), width) + "\n"
+        for counter in own:
+            yield f"  {_pad(counter.name, label - 2)}{_draw_counter(counter, edges)}\n"
         for number in tracks:
-            spans, name = timeline.of(number), shorten(title(timeline.tracks[number]), label - 3)
+            track = timeline.tracks[number]
+            spans, name = timeline.of(number), _pad(title(track), label - 2)
             ranges, others = (spans[(spans["category"] == RANGE) == wanted] for wanted in (True, False))
-            if len(ranges):
-                yield f"  {'' if len(others) else name:{label - 2}}{_draw_ranges(timeline, ranges, edges)}\n"
+            if len(ranges) or track in marks:
+                drawn = _draw_ranges(timeline, ranges, marks.get(track, []), edges)
+                yield f"  {' ' * (label - 2) if len(others) else name}{drawn}\n"
             if len(others):
                 drawn = _draw(timeline, others, edges)
                 used |= set(drawn.upper())
-                yield f"  {name:{label - 2}}{drawn}\n"
+                yield f"  {name}{drawn}\n"
     yield f"{'':{label}}{_draw_axis(cells, edges)}\n"
     legend = [f"{letter} {about}" for letter, about in LETTERS.items() if letter in used]
+    legend += [f"{OPEN} not over"] if timeline.spans["open"].any() else []
+    legend += [f"{MARK} mark"] if timeline.marks else []
     yield from _fold(["small letters: less than half of the time", *legend], width)
-    for line in timeline.model.incomplete:
-        yield from (f"{part}\n" for part in [shorten(printable(f"incomplete: {line}"), width)])
+    most: dict[str, str] = {}
+    for counter in counters:
+        most[counter.name] = f"{counter.name} {_human(counter)}" + (" and less" if counter.name in most else "")
+    if most:
+        yield from _fold(["digits: ninths of the most, " + next(iter(most.values())), *list(most.values())[1:]], width)
+
+
+def _pad(text: str, width: int) -> str:
+    """A name in so many columns, the last of them free."""
+    short = shorten(printable(text), width - 1)
+    return short + " " * (width - cell_len(short))
+
+
+def _human(counter: Counter) -> str:
+    most = int(counter.values.max(initial=0))
+    return human(most) + counter.unit.removeprefix("bytes") if counter.unit.startswith("bytes") else f"{most:,}"
+
+
+def _draw_counter(counter: Counter, edges: Cells) -> str:
+    """The most of each piece of time, in ninths of the most of all."""
+    times, values = counter.times, counter.values.astype(np.float64)
+    first = np.searchsorted(times, edges[:-1], side="right") - 1  # what it is as the piece begins
+    last = np.searchsorted(times, edges[1:])
+    padded = np.append(values, 0.0)  # the place -1: before the first of them
+    most = padded[first]
+    inner = np.flatnonzero(last > first + 1)
+    for cell in inner.tolist():
+        most[cell] = max(most[cell], values[first[cell] + 1 : last[cell]].max())
+    ninths = np.ceil(9 * most / (values.max(initial=0) or 1)).astype(int)
+    return "".join(str(ninth) if ninth > 0 else "." for ninth in ninths.tolist())
+
+
+def _iter_probes(timeline: Timeline) -> Iterator[str]:
+    """What probes saved in the first launches of each kernel, or why there were none."""
+    noted = timeline.spans[timeline.spans["fact"] > 0]
+    names, first, counts = np.unique(noted["name"], return_index=True, return_counts=True)
+    for row in np.argsort(-counts, kind="stable").tolist()[:PROBED]:
+        facts = timeline.saved.facts[noted["fact"][first[row]]]
+        told = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in facts.items())
+        which = f", first of {counts[row]:,}" if counts[row] > 1 else ""
+        yield shorten(f"{timeline.names[names[row]]}{which}: {told}", FACTS, middle=False)
+    if (more := len(names) - PROBED) > 0:
+        yield f"and {more:,} more kernels with probes"
 
 
 def _draw(timeline: Timeline, spans: Spans, edges: Cells) -> str:
     """The letters of a track."""
     letters = [*LETTERS]
-    kinds = np.array([letters.index(letter) for letter in _letters(timeline, spans)])
+    kinds = _find_letters(timeline, spans)
     took = np.zeros((len(letters), len(edges) - 1))
     for kind in np.unique(kinds).tolist():
         took[kind] = _time_in(spans[kinds == kind], edges)
     most = took.argmax(axis=0)
     share = took.max(axis=0) / np.diff(edges)
-    return "".join(
+    drawn = [
         "." if part == 0 else letters[kind] if part >= 0.5 else letters[kind].lower()
         for kind, part in zip(most.tolist(), share.tolist(), strict=True)
-    )
+    ]
+    for end in np.unique(spans["end"][spans["open"]]).tolist():
+        drawn[_cell(end, edges)] = OPEN
+    return "".join(drawn)
 
 
-def _letters(timeline: Timeline, spans: Spans) -> list[str]:
-    """What stands for each span."""
-    processes = timeline.model.processes
-    rows = {True: timeline.calls, False: timeline.gpu_times}
-    host = bool(spans["category"][0] < KERNEL)
-    source = rows[host][spans["source"]]
-    keys = list(zip(spans["category"].tolist(), source["process"].tolist(), source["api"].tolist(), strict=True))
-    known = {}
-    for key in set(keys):
-        category, process, id_ = key
-        api = processes[process].api(id_)
-        known[key] = {CALL: CALLS.get(api.type, "X"), KERNEL: "K", MEMCPY: COPIES.get(api.op, "T"), MEMSET: "T"}.get(
-            category, "X"
-        )
-    return [known[key] for key in keys]
+def _cell(time: float, edges: Cells) -> int:
+    """The piece of time that something which ends, or is marked, then is in."""
+    return min(max(int(np.searchsorted(edges, time)) - 1, 0), len(edges) - 2)
+
+
+def _find_letters(timeline: Timeline, spans: Spans) -> npt.NDArray[np.int64]:
+    """The place in LETTERS of what stands for each span."""
+    rows = timeline.calls if spans["category"][0] < KERNEL else timeline.gpu_times
+    source = rows[spans["source"]]
+    probed = np.array([bool(facts) and "unprobed" not in facts for facts in timeline.saved.facts])
+    kinds = spans["category"] * 2 + probed[spans["fact"]]
+    keys = (source["process"].astype(np.int64) << 36) | (source["api"].astype(np.int64) << 4) | kinds
+    known, which = np.unique(keys, return_inverse=True)
+    letters = "".join(LETTERS)
+    return np.array([letters.index(_letter(timeline, key)) for key in known.tolist()])[which]
+
+
+def _letter(timeline: Timeline, key: int) -> str:
+    category, probed = divmod(key & 15, 2)
+    api = timeline.model.processes[key >> 36].api(key >> 4 & 0xFFFFFFFF)
+    work = {KERNEL: "P" if probed else "K", MEMCPY: COPIES.get(api.op, "T"), MEMSET: "T"}
+    return work.get(category, CALLS.get(api.type, "X") if category == CALL else "X")
 
 
 def _time_in(spans: Spans, edges: Cells) -> Cells:
@@ -110,8 +189,8 @@ def _since(times: npt.NDArray[np.int64], moments: Cells) -> Cells:
     return found
 
 
-def _draw_ranges(timeline: Timeline, spans: Spans, edges: Cells) -> str:
-    """The outermost ranges, as far as their names have room: `[forward  ][backward ]`."""
+def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cells) -> str:
+    """The outermost ranges, as far as their names have room: `[forward  ][backward ]`, and marks between them."""
     cells = [" "] * (len(edges) - 1)
     free = 0
     for span in spans[spans["end"] - spans["begin"] > edges[1] - edges[0]]:  # the others have no room for a name
@@ -120,9 +199,26 @@ def _draw_ranges(timeline: Timeline, spans: Spans, edges: Cells) -> str:
         if first < free or last - first < 3:
             continue
         name = shorten(printable(timeline.names[span["name"]]), last - first - 2)
-        cells[first:last] = list(f"[{name:-<{last - first - 2}}]")[: last - first]
+        end = OPEN if span["open"] else "]"
+        _write(cells, first, f"[{name}{'-' * (last - first - 2 - cell_len(name))}{end}")
         free = last
+    for mark in marks:
+        place = _cell(mark.time, edges)
+        if cells[place] == " ":
+            taken = next((at for at in range(place, len(cells)) if cells[at] != " "), len(cells))
+            name = printable(mark.name)
+            _write(cells, place, MARK + (shorten(name, taken - place - 1) if taken - place > 3 else ""))
     return "".join(cells).rstrip()
+
+
+def _write(cells: list[str], place: int, text: str) -> None:
+    """The text from a place on; a character that takes two columns has two places."""
+    for character in text:
+        width = cell_len(character)
+        if not width and place:
+            cells[place - 1] += character
+        cells[place : place + width] = [character, *[""] * (width - 1)] if width else []
+        place += width
 
 
 def _draw_axis(cells: int, edges: Cells) -> str:

@@ -20,14 +20,13 @@ from gpt.timeline.tracks import (
     CALL,
     IOCTL,
     KERNEL,
-    KINDS,
     MEMCPY,
     MEMSET,
     RANGE,
     STREAM,
+    THREAD,
     Spans,
     Timeline,
-    Track,
     Whole,
     gpu,
     number_processes,
@@ -38,6 +37,7 @@ from gpt.trace.model import NO_DEVICE
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
          RANGE: "user_annotation"}  # fmt: skip
 WINDOW = 1 << 14  # spans that are made text at once
+OTHERS = 1 << 32
 
 
 def iter_text(timeline: Timeline) -> Iterator[str]:
@@ -69,16 +69,24 @@ class _Writer:
             _quote(name.encode(errors="surrogateescape").decode(errors="replace")) for name in timeline.names
         ]
         self._hosts, self._gpus = number_processes(timeline)
-        self._rows = [self._row(track) for track in timeline.tracks]
+        self._facts = [",".join(f"{_quote(k)}:{_quote(v)}" for k, v in facts.items()) for facts in timeline.saved.facts]
+        self._rows = list(self._iter_rows())
 
-    def _row(self, track: Track) -> tuple[int, int]:
-        """`pid` and `tid`. Further lanes have numbers that no thread has."""
-        if track.kind == STREAM:
-            own = (track.process, track.kind, track.device)
-            streams = sorted({t.number for t in self._timeline.tracks if (t.process, t.kind, t.device) == own})
-            return self._gpus[own[0], own[2]], streams.index(track.number) + track.lane * len(streams)
-        lane = track.lane + (1 if KINDS[track.kind] == "range" else 0)
-        return self._hosts[track.process], track.number + (lane << 32)
+    def _iter_rows(self) -> Iterator[tuple[int, int]]:
+        """`pid` and `tid` of each track. What is no thread's has numbers that no thread has."""
+        others = count(OTHERS)
+        streams: dict[tuple[int, int], dict[int, int]] = {}  # numbers, of each GPU of a process
+        for track in self._timeline.tracks:
+            if track.kind == STREAM:
+                own = streams.setdefault((track.process, track.device), {})
+                own.setdefault(track.number, len(own))
+        for track in self._timeline.tracks:
+            if track.kind == STREAM:
+                own = streams[track.process, track.device]
+                yield self._gpus[track.process, track.device], own[track.number] + track.lane * len(own)
+            else:
+                thread = track.kind == THREAD and not track.lane and track.number < OTHERS
+                yield self._hosts[track.process], track.number if thread else next(others)
 
     def iter_names(self) -> Iterator[str]:
         """What rows and processes are called."""
@@ -105,9 +113,10 @@ class _Writer:
                 yield self._spans(number, spans[at : at + WINDOW])
         yield from self._iter_arrows()
         for counter in self._timeline.counters:
+            unit = _quote(counter.unit)
             head = f'{{"ph":"C","name":{_quote(counter.name)},"pid":{self._hosts[counter.process]},"ts":'
             points = zip((counter.times / 1000).tolist(), counter.values.tolist(), strict=True)
-            yield [f'{head}{time:.3f},"args":{{"bytes":{value}}}}}' for time, value in points]
+            yield [f'{head}{time:.3f},"args":{{{unit}:{value}}}}}' for time, value in points]
         rows = dict(zip(self._timeline.tracks, self._rows, strict=True))
         yield [
             f'{{"ph":"i","s":"t","cat":"user_annotation","name":{_quote(mark.name)},"pid":{rows[mark.track][0]},'
@@ -130,6 +139,9 @@ class _Writer:
                 places.tolist(), *tell(spans["source"][places].astype(np.int64), tid), strict=True
             ):
                 arguments[place] = "".join(texts)[1:]
+        facts = spans["fact"]
+        for place in np.flatnonzero(facts).tolist():
+            arguments[place] += f"{',' if arguments[place] else ''}{self._facts[facts[place]]}"
         for place in np.flatnonzero(spans["open"]).tolist():
             arguments[place] += f'{"," if arguments[place] else ""}"incomplete":true'
         columns = (spans["begin"] / 1000).tolist(), ((spans["end"] - spans["begin"]) / 1000).tolist()

@@ -16,10 +16,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, title
 
 LEVEL = 6  # of zlib
 MARK = "<!--data-->"  # where the data goes in the page
+OPEN = 128  # of a category: the span has no end in the trace
 TOLD = ("bytes", "result", "shared", *SHAPE)  # of calls, and of what they made the GPU do
 
 
@@ -30,13 +32,14 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
     order = np.lexsort((timeline.spans["begin"], depths, timeline.spans["track"]))
     spans = timeline.spans[order]
     notes, texts = _make_notes(timeline, spans)
+    numbers = {track: number for number, track in enumerate(timeline.tracks)}
     told = {
         "names": timeline.names,
         "notes": texts,
         "processes": [_describe(process.header) for process in timeline.model.processes],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
-        "counters": [[one.process, one.name, len(one.times)] for one in timeline.counters],
-        "marks": [[timeline.tracks.index(mark.track), mark.time, mark.name] for mark in timeline.marks],
+        "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
+        "marks": [[numbers[mark.track], mark.time, mark.name] for mark in timeline.marks],
         "incomplete": timeline.model.incomplete,
         "spans": len(spans),
     }
@@ -45,7 +48,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
         columns += [counter.times.astype("<f8"), counter.values.astype("<f8")]
     columns += [spans["begin"].astype("<f8"), (spans["end"] - spans["begin"]).astype("<f8")]
     columns += [_find_links(timeline, spans).astype("<i4"), spans["name"].astype("<u4"), notes.astype("<u4")]
-    columns += [spans["category"]]
+    columns += [spans["category"] | np.where(spans["open"], OPEN, 0).astype(np.uint8)]
     yield before
     yield f'<script type="application/json" id="texts">{_quote(told)}</script>\n<script type="text/plain" id="data">'
     yield from _pack(columns)
@@ -87,14 +90,15 @@ def _find_depths(timeline: Timeline) -> Whole:
 
 def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list[object]]:
     """Each row: process, kind of track, title, track, depth, its first span and how many there are."""
-    if not len(spans):
-        return
+    marked = {mark.track for mark in timeline.marks}
+    empty = [number for number, track in enumerate(timeline.tracks) if track in marked and not len(timeline.of(number))]
     new = (np.diff(spans["track"].astype(np.int64)) != 0) | (np.diff(depths) != 0)
-    edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(spans)]
-    for low, high in pairwise(edges):
-        number, depth = int(spans["track"][low]), int(depths[low])
+    edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(spans)] if len(spans) else []
+    rows = [(int(spans["track"][low]), int(depths[low]), low, high - low) for low, high in pairwise(edges)]
+    rows += [(number, 0, int(np.searchsorted(spans["track"], number)), 0) for number in empty]
+    for number, depth, low, count in sorted(rows):
         track = timeline.tracks[number]
-        yield [track.process, KINDS[track.kind], title(track), number, depth, low, high - low]
+        yield [track.process, KINDS[track.kind], title(track), number, depth, low, count]
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
@@ -117,17 +121,17 @@ def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
     call[work] = timeline.callers[spans["source"][work]]
     columns = [np.where(call >= 0, np.append(timeline.calls[name], 0)[call], 0).astype(np.int64) for name in TOLD]
     columns[1][work] = 0
-    columns.append(spans["open"].astype(np.int64))
+    columns += [spans["open"].astype(np.int64), spans["fact"].astype(np.int64)]
     numbers = np.zeros(len(spans), np.int64)
     for column in columns:
         values, which = np.unique(column, return_inverse=True)
         numbers = np.unique(numbers * len(values) + which, return_inverse=True)[1]
     _, first = np.unique(numbers, return_index=True)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    return numbers, [_make_note(*row) for row in rows]
+    return numbers, [_make_note(timeline.saved.facts[fact], *row) for *row, fact in rows]
 
 
-def _make_note(size: int, result: int, shared: int, *rest: int) -> str:
+def _make_note(facts: Facts, size: int, result: int, shared: int, *rest: int) -> str:
     (*shape, unfinished) = rest
     parts = [f"{size:,} bytes"] if size else []
     if shape[0]:
@@ -136,4 +140,5 @@ def _make_note(size: int, result: int, shared: int, *rest: int) -> str:
     parts += [f"{shared:,} bytes of shared memory"] if shared else []
     parts += [f"result {result}"] if result else []
     parts += ["its end is not in the trace"] if unfinished else []
-    return ", ".join(parts)
+    told = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in facts.items()]
+    return "\n".join(filter(None, [", ".join(parts), *told]))

@@ -1,35 +1,43 @@
 """A timeline as Perfetto's protobuf: calls and ranges as track events, work on the GPU as its typed GPU records.
 
-https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema. A record of work
-(GpuRenderStageEvent) names its stream, its stage, what ran, and grid and block of a kernel; `submission_id` is the
-`correlation` of the call that it is of, as the records have no arrows. Times are ns since the first process began.
+https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema, and encodes what is
+there once or repeats itself; what differs from span to span is made by columns (wire.py). A record of work
+(GpuRenderStageEvent) names its stream, its stage, what ran, and grid and block of a kernel; the call that it is of
+names its `event_id`, which makes an arrow. Times are ns since the first process began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from gpt.errors import MissingError
+from gpt.timeline import wire
+from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import (
     CATEGORIES,
     KERNEL,
     RANGE,
     SHAPE,
     STREAM,
-    Counter,
     Spans,
     Timeline,
     Track,
+    Whole,
     number_processes,
     title,
 )
+from gpt.timeline.wire import Columns
 
-WINDOW = 1 << 13  # spans that are encoded at once
+WINDOW = 1 << 13  # packets that are encoded at once
 SEQUENCE = 1  # of the packets: names that were said once hold for all of it
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
+CORRELATION, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
+ARROWS = 1000  # that a call has at most
+NO_CALL = 1 << 62  # of a range
+LIMIT = 1 << 63  # of what int64 holds
 
 
 def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
@@ -51,18 +59,23 @@ class _Writer:
         self._zero = min(0, timeline.bounds[0])  # spans may begin before the first process is known to, packets not
         streams = sorted({title(track) for track in timeline.tracks if track.kind == STREAM})
         self._specifications = {name: iid for iid, name in enumerate([*CATEGORIES, *streams], 1)}
+        none = np.zeros(1, timeline.calls.dtype)
+        self._called = np.concatenate([timeline.calls, none])  # the last one stands for the call -1
+        self._made = np.argsort(timeline.callers, kind="stable")  # work by the call that it is of
+        self._callers = timeline.callers[self._made]
 
     def iter_parts(self) -> Iterator[bytes]:
         """All packets."""
         yield self._begin()
         for number, track in enumerate(self._timeline.tracks):
             spans = self._timeline.of(number)
-            open_: list[int] = []
+            if track.kind != STREAM:
+                yield from self._iter_calls(number, spans)
+                continue
             for at in range(0, len(spans), WINDOW):
-                part, last = spans[at : at + WINDOW], at + WINDOW >= len(spans)
-                yield self._work(track, part) if track.kind == STREAM else self._calls(number, part, open_, last)
+                yield self._work(track, spans[at : at + WINDOW])
         for place, counter in enumerate(self._timeline.counters):
-            yield self._counter(self._process(len(self._timeline.model.processes) + place), counter)
+            yield from self._iter_counter(self._process(len(self._timeline.model.processes) + place), counter)
         yield self._marks()
 
     def _begin(self) -> bytes:
@@ -109,82 +122,179 @@ class _Writer:
         event.type, event.track_uuid = getattr(self._schema.TrackEvent, type_), track
         return event
 
-    def _calls(self, number: int, spans: Spans, open_: list[int], last: bool) -> bytes:
-        """Begins and ends of calls, ioctls and ranges, in their order; `open_` are ends that are not written yet."""
-        trace, names = self._schema.Trace(), ("begin", "end", "name", "category", "open")
-        columns = [spans[name].tolist() for name in names]
-        for begin, end, name, category, unfinished, notes in zip(*columns, self._notes(spans), strict=True):
-            while open_ and open_[-1] <= begin:
-                self._event(trace, open_.pop(), "TYPE_SLICE_END", number + 1)
-            event = self._event(trace, begin, "TYPE_SLICE_BEGIN", number + 1)
-            event.name_iid = name + 1
-            event.category_iids.append(category + 1)
-            for iid, value in enumerate(notes, 1):
-                if value:
-                    event.debug_annotations.add(name_iid=iid, int_value=value)
-            if unfinished:
-                event.debug_annotations.add(name_iid=len(NOTES), bool_value=True)
-            open_.append(end)
-        while last and open_:
-            self._event(trace, open_.pop(), "TYPE_SLICE_END", number + 1)
-        return _pack(trace)
+    def _packets(self, times: Whole, name: str, *fields: Columns) -> bytes:
+        """A packet for each time, with a message of these fields."""
+        schema = self._schema.TracePacket
+        same = schema(trusted_packet_sequence_id=SEQUENCE, sequence_flags=schema.SEQ_NEEDS_INCREMENTAL_STATE)
+        parts = (
+            wire.number(_field(schema, "timestamp"), times - self._zero),
+            wire.constant(_pack(same), len(times)),
+            wire.message(_field(schema, name), *fields),
+        )
+        return wire.message(_field(self._schema.Trace, "packet"), *parts).pack()
 
-    def _notes(self, spans: Spans) -> list[tuple[int, ...]]:
-        """What NOTES there are of each call, none of ranges."""
-        found: list[tuple[int, ...]] = [()] * len(spans)
-        places = np.flatnonzero(spans["category"] != RANGE)
-        source = spans["source"][places]
-        calls = self._timeline.calls[source]
-        told = zip((source + 1).tolist(), calls["bytes"].tolist(), calls["result"].tolist(), strict=True)
-        for place, notes in zip(places.tolist(), told, strict=True):
-            found[place] = notes
-        return found
+    def _iter_calls(self, number: int, spans: Spans) -> Iterator[bytes]:
+        """Begins and ends of calls, ioctls and ranges, in their order."""
+        event = self._schema.TrackEvent
+        opens, places = order_ends(spans["begin"], spans["end"])
+        times = np.where(opens, spans["begin"][places], np.sort(spans["end"])[places])
+        end = _pack(event(type=event.TYPE_SLICE_END, track_uuid=number + 1))
+
+        def begin(key: int) -> Any:
+            name, category = divmod(key, len(CATEGORIES))
+            return event(
+                type=event.TYPE_SLICE_BEGIN, track_uuid=number + 1, name_iid=name + 1, category_iids=[category + 1]
+            )
+
+        for at in range(0, len(times), WINDOW):
+            here = opens[at : at + WINDOW]
+            rows = spans[places[at : at + WINDOW]]
+            keys = rows["name"].astype(np.int64) * len(CATEGORIES) + rows["category"]
+            told = wire.join(_repeated(keys, begin), *self._annotations(rows), self._arrows(rows))
+            fields = wire.where(here, told), wire.where(~here, wire.constant(end, len(rows)))
+            yield self._packets(times[at : at + WINDOW], "track_event", *fields)
+
+    def _annotations(self, spans: Spans) -> Iterator[Columns]:
+        """What NOTES there are of each call, what is noted of it besides, and whether its end is missing."""
+        schema = self._schema.DebugAnnotation
+        field = _field(self._schema.TrackEvent, "debug_annotations")
+        source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
+        calls = self._called[source]
+        for iid, values in enumerate((source + 1, calls["bytes"], calls["result"]), 1):
+            name = wire.constant(_pack(schema(name_iid=iid)), len(spans))
+            note = wire.message(field, name, wire.number(_field(schema, "int_value"), values))
+            yield wire.where(values != 0, note)
+        yield _repeated(spans["fact"], self._annotate)
+        open_ = schema(name_iid=len(NOTES), bool_value=True)
+        marked = _pack(self._schema.TrackEvent(debug_annotations=[open_]))
+        yield wire.where(spans["open"], wire.constant(marked, len(spans)))
+
+    def _annotate(self, fact: int) -> Any:
+        note, facts = self._schema.DebugAnnotation, self._timeline.saved.facts[fact]
+        told = [
+            note(name=_text(name), int_value=value)
+            if isinstance(value, int) and value < LIMIT
+            else note(name=_text(name), string_value=_text(str(value)))
+            for name, value in facts.items()
+        ]
+        return self._schema.TrackEvent(debug_annotations=told)
+
+    def _arrows(self, spans: Spans) -> Columns:
+        """The numbers of what each call made the GPU do."""
+        source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), NO_CALL)
+        first = np.searchsorted(self._callers, source)
+        counts = np.minimum(np.searchsorted(self._callers, source, side="right") - first, ARROWS)
+        parts = []
+        for turn in range(int(counts.max(initial=0))):
+            has = counts > turn
+            ids = np.zeros(len(spans), np.int64)
+            ids[has] = self._made[first[has] + turn] + 1
+            parts.append(wire.where(has, wire.number(EVENT_IDS, ids)))
+        told = wire.message(CORRELATION, *parts) if parts else wire.constant(b"", len(spans))
+        return wire.where(counts > 0, told)
 
     def _work(self, track: Track, spans: Spans) -> bytes:
         """Kernels, copies and the like, as the schema has them for GPUs."""
-        trace = self._schema.Trace()
+        event = self._schema.GpuRenderStageEvent
         queue, gpu = self._specifications[title(track)], self._gpus[track.process, track.device]
-        callers = self._timeline.callers[spans["source"]]
-        calls = np.zeros(len(spans), self._timeline.calls.dtype)
-        calls[callers >= 0] = self._timeline.calls[callers[callers >= 0]]
-        columns = [spans[name].tolist() for name in ("begin", "end", "name", "category", "source")]
-        shapes = [calls[name].tolist() for name in (*SHAPE, "bytes", "shared")]
-        for begin, end, name, category, source, call, *shape, size, shared in zip(
-            *columns, callers.tolist(), *shapes, strict=True
-        ):
-            work = self._add(trace, begin).gpu_render_stage_event
-            work.event_id, work.duration, work.name_iid = source + 1, end - begin, name + 1
-            work.hw_queue_iid, work.stage_iid, work.gpu_id, work.context = queue, category + 1, gpu, track.process + 1
-            if call >= 0:
-                work.submission_id = call + 1
-            if category == KERNEL and shape[0]:
-                grid, block = work.launch.grid_size, work.launch.workgroup_size
-                grid.x, grid.y, grid.z, block.x, block.y, block.z = shape
-                if shared:
-                    work.launch.args.add(name=NOTES[3], uint_value=shared)
-            elif size:
-                work.extra_data.add(name=NOTES[1], value=str(size))
-        return _pack(trace)
 
-    def _counter(self, number: int, counter: Counter) -> bytes:
-        trace = self._schema.Trace()
+        def same(key: int) -> Any:
+            name, category = divmod(key, len(CATEGORIES))
+            return event(hw_queue_iid=queue, stage_iid=category + 1, gpu_id=gpu, context=track.process + 1,
+                         name_iid=name + 1)  # fmt: skip
+
+        source = spans["source"].astype(np.int64)
+        callers = self._timeline.callers[source]
+        calls = self._called[callers]
+        kernels = (spans["category"] == KERNEL) & (calls["grid_x"] > 0)
+        size = _field(event, "extra_data"), self._size(calls["bytes"])
+        fields = (
+            wire.number(_field(event, "event_id"), source + 1),
+            wire.number(_field(event, "duration"), spans["end"] - spans["begin"]),
+            _repeated(spans["name"].astype(np.int64) * len(CATEGORIES) + spans["category"], same),
+            wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + 1)),
+            wire.where(kernels, self._launches(calls)),
+            wire.where(~kernels & (calls["bytes"] > 0), wire.message(size[0], *size[1])),
+            _repeated(spans["fact"], self._extra),
+        )
+        return self._packets(spans["begin"], "gpu_render_stage_event", *fields)
+
+    def _size(self, sizes: wire.Numbers) -> tuple[Columns, Columns]:
+        extra = self._schema.GpuRenderStageEvent.ExtraData
+        name = wire.constant(_pack(extra(name=NOTES[1])), len(sizes))
+        return name, wire.message(_field(extra, "value"), wire.digits(sizes))
+
+    def _launches(self, calls: Any) -> Columns:
+        """Grid, block and shared memory of each."""
+        rows = np.stack([calls[name].astype(np.int64) for name in (*SHAPE, "shared")], axis=1)
+        _, first, which = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}"), return_index=True,
+                                    return_inverse=True)  # fmt: skip
+        return wire.choose([_pack(self._launch(*row)) for row in rows[first].tolist()], which.reshape(-1))
+
+    def _launch(self, *numbers: int) -> Any:
+        made = self._schema.GpuRenderStageEvent()
+        grid, block = made.launch.grid_size, made.launch.workgroup_size
+        grid.x, grid.y, grid.z, block.x, block.y, block.z, shared = numbers
+        if shared:
+            made.launch.args.add(name=NOTES[3], uint_value=shared)
+        return made
+
+    def _extra(self, fact: int) -> Any:
+        event, facts = self._schema.GpuRenderStageEvent, self._timeline.saved.facts[fact]
+        return event(extra_data=[event.ExtraData(name=_text(k), value=_text(str(v))) for k, v in facts.items()])
+
+    def _iter_counter(self, number: int, counter: Counter) -> Iterator[bytes]:
+        trace, event = self._schema.Trace(), self._schema.TrackEvent
         told = self._add(trace).track_descriptor
         told.uuid, told.parent_uuid, told.name = number, self._process(counter.process), counter.name
-        told.counter.unit = self._schema.CounterDescriptor.UNIT_SIZE_BYTES
-        for time, value in zip(counter.times.tolist(), counter.values.tolist(), strict=True):
-            self._event(trace, time, "TYPE_COUNTER", number).counter_value = value
-        return _pack(trace)
+        if counter.unit == "bytes":
+            told.counter.unit = self._schema.CounterDescriptor.UNIT_SIZE_BYTES
+        else:
+            told.counter.unit_name = counter.unit
+        yield _pack(trace)
+        same = _pack(event(type=event.TYPE_COUNTER, track_uuid=number))
+        for at in range(0, len(counter.times), WINDOW):
+            times, values = counter.times[at : at + WINDOW], counter.values[at : at + WINDOW]
+            value = wire.number(_field(event, "counter_value"), values)
+            yield self._packets(times, "track_event", wire.constant(same, len(times)), value)
 
     def _marks(self) -> bytes:
         trace = self._schema.Trace()
+        numbers = {track: number for number, track in enumerate(self._timeline.tracks, 1)}
         for mark in self._timeline.marks:
-            number = self._timeline.tracks.index(mark.track) + 1
-            self._event(trace, mark.time, "TYPE_INSTANT", number).name = _text(mark.name)
+            self._event(trace, mark.time, "TYPE_INSTANT", numbers[mark.track]).name = _text(mark.name)
         return _pack(trace)
 
 
-def _pack(trace: Any) -> bytes:
-    done: bytes = trace.SerializeToString()
+def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
+    """Begins and ends of spans that lie within each other or apart, in order: whether it is a begin, and its place.
+
+    Begins are in order, those around others first; the places of ends are those in order of time.
+    """
+    count = np.arange(len(begins))
+    short = np.concatenate([[0], np.cumsum(begins == ends)])  # spans of no length before each
+    group = np.searchsorted(begins, begins, side="right")
+    over = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[count])
+    opens = np.zeros(2 * len(begins), bool)
+    opens[count + over] = True
+    places = np.empty(len(opens), np.int64)
+    places[opens] = places[~opens] = count
+    return opens, places
+
+
+def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:
+    """The message that is made of each key, once for all rows that have it."""
+    known, which = np.unique(keys, return_inverse=True)
+    return wire.choose([_pack(make(key)) for key in known.tolist()], which)
+
+
+def _field(message: Any, name: str) -> int:
+    number: int = message.DESCRIPTOR.fields_by_name[name].number
+    return number
+
+
+def _pack(message: Any) -> bytes:
+    done: bytes = message.SerializeToString()
     return done
 
 

@@ -6,15 +6,18 @@ What overlaps otherwise has a row of its own, a further lane of its track, becau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gpt.screen.demangle import readable
+from gpt.timeline.counters import Counter, count_copies
+from gpt.timeline.saved import Saved, find_saved
 from gpt.trace.model import NO_DEVICE
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ LAST = (1 << 63) - 1
 TOGETHER = 4  # calls of different threads that may begin in the same nanosecond
 
 # `source` is the place in the calls, GPU times or ranges. A span that is `open` has no end in the trace, and is drawn
-# until the last one of its process.
+# until the last one of its process. `fact` is a place in the facts of what probes saved, 0 for none.
 SPAN = np.dtype(
     [
         ("begin", "<i8"),
@@ -36,14 +39,15 @@ SPAN = np.dtype(
         ("track", "<u4"),
         ("name", "<u4"),
         ("source", "<u4"),
+        ("fact", "<u4"),
         ("category", "u1"),
         ("open", "?"),
     ]
 )
 CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
-KINDS = ("range", "thread", "stream")  # of tracks, in the order in which they are drawn
-STREAM = KINDS.index("stream")
+KINDS = ("recording", "range", "thread", "stream")  # of tracks, in the order in which they are drawn
+RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
@@ -60,18 +64,8 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Counter:
-    """A figure over time: from `times` on, in ns, it is `values`."""
-
-    process: int
-    name: str
-    times: Whole
-    values: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Mark:
-    """A moment that the program marked with NVTX, or the first that the trace does not have."""
+    """A moment that the program marked with NVTX."""
 
     track: Track
     time: int
@@ -95,6 +89,7 @@ class Timeline:
     callers: Whole
     counters: list[Counter]
     marks: list[Mark]
+    saved: Saved
 
     @cached_property
     def edges(self) -> Whole:
@@ -107,29 +102,26 @@ class Timeline:
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """When the first span begins, and the last one ends."""
-        return int(self.spans["begin"].min(initial=LAST)), int(self.spans["end"].max(initial=0))
+        """When the first span begins, or mark is, and the last one ends."""
+        marks = [mark.time for mark in self.marks]
+        begins, ends = (self.spans[name] for name in ("begin", "end"))
+        if not (len(begins) or marks):
+            return 0, 0
+        return min([*marks, int(begins.min(initial=LAST))]), max([*marks, int(ends.max(initial=-LAST))])
 
 
-def make_timeline(model: TraceModel, counters: Iterable[Counter] = ()) -> Timeline:
-    """What the model says when, as tracks, with counters that others have made of it."""
+def make_timeline(model: TraceModel) -> Timeline:
+    """What the model says when, as tracks."""
     calls, gpu = model.calls("function", "bytes", "stream", "shared", *SHAPE), model.gpu_times()
+    callers, saved = find_callers(gpu, calls), find_saved(model, calls, gpu)
     maker = _Maker(model)
-    maker.add_calls(calls)
-    maker.add_gpu_times(gpu)
+    maker.add_calls(calls, saved)
+    maker.add_gpu_times(gpu, saved)
     marks = maker.add_ranges()
+    maker.add_gaps()
     spans, tracks = maker.lay_out()
-    return Timeline(
-        model,
-        tracks,
-        maker.names,
-        spans,
-        calls,
-        gpu,
-        find_callers(gpu, calls),
-        [*counters, *count(model, calls)],
-        marks,
-    )
+    counters = list(count_copies(model, calls, gpu, callers))
+    return Timeline(model, tracks, maker.names, spans, calls, gpu, callers, counters, marks, saved)
 
 
 def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whole:
@@ -147,19 +139,6 @@ def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whol
     return found
 
 
-def count(model: TraceModel, calls: npt.NDArray[np.void]) -> list[Counter]:
-    """The bytes that each process has copied by then, by direction."""
-    found = []
-    good = (calls["result"] == 0) & model.chosen(calls, type="memcpy") & (calls["bytes"] > 0)
-    for op in sorted({api.op for process in model.processes for api in process.apis.values() if api.type == "memcpy"}):
-        chosen = good & model.chosen(calls, op=op)
-        for process in np.unique(calls["process"][chosen]).tolist():
-            own = calls[chosen & (calls["process"] == process)]
-            total = np.cumsum(own["bytes"].astype(np.int64))
-            found.append(Counter(process, f"bytes copied {op}", own["start"].copy(), total))
-    return found
-
-
 def title(track: Track) -> str:
     """What a row is called."""
     match KINDS[track.kind]:
@@ -168,6 +147,8 @@ def title(track: Track) -> str:
             text = f"{gpu(track.device)} {text}" if track.device else text
         case "thread":
             text = f"thread {track.number}"
+        case "recording":
+            text = "recording"
         case _:
             text = f"ranges {track.title}".rstrip()
     return f"{text} ({track.lane + 1})" if track.lane else text
@@ -205,18 +186,20 @@ class _Maker:
         mangled = sorted({name for process in model.processes for name in process.kernels().values()})
         self._kernels = dict(zip(mangled, readable(mangled), strict=True))
 
-    def add_calls(self, calls: npt.NDArray[np.void]) -> None:
+    def add_calls(self, calls: npt.NDArray[np.void], saved: Saved) -> None:
         """Every call, and every ioctl."""
-        spans = self._add(calls, "start", KINDS.index("thread"), "thread")
+        spans = self._add(calls, "start", THREAD, "thread")
         spans["open"] = calls["duration"] == 0
+        spans["fact"] = saved.calls
         spans["name"] = self._name(calls, "api", lambda process, id_: process.api(id_).name)
         ioctls = self._model.chosen(calls, type="ioctl")
         spans["category"] = np.where(ioctls, IOCTL, CALL)
 
-    def add_gpu_times(self, gpu: npt.NDArray[np.void]) -> None:
+    def add_gpu_times(self, gpu: npt.NDArray[np.void], saved: Saved) -> None:
         """What ran on the GPU."""
         spans = self._add(gpu, "begin", STREAM, "stream")
         kernels = gpu["function"] != 0
+        spans["fact"] = saved.work
         spans["name"] = self._name(gpu, "api", lambda process, id_: _work(process.api(id_))[1])
         spans["category"] = self._each(gpu, "api", lambda process, id_: _work(process.api(id_))[0])
         names = self._name(
@@ -238,18 +221,37 @@ class _Maker:
             spans["begin"], spans["end"], spans["category"] = starts, stops, RANGE
             used = np.ones(len(begun), bool)
             for at, one in enumerate(begun):
-                track = Track(number, KINDS.index("thread"), 0, one["thread"])
+                track = Track(number, THREAD, 0, one["thread"])
                 if one["type"] == "mark":
                     marks.append(Mark(track, int(starts[at]), one.get("name", "")))
                     used[at] = False
                 elif one["type"] == "start":
-                    track = Track(number, KINDS.index("range"), 0, 0, one.get("domain", ""))
+                    track = Track(number, RANGES, 0, 0, one.get("domain", ""))
                 spans["track"][at] = self._track(track)
                 spans["name"][at] = self._number(one.get("name", ""))
                 spans["open"][at] = one.get("id") not in ends
                 spans["source"][at] = at
             self._spans.append(spans[used])
         return marks
+
+    def add_gaps(self) -> None:
+        """When recording was off, as ranges of a track of its own."""
+        for number, process in enumerate(self._model.processes):
+            changes = sorted(process.changes)
+            if not changes:
+                continue
+            times = self._model.times(process, np.array([at for at, _ in changes], np.uint64)).tolist()
+            edges = [*zip(times, (on for _, on in changes), strict=True), (times[-1], True)]
+            if changes[0][1]:
+                edges.insert(0, (self._model.began(process), False))
+            gaps = [(time, end) for (time, on), (end, _) in pairwise(edges) if not on]
+            spans = np.zeros(len(gaps), SPAN)
+            spans["begin"], spans["end"] = zip(*gaps, strict=True) if gaps else ((), ())
+            spans["track"] = self._track(Track(number, RECORDING, 0, 0))
+            spans["name"], spans["category"] = self._number("not recorded"), RANGE
+            if not changes[-1][1]:
+                spans["open"][-1] = True
+            self._spans.append(spans)
 
     def lay_out(self) -> tuple[Spans, list[Track]]:
         """All spans in order, and their tracks."""
@@ -260,9 +262,10 @@ class _Maker:
         of = processes[spans["track"]] if len(tracks) else np.zeros(0, np.int64)
         for number in np.unique(of[spans["open"]]):
             spans["end"][spans["open"] & (of == number)] = spans["end"][of == number].max()
-        for number, track in enumerate(tracks):
-            mine = np.flatnonzero(spans["track"] == number)
-            mine = mine[np.lexsort((-spans["end"][mine], spans["begin"][mine]))]
+        order = np.lexsort((-spans["end"], spans["begin"], spans["track"]))
+        edges = np.searchsorted(spans["track"][order], np.arange(len(tracks) + 1)).tolist()
+        for track, low, high in zip(tracks, edges, edges[1:], strict=False):
+            mine = order[low:high]
             lanes = find_lanes(spans["begin"][mine], spans["end"][mine], nested=track.kind != STREAM)
             for lane in range(1, int(lanes.max(initial=0)) + 1):
                 spans["track"][mine[lanes == lane]] = self._track(replace(track, lane=lane))

@@ -135,6 +135,10 @@ class TraceModel:
         """Time stamps of a process as ns since the first one began."""
         return process.clock.times(stamps) + self._machines.offset(process.header)
 
+    def began(self, process: Process) -> int:
+        """When a process began, in the same."""
+        return process.clock.monotonic + self._machines.offset(process.header)
+
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.
 

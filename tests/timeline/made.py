@@ -1,11 +1,29 @@
 """Traces with spans on threads and streams, made by hand; times are us."""
 
-from gpt import records
+import io
+import tempfile
+from pathlib import Path
+
+from gpt import records, stream
+from gpt.analyze.timeline import ANALYSIS, Form
+from gpt.trace.process import iter_processes
 from tests.trace import forge
 
 US, ZERO = 1000, 10**9
 APIS = ["cuLaunchKernel", "cuMemAlloc", "cuStreamSynchronize", "cuMemcpyHtoD", "cuGraphLaunch"]
 KERNELS = ["_Z3addPfi", 'odd"name\n\x1b[31m', "graphed"]
+
+
+def draw(form, *segments):
+    """The timeline of traces that are whole, as bytes, made in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t")
+        drawing = ANALYSIS.make(None, json=False, shape=Form(form), output=path)
+        for process in iter_processes(stream.read_records(io.BytesIO(forge.pack(*segments)), "in"), drawing.kinds):
+            drawing.take(process)
+            drawing.end(process)
+        assert not list(drawing.answer([]))
+        return path.read_bytes()
 
 
 def segment(*inner, **header):

@@ -1,0 +1,134 @@
+"""Figures over time that timelines draw: what is allocated on each GPU, and how many warps of launches ran there.
+
+Calls do not say their device. In a process that has several, memory is on the one of the context that the thread had
+then, and that is the one on which launches ran that were made in this context.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.gpu_use import iter_contexts
+from gpt.analyze.pieces import make_pieces
+from gpt.analyze.schedule import make_schedule
+from gpt.errors import GptError
+from gpt.timeline.counters import Counter
+from gpt.timeline.tracks import gpu
+from gpt.trace.model import NO_DEVICE
+
+if TYPE_CHECKING:
+    from gpt.timeline.tracks import Timeline
+    from gpt.trace.model import Launch, TraceModel
+
+Whole = npt.NDArray[np.int64]
+Real = npt.NDArray[np.float64]
+Warps = tuple[Real, Real, int]  # when some began and ended, in ns since the first of all, and how many each stands for
+
+PARTS, POINTS = 100, 100_000  # of a launch, and of all of them
+WARP = 32  # threads
+MOST = 1 << 62
+
+
+def count_memory(timeline: Timeline) -> Iterator[Counter]:
+    """The memory that each process has allocated, by GPU."""
+    model = timeline.model
+    numbers = {process: number for number, process in enumerate(model.processes)}
+    contexts, devices = _Contexts(model), dict[tuple[int, int], int]()
+    made = timeline.callers >= 0
+    calls, ran = timeline.calls[timeline.callers[made]], timeline.gpu_times["device"][made]
+    several = [number for process, number in numbers.items() if len(process.cards) > 1]
+    for number in several:
+        own = (calls["process"] == number) & (ran != NO_DEVICE)
+        found = contexts.find(number, calls["thread"][own], calls["start"][own])
+        devices |= {(number, context): device for context, device in zip(found, ran[own].tolist(), strict=True)}
+    for pieces in make_pieces(model):
+        number = numbers[pieces.process]
+        on = np.full(len(pieces.begins), min(pieces.process.cards, default=0))
+        if number in several:
+            found = contexts.find(number, pieces.threads, pieces.begins)
+            on = np.array([devices.get((number, context), NO_DEVICE) for context in found], np.int64)
+        for device in np.unique(on[pieces.on_gpu]).tolist():
+            times, values = pieces.line(pieces.on_gpu & (on == device))
+            yield Counter(number, f"{gpu(device)} memory", times, np.minimum(values, MOST).astype(np.int64))
+
+
+class _Contexts:
+    """Which context each thread had when."""
+
+    def __init__(self, model: TraceModel) -> None:
+        self._known = defaultdict[tuple[int, int], list[tuple[int, int]]](lambda: [(-MOST, 0)])
+        for process, thread, start, _, context in iter_contexts(model):
+            self._known[process, thread].append((start, context))
+
+    def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> list[int]:
+        """Those of some threads of a process at some times."""
+        found = np.zeros(len(times), np.uint64)
+        for thread in np.unique(threads).tolist():
+            starts, contexts = zip(*self._known[process, thread], strict=True)
+            own = threads == thread
+            found[own] = np.array(contexts, np.uint64)[np.searchsorted(starts, times[own], side="right") - 1]
+        return list(found.tolist())
+
+
+def count_warps(timeline: Timeline) -> Iterator[Counter]:
+    """How many warps of launches were resident, by GPU, as the probes block_sched and warp_sched saw it.
+
+    Their clocks are not that of the trace: the first warp begins when its kernel does.
+    """
+    ran = [(launch, row, warps) for launch, row in timeline.saved.ran if (warps := find_warps(launch))]
+    parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
+    changes = defaultdict[tuple[int, int], list[tuple[Whole, Whole]]](list)
+    for launch, row, (begins, ends, weight) in ran:
+        work = timeline.gpu_times[row]
+        edges = np.linspace(0, max(float(ends.max()), 1.0), parts + 1)
+        mean = np.round(weight * mean_between(begins, ends, edges)).astype(np.int64)
+        times = edges.astype(np.int64) + int(work["begin"])
+        changes[int(work["process"]), launch.launch.device].append((times, np.diff(mean, prepend=0, append=0)))
+    for (process, device), found in changes.items():
+        times, which = np.unique(np.concatenate([times for times, _ in found]), return_inverse=True)
+        steps = np.bincount(which, np.concatenate([steps for _, steps in found]))
+        values, new = np.cumsum(steps).astype(np.int64), np.append(True, steps[1:] != 0)
+        yield Counter(process, f"{gpu(device)} resident warps", times[new], values[new], "warps")
+
+
+def find_warps(launch: Launch) -> Warps | None:
+    """The warps of a launch; None if no map that is known says when they ran."""
+    try:
+        for name, find in (("warp_sched", _of_warps), ("block_sched", _of_blocks)):
+            if name in launch.buffers and (found := find(launch)) and len(found[0]):
+                return found
+    except (GptError, KeyError, ValueError):  # lost, or a map of that name with other fields
+        return None
+    return None
+
+
+def _of_warps(launch: Launch) -> Warps:
+    saved = launch.saved("warp_sched")
+    slots = saved.slots[:, :, 0][saved.counts > 0]
+    first = slots["start"].min(initial=MOST)
+    begins = np.minimum(slots["start"] - first, np.uint64(MOST)).astype(np.float64)
+    ends = np.minimum(np.maximum(slots["end"], slots["start"]) - first, np.uint64(MOST)).astype(np.float64)
+    return begins, ends, 1
+
+
+def _of_blocks(launch: Launch) -> Warps | None:
+    schedule = make_schedule(launch.saved("block_sched"))
+    if schedule is None or schedule.ns_per_clock is None:
+        return None
+    return schedule.began, schedule.ended, -(-launch.threads // WARP)
+
+
+def mean_between(begins: Real, ends: Real, edges: Real) -> Real:
+    """How many there are in the mean between each two edges."""
+    area = np.zeros(len(edges))
+    for times, sign in ((begins, 1), (ends, -1)):
+        ordered = np.sort(times)
+        count = np.searchsorted(ordered, edges)
+        area += sign * (count * edges - np.append(0.0, np.cumsum(ordered))[count])
+    found: Real = np.maximum(np.diff(area) / np.maximum(np.diff(edges), 1e-9), 0)
+    return found

@@ -1,0 +1,77 @@
+"""Figures over time that are drawn above the rows of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+
+Whole = npt.NDArray[np.int64]
+Real = npt.NDArray[np.float64]
+
+PARTS, LEAST = 1000, 1000  # of the time in which anything was copied, and ns of a part at least
+SECOND = 1e9  # ns
+MOST = float(1 << 62)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A figure over time: from `times` on, in ns, it is `values`."""
+
+    process: int
+    name: str
+    times: Whole
+    values: Whole
+    unit: str = "bytes"
+
+
+def count_copies(
+    model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void], callers: Whole
+) -> Iterator[Counter]:
+    """The bytes that each process has copied by then, by direction, and how many a second.
+
+    Copies take as long as they ran on the GPU, or as their calls took if the trace does not say that.
+    """
+    good = (calls["result"] == 0) & model.chosen(calls, type="memcpy") & (calls["bytes"] > 0)
+    ran = np.flatnonzero((callers >= 0) & good[callers]) if len(calls) else np.zeros(0, np.int64)
+    for op in sorted({api.op for process in model.processes for api in process.apis.values() if api.type == "memcpy"}):
+        chosen = good & model.chosen(calls, op=op)
+        for process in np.unique(calls["process"][chosen]).tolist():
+            own = calls[chosen & (calls["process"] == process)]
+            sizes = own["bytes"].astype(np.float64)
+            total = np.minimum(np.cumsum(sizes), MOST).astype(np.int64)
+            yield Counter(process, f"bytes copied {op}", own["start"].copy(), total)
+            rows = ran[chosen[callers[ran]] & (gpu["process"][ran] == process)]
+            if len(rows):
+                own, sizes = gpu[rows], calls["bytes"][callers[rows]].astype(np.float64)
+            begins = own["begin" if len(rows) else "start"].astype(np.int64)
+            times, rates = spread(begins, begins + own["duration"].astype(np.int64), sizes)
+            yield Counter(process, f"{op} a second", times, rates, "bytes/s")
+
+
+def spread(begins: Whole, ends: Whole, sizes: Real) -> tuple[Whole, Whole]:
+    """How many bytes a second there were in each of some parts of the time, and nothing after them."""
+    first = begins.min()
+    begin, end = (begins - first).astype(np.float64), (np.maximum(ends, begins + 1) - first).astype(np.float64)
+    edges = np.linspace(0, end.max(), int(min(PARTS, max(1, end.max() // LEAST))) + 1)
+    rates = sizes / (end - begin)
+    done = np.diff(_since(begin, rates, edges) - _since(end, rates, edges))
+    done[done < sizes.sum() * 1e-12] = 0  # what is left of rounding
+    values = np.minimum(np.append(done / np.diff(edges), 0) * SECOND, MOST).astype(np.int64)
+    new = np.append(True, values[1:] != values[:-1])
+    return edges[new].astype(np.int64) + first, values[new]
+
+
+def _since(times: Real, rates: Real, moments: Real) -> Real:
+    """What flows of so much a ns that began at `times` have brought by each moment, together."""
+    order = np.argsort(times)
+    count = np.searchsorted(times[order], moments)
+    all_, late = (np.append(0.0, np.cumsum(one[order])) for one in (rates, rates * times))
+    found: Real = moments * all_[count] - late[count]
+    return found

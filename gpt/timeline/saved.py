@@ -1,0 +1,164 @@
+"""What probes saved, for the spans of their launches: a few facts of each map.
+
+They are of the kernel, or, if the trace does not say when that ran or which of several it was, of the call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.errors import MissingError, TruncatedError
+from gpt.screen.demangle import readable
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import Buffer, MapLayout, ProbedLaunch
+    from gpt.trace.model import Launch, TraceModel
+
+Facts = dict[str, int | str]
+Places = npt.NDArray[np.uint32]
+Key = tuple[int, int, int]  # process, thread, and the start of the call
+
+STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses
+AT_ONCE = 16  # launches of a call that are told apart
+HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+LOST = "lost: the trace ends before it was written"
+
+
+class Saved(NamedTuple):
+    """`facts` of spans, and where they belong: for each call and each GPU time the place of its own; 0 for none.
+
+    `ran` are launches whose kernel is known, with the place of its GPU time; of `lost` ones the call is not.
+    """
+
+    facts: list[Facts]
+    calls: Places
+    work: Places
+    ran: list[tuple[Launch, int]]
+    lost: int
+
+
+def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void]) -> Saved:
+    """What was saved, or was to be saved, in all launches."""
+    facts: list[Facts] = [{}]
+    of_calls, of_work = np.zeros(len(calls), np.uint32), np.zeros(len(gpu), np.uint32)
+    for number, process in enumerate(model.processes):
+        reasons = defaultdict[int, list[str]](list)
+        for function, reason in process.probes.unprobed:
+            reasons[function].append(reason)
+        for function, known in reasons.items():
+            own = (gpu["process"] == number) & (gpu["function"] == function) & (gpu["probed"] == 0)
+            of_work[own] = len(facts)
+            if not own.any():
+                of_calls[(calls["process"] == number) & (calls["function"] == function)] = len(facts)
+            facts.append({"unprobed": " or ".join(sorted(known))})
+    launches = list(_iter_launches(model))
+    starts = np.unique(np.array([key[2] for _, _, key in launches], np.int64))
+    ran, called = _by_key(gpu, "call", starts), _by_key(calls, "start", starts)
+    names = sorted({saved.kernel for _, saved, _ in launches if saved})
+    titles = dict(zip(names, readable(names), strict=True))
+    placed, lost = [], 0
+    for launch, saved, key in launches:
+        rows = [row for row in ran[key] if gpu["function"][row] == launch.function]
+        rows = rows or [row for row in ran[key] if gpu["function"][row] == 0]  # a graph as a whole
+        places, here = (of_work, rows) if len(rows) == 1 else (of_calls, called[key])
+        if not here:
+            lost += 1
+            continue
+        if places is of_work and saved:
+            placed.append((saved, here[0]))
+        if "launches" not in facts[places[here[0]]]:
+            places[here[0]] = len(facts)
+            facts.append({"launches": 0})
+        _add(facts[places[here[0]]], launch, saved, titles)
+    for each in facts:
+        if each.get("launches") == 1:
+            del each["launches"]
+    return Saved(facts, of_calls, of_work, placed, lost)
+
+
+def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | None, Key]]:
+    """Each launch with probes; what it saved, if any of that is there; and its call."""
+    known = {(launch.process, launch.launch.id): launch for launch in model.launches}
+    for number, process in enumerate(model.processes):
+        launches: list[ProbedLaunch] = process.probes.take_told("probed")
+        starts = model.times(process, np.array([launch.start for launch in launches], np.uint64)).tolist()
+        for launch, start in zip(launches, starts, strict=True):
+            yield launch, known.get((process, launch.id)), (number, launch.thread, start)
+
+
+def _by_key(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64]) -> defaultdict[Key, list[int]]:
+    """The places of the rows that are of calls with these starts."""
+    found = defaultdict[Key, list[int]](list)
+    for place in np.flatnonzero(np.isin(rows[stamp], starts)).tolist():
+        row = rows[place]
+        found[int(row["process"]), int(row["thread"]), int(row[stamp])].append(place)
+    return found
+
+
+def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[str, str]) -> None:
+    """Adds what a launch saved. That of further ones of the same call has the kernel and the launch in its names."""
+    number = facts["launches"] = int(facts["launches"]) + 1
+    if number > AT_ONCE:
+        return
+    before = f"{titles[saved.kernel]}, launch {launch.id}: " if saved and number > 1 else ""
+    for buffer in saved.buffers.values() if saved else ():
+        facts.update((f"{before}{name}", value) for name, value in describe(buffer).items())
+    if not saved:
+        facts[f"launch {launch.id}"] = LOST
+
+
+def describe(buffer: Buffer) -> Facts:
+    """What there is to say of a map of a launch, in a few words."""
+    layout, name = buffer.map, buffer.map.name
+    try:
+        saved = buffer.read()
+    except (MissingError, TruncatedError) as error:
+        return {name: f"lost: {error.fact}"}
+    if layout.type == "total":
+        sums = {field: _sum(saved.slots[field]) for field in layout.types if layout.capacity}
+        return {f"{name}.{field}": value for field, value in sums.items() if value or not any(sums.values())}
+    used = saved.slots
+    block = np.zeros(len(used), np.int64)
+    if layout.type != "log":
+        there = np.arange(layout.capacity) < saved.counts[:, :, None]
+        block, used = np.nonzero(there)[0], used[there]
+    facts: Facts = {f"{name}.records": len(used) if layout.capacity else int(saved.counts.sum())}
+    if saved.dropped and layout.capacity:
+        facts[f"{name}.dropped"] = saved.dropped
+    if "sm" in layout.unsigned and layout.type != "log" and len(used):
+        pairs = np.unique(np.stack([used["sm"].astype(np.uint64), block.astype(np.uint64)], axis=1), axis=0)
+        blocks = np.unique(pairs[:, 0], return_counts=True)[1]
+        facts |= {f"{name}.SMs": len(blocks), f"{name}.blocks an SM": _range(blocks)}
+    fields = [field for field in layout.types if field != "sm"]
+    return facts | ({f"{name}.{field}": _describe(used[field], layout, field) for field in fields} if len(used) else {})
+
+
+def _describe(values: npt.NDArray[np.generic], layout: MapLayout, field: str) -> int | str:
+    if values.dtype.kind == "f":
+        known = values[np.isfinite(values.astype(np.float64))]
+        odd = f"{len(values) - len(known):,} not finite" if len(known) < len(values) else ""
+        return ", ".join(filter(None, [str(_range(known)) if len(known) else "", odd]))
+    if field in layout.unsigned and int(values.min()) >= STAMP:
+        return f"{int(values.max()) - int(values.min()):,} from first to last"
+    return _range(values)
+
+
+def _range(values: npt.NDArray[np.generic]) -> int | str:
+    least, most = values.min().item(), values.max().item()
+    if isinstance(least, int):
+        return least if least == most else f"{least:,} to {most:,}"
+    return f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+
+
+def _sum(values: npt.NDArray[np.generic]) -> int | str:
+    if values.dtype.kind == "f":
+        return f"{float(values.astype(np.float64).sum()):.6g}"
+    if values.dtype.kind == "i":
+        return int(values.astype(np.int64).sum())
+    whole = values.astype(np.uint64)
+    return (int((whole >> HALF).sum()) << 32) + int((whole & LOW).sum())

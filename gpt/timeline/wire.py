@@ -1,0 +1,92 @@
+"""Messages of Protobuf made by columns: for each field its bytes in all rows at once, without an object a message.
+
+https://protobuf.dev/programming-guides/encoding: a field is its tag, then a varint or, of texts and messages, a length
+and so many bytes. How many bytes a field takes differs from row to row. So a column is a matrix with a row for each
+message and a mask of the bytes that are there; what the mask leaves, read row by row, is the encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.integer]
+Mask = npt.NDArray[np.bool_]
+VARINT, BYTES = 0, 2  # types of fields
+SEVEN = np.arange(10, dtype=np.uint64) * np.uint64(7)  # bits of each byte of a varint
+
+
+class Columns(NamedTuple):
+    """Bytes of each row: `data` and `used` have the shape (rows, width)."""
+
+    data: npt.NDArray[np.uint8]
+    used: Mask
+
+    def pack(self) -> bytes:
+        """All rows, one after another."""
+        return self.data[self.used].tobytes()
+
+
+def varints(values: Numbers) -> Columns:
+    """Each number as a varint; negative ones as int32 and int64 have them, in ten bytes."""
+    numbers = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
+    width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
+    parts = numbers[:, None] >> SEVEN[:width]
+    more = np.zeros(parts.shape, bool)  # whether another byte follows
+    more[:, :-1] = parts[:, 1:] > 0
+    used = np.ones(parts.shape, bool)
+    used[:, 1:] = more[:, :-1]
+    return Columns((parts & np.uint64(127)).astype(np.uint8) | more.astype(np.uint8) << np.uint8(7), used)
+
+
+def choose(texts: Sequence[bytes], which: Numbers) -> Columns:
+    """One of the texts for each row."""
+    lengths = np.array([len(text) for text in texts])
+    width = int(lengths.max(initial=0))
+    table = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), np.uint8).reshape(len(texts), width)
+    return Columns(table[which], np.arange(width) < lengths[which][:, None])
+
+
+def constant(data: bytes, count: int) -> Columns:
+    """The same for each of so many rows."""
+    row = np.frombuffer(data, np.uint8)
+    return Columns(np.broadcast_to(row, (count, len(row))), np.ones((count, len(row)), bool))
+
+
+def join(*parts: Columns) -> Columns:
+    """One after another in each row."""
+    return Columns(np.hstack([part.data for part in parts]), np.hstack([part.used for part in parts]))
+
+
+def where(present: Mask, part: Columns) -> Columns:
+    """Nothing in the other rows."""
+    return Columns(part.data, part.used & present[:, None])
+
+
+def number(field: int, values: Numbers) -> Columns:
+    """A field that is a whole number."""
+    return join(constant(_tag(field, VARINT), len(values)), varints(values))
+
+
+def message(field: int, *parts: Columns) -> Columns:
+    """A field that is a message or text of these parts."""
+    inside = join(*parts)
+    length = varints(np.count_nonzero(inside.used, axis=1))
+    return join(constant(_tag(field, BYTES), len(inside.data)), length, inside)
+
+
+def digits(values: Numbers) -> Columns:
+    """Each number, 0 or more, as decimal text."""
+    count = len(str(int(values.max(initial=0))))
+    tens = np.array([10**place for place in range(count - 1, -1, -1)], np.uint64)
+    parts = values.astype(np.uint64)[:, None] // tens
+    used = parts > 0
+    used[:, -1] = True
+    return Columns((parts % np.uint64(10)).astype(np.uint8) + np.uint8(ord("0")), used)
+
+
+def _tag(field: int, type_: int) -> bytes:
+    return varints(np.array([field << 3 | type_])).pack()
