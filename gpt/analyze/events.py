@@ -11,13 +11,16 @@ import json
 import mmap
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import Who, tell_apart
-from gpt.errors import OutputError
+from gpt.errors import OutputError, UsageError
 from gpt.printable import printable_json
 from gpt.stage import Stage
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from gpt.analyze.notes import Notes
     from gpt.trace.process import Api, Process
     from gpt.trace.rows import Rows, Threads
 
@@ -38,10 +42,17 @@ class Events:
 
     streams = False
 
-    def __init__(self, stage: Stage, json: bool) -> None:
+    def __init__(self, stage: Stage, json: bool, notes: bool = False) -> None:
         from gpt.trace.kinds import CALLS
 
+        if notes and not json:
+            raise UsageError("--notes requires --json")
+        self._notes: Notes | None = None
         self.kinds = CALLS
+        if notes:
+            from gpt.analyze.notes import KINDS, Notes
+
+            self._notes, self.kinds = Notes(), KINDS
         self._stage = stage
         self._json = json
         self._file = tempfile.TemporaryFile()  # lives as long as this
@@ -51,6 +62,8 @@ class Events:
         """Puts the calls aside that a process has collected."""
         for threads, rows in process.calls.take():
             self._put_aside(process, threads, rows)
+        if self._notes:
+            self._notes.take(process)
 
     def _put_aside(self, process: Process, threads: Threads, rows: Rows) -> None:
         offset = self._file.tell()
@@ -82,7 +95,8 @@ class Events:
     def answer(self, incomplete: list[str]) -> Answers:
         """Writes the lines; they are not records."""
         if self._json:
-            for lines in self.iter_lines():
+            around = (self._notes.iter_before(), self._notes.iter_after()) if self._notes else ((), ())
+            for lines in chain(around[0], self.iter_lines(), around[1]):
                 self._stage.write_text(lines)
         else:
             from gpt.screen.events import HEADER, EventText
@@ -213,4 +227,9 @@ def _quoted(text: str) -> str:
     return printable_json(json.dumps(whole, ensure_ascii=False))
 
 
-ANALYSIS = Analysis("List every call, oldest first.", Events, lines=True)
+OPTIONS: dict[str, Any] = {
+    "notes": Annotated[
+        bool, typer.Option("--notes", help="With --json: what else is known, in lines that begin with #.")
+    ]
+}
+ANALYSIS = Analysis("List every call, oldest first.", Events, OPTIONS, lines=True)

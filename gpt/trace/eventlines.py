@@ -41,7 +41,7 @@ ZERO = 1 << 40  # ns: when processes without a header begin, so that what was be
 BATCH = 1 << 16  # calls that are put together
 HEAD = MOST_LINE = 1 << 20  # bytes that are looked at to tell what a file is, and of a line
 BOM = b"\xef\xbb\xbf"
-EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind":"header")', re.M)
+EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind": ?"header")', re.M)
 LOST = re.compile(rb"Lost (\d{1,15}) events")  # as bpftrace says it
 NOTED = frozenset((  # kinds of records that may stand after `# `
     "api", "count", "device", "end", "function", "gpu_time", "graph", "header", "ioctl", "launch", "range", "range_end",

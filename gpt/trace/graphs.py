@@ -7,7 +7,7 @@ that had the handle when it began; the `graph` record says from when on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,10 @@ class Graphs:
     def of(self, handle: int) -> list[Made]:
         """The graphs that had a handle, the first one first."""
         return sorted(self._graphs.get(handle, ()), key=lambda graph: graph.since)
+
+    def iter_all(self) -> Iterator[tuple[int, Made]]:
+        """Each graph, with its handle."""
+        yield from ((handle, graph) for handle in self._graphs for graph in self.of(handle))
 
     def count_launches(self, apis: Container[int]) -> Counter[int]:
         """How often each function was launched by graphs, where `apis` launch them."""

@@ -242,8 +242,8 @@ GUIDE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def guide(tmp_path_factory):
+@pytest.fixture(scope="module", params=[(), ("--notes",)], ids=["calls", "notes"])
+def guide(request, tmp_path_factory):
     """A folder with the lines of a trace of two threads, whose calls are in chunks of their own."""
     first = [(1000, 250, ALLOC, 0, 1, 0, 4096, 0), (5000, 2000, ALLOC, 0, 1, 0, 1 << 20, 0)]
     second = [
@@ -263,7 +263,7 @@ def guide(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("guide")
     (folder / "traces").mkdir()
-    (folder / "traces" / "trace_1.jsonl").write_bytes(run("--json", data=forge.pack(segment)).stdout)
+    (folder / "traces" / "trace_1.jsonl").write_bytes(run("--json", *request.param, data=forge.pack(segment)).stdout)
     return folder
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gpt.trace.apis import LISTED, PREFIXES, find_api
 
-DECODE = (Path(__file__).parents[2] / "runtime/hook/entry/decode.c").read_text()
+ENTRY = Path(__file__).parents[2] / "runtime/hook/entry"
+DECODE = "\n".join(path.read_text() for path in sorted(ENTRY.glob("*.[ch]")))
 
 
 def test_functions_are_of_the_hooks_types_and_ops():

@@ -1,0 +1,130 @@
+"""What a trace says beside its calls, as lines after `# `: with the lines of `events --json` all that summaries,
+stages, gaps, memory and timelines need, in text that jq and grep read (gpt/trace/eventlines.py reads it back).
+
+Records of the JSON form, with all times in ns: headers, and what numbers in the others mean, before the calls; the rest
+and the ends after them. What probes saved, tensors and stacks are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt import jsonl, records
+from gpt.trace.kinds import COVERED, RANGES, RUNS
+
+if TYPE_CHECKING:
+    from gpt.trace.process import Process
+    from gpt.trace.rows import Rows
+
+KINDS = RUNS | RANGES | COVERED | {"device"}
+TIMES = ("begin", "call")  # of GPU times: time stamps
+TICKS = ("tsc", "tsc_hz")  # of headers
+
+
+class _Noted(NamedTuple):
+    """A process, and what was taken of it."""
+
+    process: Process
+    gpu_times: list[Rows]
+    launches: dict[int, int]
+    counts: dict[int, int]
+
+
+class Notes:
+    """The processes that were read."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, _Noted] = {}
+
+    def take(self, process: Process) -> None:
+        """Keeps what a process has collected, but its calls."""
+        noted = self._noted.setdefault(id(process), _Noted(process, [], {}, {}))
+        noted.gpu_times.extend(rows for _, rows in process.gpu_times.take())
+        for function, count in process.take_launches().items():
+            noted.launches[function] = noted.launches.get(function, 0) + count
+        for _, rows in process.counts.take():
+            for api, count in rows[["api", "count"]].tolist():
+                noted.counts[api] = noted.counts.get(api, 0) + count
+
+    def iter_before(self) -> Iterator[str]:
+        """Lines that stand before the calls."""
+        for process, *_ in self._noted.values():
+            yield _line({key: value for key, value in process.header.items() if key not in TICKS})
+            for id_, api in process.apis.items():
+                if not process.is_ioctl(id_):
+                    yield _line(records.make("api", id=id_, **api._asdict() | {"symbol": api.symbol or api.name}))
+            for id_, name in process.kernels().items():
+                yield _line(records.make("function", id=id_, name=name))
+
+    def iter_after(self) -> Iterator[str]:
+        """Lines that stand after them."""
+        for place, noted in enumerate(self._noted.values(), 1):
+            yield _line(records.make("resume", back=len(self._noted) - place))
+            yield from _iter_records(noted)
+            for rows in noted.gpu_times:
+                yield from _iter_gpu_times(noted.process, rows)
+            if noted.process.status is not None:
+                yield _line(records.make("end", records=0, status=noted.process.status))
+
+
+def _line(record: dict[str, Any]) -> str:
+    (line,) = jsonl.lines(record)
+    return f"# {line}\n"
+
+
+def _stamp(process: Process, *stamps: int) -> list[int]:
+    """Time stamps in ns."""
+    import numpy as np
+
+    found: list[int] = np.maximum(process.clock.times(np.array(stamps, np.uint64)), 0).tolist()
+    return found
+
+
+def _took(process: Process, ticks: int) -> int:
+    return max(1, round(ticks * process.clock.ns_per_tick)) if ticks else 0
+
+
+def _iter_records(noted: _Noted) -> Iterator[str]:
+    process = noted.process
+    for record in process.cards.values():
+        yield _line(dict(record))
+    for at, on in process.changes:
+        yield _line(records.make("recording", on=on, at=_stamp(process, at)[0]))
+    for handle, graph in process.graphs.iter_all():
+        functions, launches = list(graph.kernels), list(graph.kernels.values())
+        at = _stamp(process, graph.since)[0]
+        yield _line(
+            records.make("graph", exec=handle, at=at, nodes=graph.nodes, functions=functions, launches=launches)
+        )
+    for record in process.ranges:
+        key = "start" if record["kind"] == "range" else "end"
+        yield _line({**record, key: _stamp(process, record[key])[0]})
+    for record in process.ioctls:
+        times: dict[str, Any] = {key: _stamp(process, record[key])[0] for key in ("start", "parent") if key in record}
+        yield _line({**record, **times, "duration": _took(process, record["duration"])})
+    for (function, reason), count in process.probes.unprobed.items():
+        yield _line(records.make("unprobed", function=function, launches=count, reason=reason))
+    for function, count in noted.launches.items():
+        yield _line({"kind": "launch", "count": count, "function": function})
+    for api, count in noted.counts.items():
+        yield _line({"kind": "count", "count": count, "api": api})
+
+
+def _iter_gpu_times(process: Process, rows: Rows) -> Iterator[str]:
+    import numpy as np
+
+    from gpt.trace.rows import GPU_CALLS, GPU_TIMES
+
+    names = [name for name in GPU_TIMES | GPU_CALLS if name in (rows.dtype.names or ())]
+    columns = []
+    for name in names:
+        values = rows[name]
+        if name in TIMES:
+            values = np.where(values != 0, process.clock.times(values), 0)
+        elif name == "duration":
+            values = np.maximum(np.rint(process.clock.durations(values)), values != 0).astype(np.int64)
+        columns.append(values.tolist())
+    form = '# {"kind":"gpu_time",' + ",".join(f'"{name}":%d' for name in names) + "}\n"
+    for row in zip(*columns, strict=True):
+        yield form % row
