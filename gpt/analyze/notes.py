@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt import jsonl, records
-from gpt.trace.kinds import COVERED, RANGES, RUNS
+from gpt.trace.kinds import COVERED, DETAILS, RANGES, RUNS
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.rows import Rows
 
-KINDS = RUNS | RANGES | COVERED | {"device"}
+KINDS = RUNS | DETAILS | RANGES | COVERED | {"device"}
 TIMES = ("begin", "call")  # of GPU times: time stamps
 TICKS = ("tsc", "tsc_hz")  # of headers
 
