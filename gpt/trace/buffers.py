@@ -276,9 +276,9 @@ class Probes:
             case "kernel":
                 if "registers" in record and "function" in record:
                     self.codes[record["function"]] = record
-                if "maps" in record or record["id"] not in self._kernels:  # another one is about its code
+                if "maps" in record:  # the other one is about its code, and may come first
                     asked = frozenset(site["probe"].partition(".")[0] for site in record.get("sites", ()))
-                    maps, params = frozenset(record.get("maps", ())), record.get("params", [])
+                    maps, params = frozenset(record["maps"]), record.get("params", [])
                     kernel = _Kernel(record["name"], maps, params, asked)
                     self._kernels[record["id"]] = kernel
             case "probed":

@@ -148,6 +148,17 @@ def test_a_buffer_waits_for_what_it_refers_to():
     made.check_taken()
 
 
+def test_a_buffer_waits_for_the_record_that_names_its_maps():
+    """A kernel has two records, of which that about its code may come first: in a chunk before the other's."""
+    code = records.make("kernel", id=5, name="_Z1kv", function=2, arch="sm_90", registers=9)
+    made = probes(MAP, code, LAUNCH, forge.buffer(7, DATA))
+    assert list(made.take()) == []
+    made.add(KERNEL)
+    made.add(code)
+    assert value(made) == ("_Z1kv", 7, "m", [[[42]]])
+    assert made.pending == 0
+
+
 def test_launches_are_counted():
     made = probes(LAUNCH, MAP, KERNEL, forge.probed(8, 5, 2, 1, 32), forge.buffer(8, DATA))
     for launches in (3, 4):
