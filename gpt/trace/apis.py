@@ -43,7 +43,7 @@ LISTED = {
     ("sync", "context"): "cuCtxSynchronize",
     ("stream", "create"): "cuStreamCreate cuStreamCreateWithPriority",
     ("stream", "wait"): "cuStreamWaitEvent",
-    ("stream", "capture"): "cuStreamBeginCapture",
+    ("stream", "capture"): "cuStreamBeginCapture cuStreamBeginCaptureToGraph",
     ("stream", "captured"): "cuStreamEndCapture",
     ("event", "record"): "cuEventRecord cuEventRecordWithFlags",
     ("module", "load"): "cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuLibraryLoadData "

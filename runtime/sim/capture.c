@@ -97,16 +97,21 @@ CUresult sim_unsafe(void) {
     return status;
 }
 
-// The legacy stream would wait for blocking streams, also for those that are captured.
+// Whether a stream is the legacy one, and would wait for a blocking one that is captured.
+static bool waits_for(const struct stream *stream, const struct capture *capture) {
+    bool found = false;
+    for (const struct stream *other = capture->streams; other; other = other->next)
+        found |= other->object.owner == stream->object.owner && !(other->flags & CU_STREAM_NON_BLOCKING);
+    return found && stream == ((const struct context *)stream->object.owner)->legacy;
+}
+
 CUresult sim_implicit(const struct stream *stream) {
-    const struct context *context = (const struct context *)stream->object.owner;
     CUresult status = CUDA_SUCCESS;
-    for (struct capture *at = stream == context->legacy ? captures : NULL; at; at = at->next)
-        for (const struct stream *other = at->streams; other; other = other->next)
-            if (other->object.owner == stream->object.owner && !(other->flags & CU_STREAM_NON_BLOCKING)) {
-                at->invalid = true;
-                status = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-            }
+    for (struct capture *at = captures; at; at = at->next)
+        if (waits_for(stream, at)) {
+            at->invalid = true;
+            status = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
     return status;
 }
 
@@ -249,10 +254,14 @@ API cuStreamEndCapture(void *handle, void **graph) {
     return status;
 }
 
-static int status_of(const struct stream *stream) {
-    return !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
-           : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                      : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+static CUresult find_status(const struct stream *stream, int *status) {
+    *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+              : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    for (const struct capture *at = captures; at; at = at->next)
+        if (waits_for(stream, at))
+            return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture goes on
+    return CUDA_SUCCESS;
 }
 
 API cuStreamIsCapturing(void *handle, int *status) {
@@ -260,8 +269,7 @@ API cuStreamIsCapturing(void *handle, int *status) {
     struct stream *stream = sim_stream(context, handle);
     if (!stream || !status)
         return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    *status = status_of(stream);
-    return CUDA_SUCCESS;
+    return find_status(stream, status);
 }
 
 API cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **graph, void *const **nodes,
@@ -270,9 +278,9 @@ API cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **gr
     struct stream *stream = sim_stream(context, handle);
     if (!stream || !status)
         return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    *status = status_of(stream);
-    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-        return CUDA_SUCCESS;
+    CUresult found = find_status(stream, status);
+    if (found || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return found;
     if (id)
         *id = stream->capture->id;
     if (graph)

@@ -99,6 +99,7 @@ def test_streams_wait_for_each_other(play):
     int main(void) {
         begin();
         void *blocking, *free_one, *legacy = (void *)1, *own = (void *)2, *event;
+        int status;
         OK(D(cuStreamCreate)(&blocking, 0));
         OK(D(cuStreamCreate)(&free_one, CU_STREAM_NON_BLOCKING));
         OK(D(cuEventCreate)(&event, 0));
@@ -145,6 +146,12 @@ def test_streams_wait_for_each_other(play):
         OK(D(cuStreamQuery)(blocking));
         void *graph;
         OK(D(cuStreamBeginCapture_v2)(blocking, 2));
+        IS(906, D(cuStreamIsCapturing)(legacy, &status)); // a question does not harm
+        IS(906, D(cuStreamGetCaptureInfo_v2)(NULL, &status, NULL, NULL, NULL, NULL));
+        OK(D(cuStreamIsCapturing)(free_one, &status));
+        assert(status == 0);
+        OK(D(cuStreamIsCapturing)(blocking, &status));
+        assert(status == 1);
         IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // would wait for what is captured
         IS(901, D(cuStreamEndCapture)(blocking, &graph));
     }

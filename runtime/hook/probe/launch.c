@@ -278,6 +278,8 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
 
 // What else the program does
 
+static _Atomic bool captures; // it has begun one
+
 void hook_after_wait(void) {
     if (!hook_probing)
         return;
@@ -290,6 +292,26 @@ void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     if (hook_probing)
         hook_drain(frame->args[0], thread ? thread->tid : 0);
+}
+
+// cuStreamBeginCapture, cuStreamBeginCaptureToGraph
+void hook_before_capture(struct frame *frame) {
+    atomic_store_explicit(&captures, true, memory_order_relaxed);
+    frame->note = hook_probing;
+    if (frame->note)
+        hook_hold_drains();
+}
+
+// cuStreamWaitEvent: by an event of a stream that is captured another one joins it.
+void hook_before_join(struct frame *frame) {
+    frame->note = hook_probing && atomic_load_explicit(&captures, memory_order_relaxed);
+    if (frame->note)
+        hook_hold_drains();
+}
+
+void hook_after_capture(struct frame *frame) {
+    if (frame->note)
+        hook_let_drain();
 }
 
 void hook_before_context_ends(struct frame *frame) {

@@ -40,8 +40,9 @@ struct pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static struct pool *pools;
-static bool ends;    // the process: nothing is claimed any more
-static bool in_vain; // a wait in a call: some kernel waits for what the program does next
+static bool ends;        // the process: nothing is claimed any more
+static bool in_vain;     // a wait in a call: some kernel waits for what the program does next
+static unsigned joining; // calls of the program by which streams come to be captured
 
 static struct timespec in_seconds(int seconds) {
     struct timespec end;
@@ -256,12 +257,12 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
     return open_slab(pool, claim, reason);
 }
 
-// Sends slabs of other streams back, for later launches. True if any is on its way.
+// Sends slabs of other streams back, for later launches. True if any is on its way, or may be soon.
 static bool drain_others(struct pool *pool, const struct claim *claim) {
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+    for (struct slab *slab = pool->slabs; slab && !joining; slab = slab->next)
         if (!claim->dependent || !is_of(slab, claim->stream, claim->thread))
             drain(slab, claim->thread, ON_THE_WAY);
-    return is_pending(pool);
+    return joining || is_pending(pool);
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
@@ -369,13 +370,30 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum
     return true;
 }
 
+// Between the look whether a stream is captured and our event in it no capture may begin: such an event never
+// comes, and one in the legacy stream would spoil the capture. Of the stream that a call is about only that
+// call could begin one.
+void hook_hold_drains(void) {
+    pthread_mutex_lock(&lock);
+    joining++;
+    pthread_mutex_unlock(&lock);
+}
+
+void hook_let_drain(void) {
+    pthread_mutex_lock(&lock);
+    if (!--joining)
+        pthread_cond_broadcast(&returned);
+    pthread_mutex_unlock(&lock);
+}
+
 void hook_drain(uint64_t stream, uint32_t thread) {
     if (!__atomic_load_n(&pools, __ATOMIC_ACQUIRE))
         return;
     uint64_t context = hook_current_context();
     pthread_mutex_lock(&lock);
-    for (struct pool *pool = pools; pool; pool = pool->next)
-        if (pool->context == context || stream != UINT64_MAX) // a stream may be of any
+    bool all = stream == UINT64_MAX;
+    for (struct pool *pool = pools; pool && !(all && joining); pool = pool->next)
+        if (pool->context == context || !all) // a stream may be of any
             drain_pool(pool, stream, thread, ON_THE_WAY);
     pthread_mutex_unlock(&lock);
 }
@@ -389,6 +407,8 @@ void hook_drain_all(enum moment moment) {
     ends |= moment == PROCESS_ENDS;
     bool needed = moment == MEMORY_NEEDED;
     for (struct pool *pool = pools; pool && !(needed && in_vain); pool = pool->next) {
+        while (joining && !pthread_cond_timedwait(&returned, &lock, &end))
+            continue;
         if ((needed && pool->context != hook_current_context()) ||
             !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             continue;

@@ -58,6 +58,10 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
 struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current context
 void hook_let_go(struct slab *slab);                         // once its event has come
 
+// Around a call by which streams come to be captured: meanwhile those of other calls are not drained.
+void hook_hold_drains(void);
+void hook_let_drain(void);
+
 void hook_drain(uint64_t stream, uint32_t thread); // what is ready, of a stream, or of all (UINT64_MAX)
 void hook_drain_all(enum moment moment); // and waits for it, a minute at most; of memory, in this context
 
