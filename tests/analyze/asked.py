@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import Any
 
 from gpt import jsonl, packed, records, stream
+from tests import loaded
 from tests.trace import forge
 
 
 def run(name: str, *args: Any, data: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
-    command = ["gpt-analyze", name, *map(str, args)]
-    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False, **options)
+    return loaded.run(["gpt-analyze", name, *args], data, **options)
 
 
 class Answers:

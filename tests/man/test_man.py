@@ -23,6 +23,7 @@ import pytest
 from gpt import records
 from gpt.formats import elf, fatbin, image, zips
 from gpt.ptx.names import MAX_DIRECTIVES
+from tests import loaded
 from tests.demo.build import build
 from tests.tiers import full
 
@@ -127,11 +128,9 @@ def test_source_tree_names_what_is_there():
 def help_of(tool, *command):
     if tool in SCRIPTS:
         return subprocess.run([ROOT / "bin" / tool, "--help"], capture_output=True, text=True, check=True).stdout
-    module, _, function = TOOLS[tool].partition(":")
-    code = f"import sys; from {module} import {function} as main; sys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "dumb"}
-    command = [sys.executable, "-c", code, *command, "--help"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    done = loaded.run([tool, *command, "--help"], env={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
+    assert done.returncode == 0
+    return done.stdout.decode()
 
 
 def helps_of(tool):

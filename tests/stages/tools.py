@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt import stream
+from tests import loaded
 
 MIB = 1 << 20
 
@@ -63,19 +64,22 @@ def run(
         stdin.write(data)
         stdin.seek(0)
         launcher = [sys.executable, "-ISc", LAUNCH, str(usage.fileno())] if measured else []
-        process = subprocess.Popen(
-            [*launcher, *map(str, command)],
-            stdin=stdin, stdout=out, stderr=err, cwd=cwd, pass_fds=[usage.fileno()], start_new_session=True,
-        )  # fmt: skip
-        try:
-            wait(process, timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
+        if command[0] in loaded.mains() and not measured:
+            status = loaded.start(command, (stdin.fileno(), out.fileno(), err.fileno()), timeout, cwd)
+        else:
+            process = subprocess.Popen(
+                [*launcher, *map(str, command)],
+                stdin=stdin, stdout=out, stderr=err, cwd=cwd, pass_fds=[usage.fileno()], start_new_session=True,
+            )  # fmt: skip
+            try:
+                wait(process, timeout)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            status = process.returncode
         for file in (out, err, usage):
             file.seek(0)
-        status = process.returncode
         done = Run(status if status >= 0 else 128 - status, out.read(), err.read().decode(errors="replace"))
         if measured:
             kib, seconds = usage.read().split()

@@ -1,0 +1,160 @@
+"""Runs our executables in processes that have loaded their modules already: most of a short run is imports.
+
+A server, one for each process that tests, imports the package once; for each run it forks a child, which gets its own
+arguments, environment, folder and standard streams, and ends as an executable does. What is not of gpt's Python is not
+run here: contract and man pages start executables as users do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import tomllib
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+OTHERS = ("numpy", "rich.console", "rich.text", "gpt")  # what is loaded, the whole of the last one
+MESSAGE = 1 << 17  # bytes of a request
+LOCK = threading.Lock()
+
+
+@cache
+def mains() -> dict[str, str]:
+    """`module:function` of each executable."""
+    found: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    return found
+
+
+def run(
+    command: Sequence[Any],
+    data: bytes = b"",
+    timeout: float = 60,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """What `subprocess.run` does with `input` and `capture_output`. Standard input is a pipe.
+
+    What Python itself reads of an environment needs a process of its own.
+    """
+    if env and {key for key, _ in env.items() ^ os.environ.items() if key.startswith("PYTHON")}:
+        return subprocess.run([*map(str, command)], input=data, capture_output=True, timeout=timeout, cwd=cwd, env=env)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        theirs, ours = os.pipe()
+        feeder = threading.Thread(target=_feed, args=(ours, data))
+        feeder.start()
+        try:
+            status = start(command, (theirs, out.fileno(), err.fileno()), timeout, cwd, env)
+        finally:
+            os.close(theirs)
+            feeder.join()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), err.read())
+
+
+def _feed(pipe: int, data: bytes) -> None:
+    with suppress(BrokenPipeError):  # whoever is asked may end without reading all
+        while data:
+            data = data[os.write(pipe, data) :]
+    os.close(pipe)
+
+
+def start(
+    command: Sequence[Any],
+    streams: tuple[int, int, int],
+    timeout: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Runs a command on these descriptors; returns its status, as Popen has it."""
+    words = [str(word) for word in command]
+    told = {"words": words, "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
+    with LOCK:
+        server = _server()
+        socket.send_fds(server, [json.dumps(told).encode()], streams)
+        pid = int(server.recv(MESSAGE))
+        late = not select.select([server], [], [], timeout)[0]
+        if late:
+            os.killpg(pid, signal.SIGKILL)
+        status = int(server.recv(MESSAGE))
+    if late:
+        raise subprocess.TimeoutExpired(words, timeout)
+    return status
+
+
+@cache
+def _server() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tests.loaded", str(theirs.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before that
+    return ours
+
+
+# The server
+
+
+def _serve(requests: socket.socket) -> None:
+    for name in OTHERS:
+        import_module(name)
+    for module in pkgutil.walk_packages([str(ROOT / "gpt")], "gpt."):
+        import_module(module.name)
+    while True:
+        data, streams, _, _ = socket.recv_fds(requests, MESSAGE, 3)
+        if not data:
+            return
+        pid = os.fork()
+        if not pid:
+            requests.close()
+            os._exit(_become(json.loads(data), streams))
+        for number in streams:
+            os.close(number)
+        requests.send(str(pid).encode())
+        requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _become(told: dict[str, Any], streams: list[int]) -> int:
+    """Is the executable, and returns its status."""
+    os.setsid()
+    os.chdir(told["cwd"])
+    os.environ.clear()
+    os.environ.update(told["env"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))
+    sys.stdout, sys.stderr = (io.TextIOWrapper(open(number, "wb", closefd=False)) for number in (1, 2))
+    sys.argv = told["words"]
+    module, _, function = mains()[sys.argv[0]].partition(":")
+    try:
+        status = getattr(import_module(module), function)()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status if isinstance(status, int) else 0 if status is None else 1
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
