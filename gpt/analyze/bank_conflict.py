@@ -21,7 +21,7 @@ from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.printable import printable, shorten
-from gpt.screen.demangle import readable
+from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class BankConflict(MapAnalysis):
             return "no access to shared memory in these blocks"
         if not total["conflicts"]:
             return f"no conflicts: {human_count(total['passes'])} passes for {human_count(total['requests'])} requests"
-        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        name = shorten(printable(brief_name(name)), NAMED, middle=False)
         share = human_share(100 * kernel.sums["conflicts"] / total["conflicts"])
         (size, stride), sums = max(kernel.strides.items(), key=lambda one: one[1]["passes"] - one[1]["least"])
         where = f"{share} of them in {name}, most where lanes access {size} bytes {stride} bytes apart"

@@ -262,13 +262,13 @@ def _describe_occupancy(of: Occupancy) -> list[str]:
 
 def _describe(shown: Shown) -> str:
     """What the picture shows."""
-    from gpt.screen.demangle import readable
+    from gpt.screen.brief import brief_name
 
     launch, totals = shown.launch, shown.totals
     shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))
     cycles = f"{totals.running:,.0f} cycles running, {totals.scheduling:,.0f} scheduling an SM"
     where = f"blocks: {launch.blocks:,}, SMs: {totals.sms}; {cycles}"
-    return f"{readable([shown.kernel])[0]}\ngrid {shape[0]}, block {shape[1]}: {where}"
+    return f"{brief_name(shown.kernel)}\ngrid {shape[0]}, block {shape[1]}: {where}"
 
 
 ANALYSIS = Analysis("Show which blocks each SM ran when.", BlockSched, {"launch": Number})

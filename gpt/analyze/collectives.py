@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
-from gpt.screen.units import human_time
+from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import GPU_TIMES, SAVES
 
 if TYPE_CHECKING:
@@ -213,7 +213,9 @@ def _verdict(found: Found, parts: list[Split]) -> list[str]:
         lines.append(f"{early:,} ended on a rank before another one began: the clocks are not that good")
     if found.alone:
         count = sum(len(lane.names) for lane in found.alone)
-        lines.append(f"without partners, and not counted: {count:,} kernels of {len(found.alone):,} streams")
+        lines.append(
+            f"without partners, and not counted: {amount(count, 'kernel')} of {amount(len(found.alone), 'stream')}"
+        )
     if any(found.others.values()):
         lines.append("other NCCL: kernels in which not all ranks wait for all")
     return lines

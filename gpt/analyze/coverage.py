@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gpt.analyze.answer import Column, Record, make_answer
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -50,19 +51,23 @@ class Coverage:
 
     def verdict(self) -> Iterator[str]:
         """One line, if there were launches, and one for each reason in it that something helps against."""
+        times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]
+        ran = f"{amount(self.probed, 'launch')} ran with probes{times[True]}"
+        if self.unprobed:
+            yield from self.reasons(f"{ran}, {self.unprobed.total():,} without{times[False]}")
+        elif self.probed:
+            yield ran
+
+    def reasons(self, what: str) -> Iterator[str]:
+        """Why launches ran without probes, after `what` they did; then what helps against that."""
         reasons = Counter[str]()
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
-        times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]
-        ran = f"{self.probed:,} {'launch' if self.probed == 1 else 'launches'} ran with probes{times[True]}"
-        if without := reasons.total():
-            told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
-            more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
-            yield f"{ran}, {without:,} without{times[False]}: {', '.join(told + more)}"
-            for reason, _ in reasons.most_common(REASONS):
-                yield from (f"{start}: {way}" for start, way in WAYS.items() if reason.startswith(start))
-        elif self.probed:
-            yield ran
+        told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
+        more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
+        yield f"{what}: {', '.join(told + more)}"
+        for reason, _ in reasons.most_common(REASONS):
+            yield from (f"{start}: {way}" for start, way in WAYS.items() if reason.startswith(start))
 
     def answer(self) -> Iterator[Record]:
         """The launches without probes, by kernel and reason, if there were any."""

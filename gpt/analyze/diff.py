@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.screen.units import human_time
+from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
     from gpt.analyze.totals import ProcessTotals, Totals
@@ -154,7 +154,7 @@ class Diff:
             calls = sum(function.calls + function.counted for function in totals.functions.values())
             took = human_time(sum(function.durations.total for function in totals.functions.values()))
             more = f" and {len(commands) - 1:,} more" if len(commands) > 1 else ""
-            yield f"{name}: {commands[0]}{more}: {calls:,} calls, {took} in them"
+            yield f"{name}: {commands[0]}{more}: {amount(calls, 'call')}, {took} in them"
             yield from (f"{name}: {line}" for line in list(totals.coverage.verdict())[:1])
 
 

@@ -21,6 +21,7 @@ from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, 
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.errors import UsageError
+from gpt.screen.units import amount
 from gpt.trace.kinds import TENSORS
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Dmat(MapAnalysis):
         """Launches, and the matrix of one."""
         import numpy as np
 
-        from gpt.screen.demangle import readable
+        from gpt.screen.brief import brief_name
 
         yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
         if not self._shown:
@@ -134,16 +135,16 @@ class Dmat(MapAnalysis):
             return
         number, process, buffer, matrix, accesses, lost = self._shown
         row, column = np.nonzero(matrix.counts)
-        many = f"{matrix.rows:,} pages" if matrix.rows > 1 else "a page"
-        where = f"{many} of {1 << self._shift:,} bytes a row, {matrix.step:,} clocks a column"
-        said = f"launch {number}: {accesses:,} accesses, {f'{lost:,} more are lost, ' if lost else ''}{where}"
+        many = amount(matrix.rows, "page")
+        where = f"{many} of {amount(1 << self._shift, 'byte')} a row, {amount(matrix.step, 'clock')} a column"
+        said = f"launch {number}: {amount(accesses, 'access')}, {f'{lost:,} more are lost, ' if lost else ''}{where}"
         known, start = (self._tensors, AFTER_ALL) if self._tensors else (process.tensors, buffer.launch.start)
         owners = _find_tensors(known, start, matrix.pages, 1 << self._shift)
         tensors = [known.tensors[at] for at in np.unique(owners[owners >= 0])]
         texts = [_describe(tensor) for tensor in tensors]
         which = np.where(owners < 0, NONE, np.searchsorted(np.unique(owners[owners >= 0]), owners))
         more = {"lane": "tensor"} if tensors else {}
-        title = f"{readable([buffer.kernel])[0]}\n{said}"
+        title = f"{brief_name(buffer.kernel)}\n{said}"
         drawn = plot("heat", "clock", "page", color="accesses", title=title, **more)
         values = [matrix.pages[row], column * matrix.step, matrix.counts[row, column], which[row]]
         yield make_array_answer("accesses", ACCESSES, values, [said], TOP_ACCESSES, [drawn], texts)

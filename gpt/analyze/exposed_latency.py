@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,9 +16,9 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.overhead import TimedLaunches
+from gpt.analyze.timed_launches import NO_ORIGINAL, TimedFold, TimedLaunches
 from gpt.errors import MalformedError
-from gpt.printable import shorten
+from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ PARTS = ("prologue", "kernel", "epilogue")
 OURS = "gpt-hook"
 NO_PROBE = "-"
 TOP = 30  # rows that tables show
-KERNEL = 20  # columns of the name of a kernel beside a bar
+KERNEL = 30  # columns of the name of a kernel beside a bar
 MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
 RANGE = 1e-30, 1e30  # of times that are not 0
@@ -118,7 +118,7 @@ def _divide(time: float | None, by: float | None) -> float | None:
     return None if time is None or not by else time / by
 
 
-class _Bar:
+class Bar:
     """The launches of a kernel with some probes; times are ns, added."""
 
     def __init__(self) -> None:
@@ -134,6 +134,10 @@ class _Bar:
         elif on_gpu is not None:
             self.sums.update({"timed": 1, "on_gpu": on_gpu})
 
+    def merge(self, other: Bar) -> None:
+        """Takes in what another one has."""
+        self.sums.update(other.sums)
+
     def times(self) -> dict[str, float | None]:
         """Means: `prologue`, `kernel`, `epilogue`, `total` and `original`, None where that is not known."""
         sums = self.sums
@@ -147,84 +151,52 @@ class _Bar:
         return found
 
 
-Bars = dict[tuple[str, str], _Bar]  # by probes and kernel
+Key = tuple[str, str]  # probes and kernel
 
 
-class ExposedLatency:
+class ExposedLatency(TimedFold[Key, Bar]):
     """The bars of all that was read, and those of a file."""
 
-    streams = True
-
     def __init__(self, beside: Path | None = None) -> None:
-        from gpt.analyze.coverage import Coverage
-        from gpt.trace.kinds import COVERED
-
-        self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
+        super().__init__()
         self._figures = read_figures(beside) if beside else []
-        self._done: Bars = {}  # of processes that are over
-        self._coverage = Coverage()  # of the same
-        self._open: dict[Process, TimedLaunches] = {}
 
-    def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
-        if process not in self._open:
-            self._open[process] = TimedLaunches(process)
-        self._open[process].take()
+    def new(self) -> Bar:
+        """Of no launches."""
+        return Bar()
 
-    def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
-        from gpt.analyze.coverage import make_coverage
+    def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Bar]:
+        """What is known of a process by now."""
+        found: dict[Key, Bar] = defaultdict(Bar)
+        for name, launch, times, gpu in launches.joined():
+            found["+".join(process.probes.maps_of(launch.kernel)) or NO_PROBE, name].add(times, gpu)
+        return found
 
-        _add(self._done, process, self._open.pop(process))
-        self._coverage.merge(make_coverage(process))
-
-    def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether launches had probes."""
-        return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
-
-    def answer(self, incomplete: list[str]) -> Answers:
+    def tell(self, costs: dict[Key, Bar], coverage: list[str]) -> Answers:
         """The bars, those of a probe together, and ours first."""
-        from gpt.analyze.coverage import Coverage, make_coverage
-
-        bars: Bars = {}
-        coverage = Coverage()
-        coverage.merge(self._coverage)
-        for key, bar in self._done.items():
-            bars.setdefault(key, _Bar()).sums.update(bar.sums)
-        for process, launches in self._open.items():
-            _add(bars, process, launches)
-            coverage.merge(make_coverage(process))
-        if bars:
-            several = len({name for _, name in bars}) > 1
-            rows = [_our_row(*key, bar, several) for key, bar in bars.items()]
-            known = any(row[EXPOSED] is not None for row in rows)
-            rows += [_their_row(figure) for figure in self._figures]
-            rows.sort(key=lambda row: (row[1], row[TOOL] != OURS, row[0] or "", row[TOOL]))
-            verdict = [*_means(rows), *([] if known else [NO_ORIGINAL]), *coverage.verdict()]
-            y = [f"of_{part}" for part in (*PARTS, "whole")] if known or self._figures else list(PARTS)
-            title = "a launch, in multiples of its kernel without probes" if known else "what a launch takes"
-            drawn = plot("bars", "bar", *y, end="exposed", title=title)
-            yield make_answer("latency", LATENCY, rows, verdict, top=TOP, plots=[drawn])
-        yield from coverage.answer()
+        names = list(dict.fromkeys(name for _, name in costs))
+        labels = dict(zip(names, fit_names(readable(names), KERNEL), strict=True)) if len(names) > 1 else {}
+        several = len({probes for probes, _ in costs} | {figure.probe for figure in self._figures}) > 1
+        beside = several or bool(self._figures) or not labels
+        rows = [_our_row(*key, bar, labels.get(key[1]), beside) for key, bar in costs.items()]
+        known = any(row[EXPOSED] is not None for row in rows)
+        rows += [_their_row(figure) for figure in self._figures]
+        rows.sort(key=lambda row: (row[1], row[TOOL] != OURS, row[0] or "", row[TOOL]))
+        verdict = [*_means(rows), *([] if known else [NO_ORIGINAL]), *coverage]
+        y = [f"of_{part}" for part in (*PARTS, "whole")] if known or self._figures else list(PARTS)
+        title = "a launch, in multiples of its kernel without probes" if known else "what a launch takes"
+        drawn = plot("bars", "bar", *y, end="exposed", title=title)
+        yield make_answer("latency", LATENCY, rows, verdict, top=TOP, plots=[drawn])
 
 
-NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
-
-
-def _add(bars: Bars, process: Process, launches: TimedLaunches) -> None:
-    for name, launch, times, gpu in launches.joined():
-        probes = "+".join(process.probes.maps_of(launch.kernel)) or NO_PROBE
-        bars.setdefault((probes, name), _Bar()).add(times, gpu)
-
-
-def _our_row(probes: str, name: str, bar: _Bar, several: bool) -> tuple[Any, ...]:
+def _our_row(probes: str, name: str, bar: Bar, label: str | None, beside: bool) -> tuple[Any, ...]:
     times, launches = bar.times(), bar.sums["plain"] + bar.sums["compared"]
     original = times["original"]
     shares = [_divide(times[part], original) for part in PARTS]
     values = [times[title] for title in (*PARTS, "total", "original")]
     exposed = _divide(times["total"], original)
-    label = ", ".join([*([shorten(readable([name])[0], KERNEL, middle=False)] if several else []), probes, OURS])
-    return name, probes, OURS, exposed, *values, launches, label, *shares, None
+    bar_of = ", ".join([*([label] if label else []), *([probes, OURS] if beside else [])])
+    return name, probes, OURS, exposed, *values, launches, bar_of, *shares, None
 
 
 def _their_row(figure: Figure) -> tuple[Any, ...]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.periods import Codes, Period, find_periods
+from gpt.analyze.periods import SHARE, Codes, Period, find_periods, find_steps
+from gpt.screen.units import amount
 from gpt.trace.rows import iter_groups
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 MOST = 1 << 22  # launches of a process that are looked at
-SHARE = 0.5  # of launches that a unit must cover
 NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
 SCOPES = 8  # threads, and streams, that are looked at: those with most launches
 SAMPLE = 1000  # iterations in which breaks are looked for
@@ -137,7 +137,7 @@ class Launches:
             values = column(at) if order is None else column(at)[order]
             groups = sorted(iter_groups(values), key=lambda group: -len(group[1]))
             for value, mine in groups[:SCOPES] if len(groups) > 1 else ():
-                scope = f"thread {threads[value]}" if name == "thread" else f"stream of {len(mine):,} launches"
+                scope = f"thread {threads[value]}" if name == "thread" else f"stream of {amount(len(mine), 'launch')}"
                 found += _iter_units(scope, starts[mine], codes[mine])
         return sorted(found, key=lambda unit: -unit.launches)
 
@@ -163,7 +163,7 @@ def _make_unit(scope: str, starts: Stamps, codes: Codes, period: Period) -> Unit
     lengths[0] = period.ends[0] - first
     ends = int(period.ends[-1])
     times = starts.astype(np.int64)
-    took = _steps(times, np.append(first, period.begins[1:]), lengths // length, length)
+    took = find_steps(times, np.append(first, period.begins[1:]), lengths // length, length)
     time = float(np.median(took)) if len(took) else 0.0
     last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
     end = int(starts[ends]) if ends < len(starts) else last
@@ -186,15 +186,6 @@ def _find(codes: Codes, unit: Codes) -> int:
         if np.array_equal(codes[at : at + len(unit)], unit):
             return int(at)
     return 0
-
-
-def _steps(times: npt.NDArray[np.int64], begins: Any, counts: Any, length: int) -> npt.NDArray[np.int64]:
-    """How long each iteration took, from its beginning to that of the next one in its stretch."""
-    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = np.repeat(begins, counts) + number * length
-    again = number[1:] > 0
-    took: npt.NDArray[np.int64] = (times[places[1:]] - times[places[:-1]])[again]
-    return took
 
 
 class CallTimes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import GptError, MissingError, TruncatedError
+from gpt.screen.units import amount
 from gpt.trace.params import to_text
 
 if TYPE_CHECKING:
@@ -145,4 +146,4 @@ class MapAnalysis(ABC):
         for reason, count in self._lost.most_common(3):
             yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
         if more := sum(sorted(self._lost.values())[:-3]):
-            yield f"{more:,} launches lost what they saved for other reasons"
+            yield f"{amount(more, 'launch')} lost what was saved for other reasons"

@@ -15,6 +15,7 @@ import typer
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.analyze.values import Values
@@ -118,7 +119,7 @@ class Fields(MapAnalysis):
         told = [f"maps:{len(maps)} records:{total['records']} lost:{total['dropped']}"]
         names = [f"{name}.{field}" for name in maps for field in self._find_fields(name)]
         if len(names) > PANELS:
-            told.append(f"{PANELS} of {len(names):,} fields have a histogram: --map chooses")
+            told.append(f"{PANELS} of {amount(len(names), 'field')} have a histogram: --map chooses")
         told += verdict
         for name in maps:
             lines, told = told, []

@@ -140,7 +140,7 @@ def _add(sizes: npt.NDArray[np.uint64]) -> float:
 
 
 def _verdict(found: list[Pieces]) -> Iterator[str]:
-    from gpt.screen.units import human
+    from gpt.screen.units import amount, human
 
     if not found:
         yield NONE
@@ -149,14 +149,14 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
         ended = "its trace ended" if pieces.process.status is None else "it ended"
         yield (
             f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most; when {ended}, "
-            f"{human(_add(pieces.sizes[left]))} of {int(left.sum()):,} allocations were not freed"
+            f"{human(_add(pieces.sizes[left]))} of {amount(int(left.sum()), 'allocation')} not freed"
         )
     lost = sum(pieces.lost for pieces in found)
     if lost:
-        yield f"{lost:,} allocations at an address that was taken: the older ones were freed unseen"
+        yield f"{amount(lost, 'allocation')} at an address that was taken: what was there was freed unseen"
     strange = sum(pieces.strange for pieces in found)
     if strange:
-        yield f"{strange:,} frees of what was not seen allocated"
+        yield f"{amount(strange, 'free')} of what was not seen allocated"
     if found and not any(pieces.stacks.any() for pieces in found):
         yield NO_SITES
     for pieces in found[:1]:
@@ -292,6 +292,8 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     """Live bytes over time: at most POINTS, the highest of those that lie together."""
     import numpy as np
 
+    from gpt.screen.units import amount
+
     moments, pages_live, held = pieces.pages()
     times: list[Whole] = [pieces.line(pieces.on_gpu)[0], pieces.line(~pieces.on_gpu)[0], moments]
     time = np.unique(np.concatenate(times))
@@ -304,7 +306,8 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     chosen = _choose(columns[0])
     verdict = [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
     if len(chosen) < len(time):
-        verdict.append(f"{len(chosen):,} of {len(time):,} moments, the highest and the last of those that lie together")
+        all_ = amount(len(time), "moment")
+        verdict.append(f"{len(chosen):,} of {all_}, the highest and the last of those that lie together")
     drawn = plot("levels", "time", "gpu", "held", "host", title=f"memory of process {pieces.process.pid}")
     values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
     return make_array_answer("live", LIVE, values, verdict, top=0, plots=[drawn])

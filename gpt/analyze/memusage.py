@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import WHO, tell_apart
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.trace.machines import Header
@@ -114,7 +115,11 @@ class MemUsage:
     streams = True
 
     def __init__(self) -> None:
-        self.kinds = frozenset(("memusage", "function", "api", "calls", "call", "clock"))
+        from gpt.analyze.coverage import Coverage
+        from gpt.trace.kinds import COVERED
+
+        self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
+        self._coverage = Coverage()  # of processes that are over
         self._done: dict[str, Counter[str]] = {}  # of processes that are over, by kernel
         self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same
         self._open: dict[Process, _Use] = {}
@@ -127,7 +132,10 @@ class MemUsage:
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
+        from gpt.analyze.coverage import make_coverage
+
         use = self._open.pop(process)
+        self._coverage.merge(make_coverage(process))
         _merge(self._done, use.kernels())
         self._rows.append((process.header, use.row()))
 
@@ -139,10 +147,15 @@ class MemUsage:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Kernels, that with the launch that needs most first, and processes."""
+        from gpt.analyze.coverage import Coverage, make_coverage
+
         kernels: dict[str, Counter[str]] = {}
+        coverage = Coverage()
+        coverage.merge(self._coverage)
         _merge(kernels, self._done)
-        for use in self._open.values():
+        for process, use in self._open.items():
             _merge(kernels, use.kernels())
+            coverage.merge(make_coverage(process))
         ordered = sorted(kernels.items(), key=lambda kernel: (-kernel[1]["most"], kernel[0]))
         if ordered:
             rows = [
@@ -151,12 +164,15 @@ class MemUsage:
             ]
             total = sum(needs["total"] for _, needs in ordered)
             verdict = [f"memusage:{ordered[0][1]['most']} for a launch at most, {total} for all"]
+            if left_out := coverage.unprobed.total():
+                verdict += coverage.reasons(f"{amount(left_out, 'launch')} not added up")
             yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
         processes = [*self._rows, *((process.header, use.row()) for process, use in self._open.items())]
         if processes:
             who = tell_apart(header for header, _ in processes)
             rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
             yield make_answer("processes", PROCESSES, rows, [NOT_COUNTED])
+        yield from coverage.answer()
 
 
 def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> None:

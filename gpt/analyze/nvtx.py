@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, Record, make_answer, plot
 from gpt.analyze.command import of_model
+from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, RANGES
 
 if TYPE_CHECKING:
@@ -255,9 +256,9 @@ class _Totals:
         open_, verdict = sum(self._open.values()), []
         if self._launches:
             share = 100 * self._within / self._launches
-            verdict.append(f"{share:.1f} % of {int(self._launches):,} launches are within pushed ranges")
+            verdict.append(f"{share:.1f} % of {amount(int(self._launches), 'launch')} within pushed ranges")
         if open_:
-            verdict.append(f"{open_:,} ranges had not ended: they last until the last record")
+            verdict.append(f"{amount(open_, 'range')} had not ended: counted until the last record")
         if self._processes > 1:
             verdict.append(f"of {self._processes} processes: --pid chooses")
         if not self._timed:

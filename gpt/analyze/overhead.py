@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer
 from gpt.analyze.command import Analysis
+from gpt.analyze.timed_launches import NO_ORIGINAL, TimedFold, TimedLaunches
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.process import Process
 
 KERNELS = (
@@ -29,7 +30,7 @@ KERNELS = (
 TOP = 30  # rows that tables show
 
 
-class _Costs:
+class Costs:
     """Sums of the launches of a kernel, in ns, and what its code needs."""
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class _Costs:
         if "original" in times and "kernel" in times:
             self.sums.update(compared=1, original=times["original"], with_probes=times["kernel"])
 
-    def merge(self, other: _Costs) -> None:
+    def merge(self, other: Costs) -> None:
         """Takes in what another one has."""
         self.sums.update(other.sums)
         self.registers = other.registers if other.registers[1] is not None else self.registers
@@ -70,114 +71,44 @@ class _Costs:
         return launches, original, kernel, self.slowdown, *self.registers, *host, sums["timed"], sums["compared"]
 
 
-class TimedLaunches:
-    """The launches of a process; they are joined once all that there is to say of them has come."""
+class Overhead(TimedFold[str, Costs]):
+    """The costs of the kernels of all that was read, by name."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._probed: dict[int, ProbedLaunch] = {}  # by id
-        self._times: list[dict[str, Any]] = []
-        self._gpu: dict[tuple[int, int], float] = {}  # ns, by thread and start
+    def new(self) -> Costs:
+        """Of no launches."""
+        return Costs()
 
-    def take(self) -> None:
-        """Takes in what the process has collected."""
-        process = self._process
-        for launch in process.probes.take_told("probed"):
-            self._probed[launch.id] = launch
-        self._times += process.probes.take_told("times")
-        for _, rows in process.gpu_times.take():
-            if {"thread", "call"} <= set(rows.dtype.names or ()):
-                calls = zip(rows["thread"].tolist(), rows["call"].tolist(), strict=True)
-                self._gpu.update(zip(calls, process.clock.durations(rows["duration"]).tolist(), strict=True))
-
-    def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
-        """The kernel of each launch with times, the launch, its `times`, and ns on the GPU as --gpu-time has them."""
-        names = self._process.kernels()
-        for times in self._times:
-            if launch := self._probed.get(times["launch"]):
-                gpu = self._gpu.get((launch.thread, launch.start))
-                yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
-
-    def named(self) -> dict[str, _Costs]:
-        """What is known by now, by the name of the kernel."""
-        found: dict[str, _Costs] = defaultdict(_Costs)
-        for name, _, times, gpu in self.joined():
+    def add_up(self, process: Process, launches: TimedLaunches) -> dict[str, Costs]:
+        """What is known of a process by now."""
+        found: dict[str, Costs] = defaultdict(Costs)
+        for name, _, times, gpu in launches.joined():
             found[name].add(times, gpu)
-        names = self._process.kernels()
-        for function, code in self._process.probes.codes.items():
+        names = process.kernels()
+        for function, code in process.probes.codes.items():
             if (name := names.get(function, "")) in found:
                 found[name].registers = code.get("registers_before"), code.get("registers")
         return found
 
-
-class Overhead:
-    """The costs of the kernels of all that was read."""
-
-    streams = True
-
-    def __init__(self) -> None:
-        from gpt.analyze.coverage import Coverage
-        from gpt.trace.kinds import COVERED
-
-        self.kinds = COVERED | {"times", "kernel", "function", "gpu_times", "gpu_time", "clock"}
-        self._done: dict[str, _Costs] = defaultdict(_Costs)  # of processes that are over
-        self._coverage = Coverage()  # of the same
-        self._open: dict[Process, TimedLaunches] = {}
-
-    def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
-        if process not in self._open:
-            self._open[process] = TimedLaunches(process)
-        self._open[process].take()
-
-    def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
-        from gpt.analyze.coverage import make_coverage
-
-        _merge(self._done, self._open.pop(process).named())
-        self._coverage.merge(make_coverage(process))
-
-    def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether launches had probes."""
-        return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
-
-    def answer(self, incomplete: list[str]) -> Answers:
+    def tell(self, costs: dict[str, Costs], coverage: list[str]) -> Answers:
         """The kernels, that which lost most time first."""
-        from gpt.analyze.coverage import Coverage, make_coverage
-
-        costs: dict[str, _Costs] = defaultdict(_Costs)
-        coverage = Coverage()
-        coverage.merge(self._coverage)
-        _merge(costs, self._done)
-        for process, launches in self._open.items():
-            _merge(costs, launches.named())
-            coverage.merge(make_coverage(process))
-        if costs:
-            ordered = sorted(costs.items(), key=lambda kernel: (-_lost(kernel[1]), kernel[0]))
-            verdict = [*_means(costs), *coverage.verdict()]
-            yield make_answer("kernels", KERNELS, [(name, *cost.row()) for name, cost in ordered], verdict, top=TOP)
-        yield from coverage.answer()
+        ordered = sorted(costs.items(), key=lambda kernel: (-_lost(kernel[1]), kernel[0]))
+        rows = [(name, *cost.row()) for name, cost in ordered]
+        yield make_answer("kernels", KERNELS, rows, [*_means(costs), *coverage], top=TOP)
 
 
-def _merge(into: dict[str, _Costs], found: dict[str, _Costs]) -> None:
-    for name, costs in found.items():
-        into[name].merge(costs)
-
-
-def _lost(costs: _Costs) -> int:
+def _lost(costs: Costs) -> int:
     return costs.sums["with_probes"] - costs.sums["original"]
 
 
-def _means(costs: dict[str, _Costs]) -> Iterator[str]:
+def _means(costs: dict[str, Costs]) -> Iterator[str]:
     """The means over kernels, each of which counts once."""
     slowdowns = [cost.slowdown for cost in costs.values() if cost.slowdown is not None]
     added = [cost.added for cost in costs.values() if cost.added is not None]
     if slowdowns:
         more = f", {sum(added) / len(added):+.2f} registers" if added else ""
-        count = f"{len(slowdowns):,} kernel{'s' if len(slowdowns) > 1 else ''}"
-        yield f"slowdown:{sum(slowdowns) / len(slowdowns):.3f}{more}, mean of {count}"
+        yield f"slowdown:{sum(slowdowns) / len(slowdowns):.3f}{more}, mean of {amount(len(slowdowns), 'kernel')}"
     else:
-        yield "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
+        yield NO_ORIGINAL
 
 
 ANALYSIS = Analysis("Compare kernels with probes and without.", Overhead)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
+SHARE = 0.5  # of a sequence that the unit of its iterations covers
 REPEATS = 3  # times that a unit comes one after the other
 ANCHORS, FEW = 32, 4
 ENOUGH = 0.95  # share that a period covers: no more anchors are asked then, but for the first few
@@ -75,6 +76,18 @@ def make_period(codes: Codes, length: int) -> Period:
     begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
     whole = ends - begins >= length
     return Period(length, begins[whole], ends[whole])
+
+
+def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Places:
+    """How long each unit took, from its beginning to that of the next one in its stretch.
+
+    Each stretch has one of `begins`, and so many whole units as `counts` says. `times` has when each launch began.
+    """
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.repeat(begins, counts) + number * length
+    again = number[1:] > 0
+    took: Places = (times[places[1:]] - times[places[:-1]])[again]
+    return took
 
 
 def _find_lengths(codes: Codes, anchor: int, known: Container[int]) -> list[int]:

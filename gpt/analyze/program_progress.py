@@ -6,7 +6,7 @@ from gpt.analyze.answer import Column
 from gpt.analyze.command import Analysis
 from gpt.analyze.progress import Number, Progress, Totals
 from gpt.printable import printable, shorten
-from gpt.screen.demangle import readable
+from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count
 
 NAMED = 60  # columns of a name in a sentence
@@ -26,7 +26,7 @@ class ProgramProgress(Progress):
         """The steps of all, and whether warps slow down."""
         steps, warps = (sum(getattr(kernel, name) for _, kernel in ordered) for name in ("done", "warps"))
         name, first = ordered[0]
-        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        name = shorten(printable(brief_name(name)), NAMED, middle=False)
         _, _, _, _, rate, begin, end, _ = first.row()
         told = [f"{self.name}:steps {steps} warps {warps}", "of the blocks that are sampled"]
         if rate:

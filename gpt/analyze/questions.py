@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
-from gpt.screen.demangle import readable
-from gpt.screen.units import human, human_share, human_time, percent
+from gpt.screen.brief import brief_name
+from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
 if TYPE_CHECKING:
     from gpt.analyze.iterations import Idle, Unit
@@ -188,32 +188,28 @@ def _loading(totals: Totals, facts: list[Facts]) -> Said:
     about = "about " if main.step > 1 else ""
     evidence = f"process {main.pid}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if counted := sum(function.counted for function in totals.functions.values()):
-        evidence += f"; {counted:,} calls were only counted, at no time"
-    return Said(question, f"{about}{calls:,} of {every:,} calls", calls, "calls", evidence)
+        evidence += f"; only counted, at no time: {amount(counted, 'call')}"
+    return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
 def _iterations(totals: Totals, facts: list[Facts]) -> Said:
     question, main = "kernels an iteration", facts[0]
     if main.units:
         _, scope, name, pid, launches, kernels, count, took, first, _, share = main.units[0]
-        begins = f" ({readable([name])[0]})" if name else ""
+        begins = f" ({brief_name(name)})" if name else ""
         parts = [f"process {pid}" + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
-        parts += (
-            [f"launched by {launches:,} call{'s' if launches > 1 else ''}, graphs among them"]
-            if kernels != launches
-            else []
-        )
+        parts += [f"launched by {amount(launches, 'call')}, graphs among them"] if kernels != launches else []
         parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
         told = [", ".join(parts), f"{human_time(took)} each, the median"]
-        if inside := [f"{row[4]:,} launches" for row in main.units[1:] if row[1] == scope]:
+        if inside := [f"{amount(row[4], 'launch')}" for row in main.units[1:] if row[1] == scope]:
             told.append(f"inside of it {' and '.join(inside)} repeat themselves")
         told += [f"of the first {main.looked_at:,} launches"] if main.looked_at < main.launches else []
         return Said(question, f"{kernels:,}, {count:,} times", kernels, "kernels", "; ".join(told))
     if main.launches:
         evidence = f"process {main.pid}: no sequence of launches comes three times, one after the other, in half of"
-        return Said(question, "no unit repeats itself", evidence=f"{evidence} its {main.launches:,} launches")
+        return Said(question, "no unit repeats itself", evidence=f"{evidence} its {amount(main.launches, 'launch')}")
     launched = sum(kernel.launches for kernel in totals.kernels.values())
-    fact = f"{launched:,} launches are counted, none is recorded as a call: 'gpt-hook run --calls all' records them"
+    fact = f"{amount(launched, 'launch')} counted, none recorded as a call: 'gpt-hook run --calls all' records them"
     return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
 
 
@@ -236,14 +232,15 @@ def _compute(totals: Totals) -> Said:
     (kernels, launches), (copies, copied) = _gpu_time(launching), _gpu_time(copying)
     size = human(sum(function.moved["bytes"] for function in copying))
     made = sum(function.calls for function in copying)
-    host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in {made:,}"
-    host += f" copies of {size}"
+    host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
+    host += f"{amount(made, 'copy')} of {size}"
     if not launches and not copied:
         fact = f"{host}; 'gpt-hook run --gpu-time' records their time on the GPU"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     ratio = kernels / copies if copies else None
-    told = f"{ratio:.3g} : 1" if ratio is not None else "only compute"
-    evidence = f"on the GPU {human_time(kernels)} of {launches:,} launches, {human_time(copies)} of {copied:,} copies"
+    told = f"{human_count(ratio)} : 1" if ratio is not None else "only compute"
+    evidence = f"on the GPU {human_time(kernels)} of {amount(launches, 'launch')}, "
+    evidence += f"{human_time(copies)} of {amount(copied, 'copy')}"
     share = percent(round(kernels), round(kernels + copies))
     return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
 
@@ -254,14 +251,12 @@ def _idle(facts: Sequence[Facts]) -> Said:
     if main is None or main.idle is None or main.around is None:
         fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
-    idle, names = main.idle, readable(list(main.around))
+    idle, names = main.idle, [*map(brief_name, main.around)]
     share = 100 * idle.idle / (idle.total or 1)
     told = f"process {main.pid}: {human_time(idle.idle)} of {human_time(idle.total)}"
     if idle.number:
-        told += (
-            f", {idle.number:,} times; {human_time(idle.longest)} at most, {human_time(idle.at)} after its beginning,"
-        )
-        told += f" after {names[0]} and before {names[1]}"
+        told += f", {amount(idle.number, 'time')}; {human_time(idle.longest)} at most, {human_time(idle.at)} after"
+        told += f" its beginning, after {names[0]} and before {names[1]}"
     told += "" if main.idle_all else "; of the first of its kernels and copies"
     return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
 
@@ -271,7 +266,8 @@ def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
     found = [function for api, function in totals.functions.items() if api.name == WAIT]
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
-    evidence = f"{calls:,} calls; all waits {human_time(every)} in {waits:,} calls, {percent(round(every), span)}"
+    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {percent(round(every), span)}"
+    evidence = f"{amount(calls, 'call')}; {all_waits}"
     told = f"{human_time(took)}, {percent(round(took), span)} of the time" if calls else "not called"
     return Said(f"in {WAIT}", told, took, "ns", evidence)
 
@@ -286,7 +282,9 @@ def _ioctls(totals: Totals) -> Said:
     told = ", ".join(f"{name} {found[name].calls:,}" for name in first)
     more = f", {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     took = human_time(_host_time([*found.values()]))
-    return Said(question, f"{calls:,} calls of {len(found)} kinds", calls, "calls", f"{took}: {told}{more}")
+    return Said(
+        question, f"{amount(calls, 'call')} of {amount(len(found), 'kind')}", calls, "calls", f"{took}: {told}{more}"
+    )
 
 
 def _scheduler(totals: Totals, facts: Sequence[Facts]) -> Said:
@@ -298,7 +296,7 @@ def _scheduler(totals: Totals, facts: Sequence[Facts]) -> Said:
     calls = sum(found[command] for command in SCHEDULING)
     told = ", ".join(f"{what} {found[command]:,}" for command, what in SCHEDULING.items() if found[command])
     fact = f"{why}; {told or 'none of the ioctls is such'}; 'gpt-hook run -p block_sched' records when blocks ran"
-    return Said(question, f"{calls:,} ioctls schedule channels", calls, "calls", fact)
+    return Said(question, f"{amount(calls, 'ioctl')} to schedule channels", calls, "calls", fact)
 
 
 def iter_facts(processes: Sequence[Facts], current: ProcessTotals | None) -> Iterator[Facts]:

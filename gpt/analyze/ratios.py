@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.printable import printable, shorten
-from gpt.screen.demangle import readable
+from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Ratios(MapAnalysis):
         """
 
     def _where(self, kernel: Kernel, total: Counter[str]) -> str:
-        name = shorten(printable(readable([kernel.name])[0]), NAMED, middle=False)
+        name = shorten(printable(brief_name(kernel.name)), NAMED, middle=False)
         return f"{100 * kernel.sums[self.cost] / (total[self.cost] or 1):.0f} % of that in {name}"
 
     def iter_answers(self, verdict: list[str]) -> Answers:

@@ -19,9 +19,10 @@ import typer
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
-from gpt.analyze.overhead import TimedLaunches
 from gpt.analyze.peaks import find_bytes, find_flops
+from gpt.analyze.timed_launches import TimedLaunches
 from gpt.errors import UsageError
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -274,7 +275,11 @@ def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
 def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
     """What stands above the roofs."""
     absent = sum(not (row[4] and row[5]) for row in rows)
-    more = [f"not drawn, as they compute nothing in tensor cores or have no time: {absent:,} kernels"] if absent else []
+    more = (
+        [f"not drawn, as they compute nothing in tensor cores or have no time: {amount(absent, 'kernel')}"]
+        if absent
+        else []
+    )
     return "\n".join(["roofline", *_describe(peaks), *more])
 
 

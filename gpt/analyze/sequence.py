@@ -1,4 +1,4 @@
-"""The calls of one process as a timeline: which of them launch, copy and wait, and where a sequence repeats itself."""
+"""The calls of one process as a timeline: which of them launch, copy and wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ Mask = npt.NDArray[np.bool_]
 Whole = npt.NDArray[np.int64]
 
 LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
-REPEATS, RARE = 0.9, 20  # share of launches that are the same a period later; kernels that are tried
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,3 @@ def make_timelines(trace: TraceModel) -> list[Timeline]:
             masks = launch[own], sync[own], load[own], moved, one_stream[own]
             found.append(Timeline(process, mine, end, *masks))
     return sorted(found, key=lambda timeline: -int(timeline.launch.sum()))
-
-
-def find_period(kernels: npt.NDArray[np.uint64]) -> tuple[int, Whole] | None:
-    """How many launches a sequence repeats itself after, and the places at which it begins; None if it does not.
-
-    A kernel that is launched once in each round says how long rounds are: the rarest ones are tried first.
-    """
-    numbers, counts = np.unique(kernels, return_counts=True)
-    for number in numbers[np.argsort(counts, kind="stable")][:RARE]:
-        places = np.flatnonzero(kernels == number)
-        if len(places) < 2:
-            continue
-        period = int(np.median(np.diff(places)))
-        if np.mean(kernels[period:] == kernels[:-period]) >= REPEATS:
-            return period, places
-    return None

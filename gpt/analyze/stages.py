@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, describe, tell_apart
+from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, RANGES
 
 if TYPE_CHECKING:
+    from gpt.analyze.periods import Period
     from gpt.analyze.sequence import Mask, Timeline
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
@@ -102,21 +104,32 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
     """The table of a process, and what is to be said of it."""
     import numpy as np
 
-    from gpt.analyze.sequence import find_period
+    from gpt.analyze.periods import find_steps
 
     begin, inference = _find_inference(timeline)
     marked = _ranges(trace, timeline.process)
     rows, total = _marked_rows(marked) if marked else _rows(timeline, begin, inference)
     verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
     starts = timeline.start[timeline.launch]
-    found = find_period(timeline.kernels[starts >= inference])
-    if found and INFERENCE in (names := [row[0] for row in rows]):
-        period, places = found
-        took = float(np.median(np.diff(starts[starts >= inference][places])))
-        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period, None))
-        verdict.append(f"{len(places):,} rounds of {period:,} launches that are the same; the median of their times")
+    period = find_round(timeline.kernels[starts >= inference])
+    if period and INFERENCE in (names := [row[0] for row in rows]):
+        times = (period.ends - period.begins) // period.length
+        took = float(np.median(find_steps(starts[starts >= inference], period.begins, times, period.length)))
+        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
+        rounds = f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same"
+        verdict.append(f"{rounds}; the median of their times")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
     return rows, verdict
+
+
+def find_round(kernels: Any) -> Period | None:
+    """What repeats itself in most of the launches, if they do."""
+    import numpy as np
+
+    from gpt.analyze.periods import SHARE, find_periods
+
+    periods = find_periods(np.unique(kernels, return_inverse=True)[1].astype(np.uint32))
+    return next((period for period in periods[:1] if period.covered >= SHARE * len(kernels)), None)
 
 
 def _find_inference(timeline: Timeline) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from gpt.analyze import base
 from gpt.analyze.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import WHO, tell_apart
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.analyze.questions import Facts
@@ -153,9 +154,9 @@ def _make_functions(totals: Totals) -> Record:
     open_ = sum(function.calls - function.durations.count for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{counted:,} calls were only counted; the times are those of the others")
+        verdict.append(f"{amount(counted, 'call')} only counted; the times are those of the others")
     if open_:
-        verdict.append(f"{open_:,} calls did not return; the times are those of the others")
+        verdict.append(f"{amount(open_, 'call')} did not return; the times are those of the others")
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "name", "total")])
 
 

@@ -13,7 +13,8 @@ from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.printable import printable, shorten
-from gpt.screen.demangle import readable
+from gpt.screen.brief import brief_name
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.analyze.values import Values
@@ -134,13 +135,14 @@ class ValueRange(MapAnalysis):
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         counts = " ".join(f"{name} {total[name]}" for name in ("computed", "with_nan", "with_infinity", "beyond_half"))
         name, first = ordered[0]
-        name = shorten(printable(readable([name])[0]), NAMED, middle=False)
+        name = shorten(printable(brief_name(name)), NAMED, middle=False)
         if not total["computed"]:
             return [f"{self.name}:{counts}", "no thread computed in single precision"]
         if first.first:
             number, what = first.first
             threads = max(first.sums["with_nan"], first.sums["with_infinity"])
-            line = f"{what} in {name}, {threads:,} of its {first.sums['computed']:,} threads, first in launch {number}"
+            share = f"{threads:,} of its {amount(first.sums['computed'], 'thread')}"
+            line = f"{what} in {name}, {share}, first in launch {number}"
         elif total["beyond_half"]:
             line = f"no NaN, no infinity; largest result {first.sizes.greatest:.4g} in {name}, beyond half precision"
         else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -97,7 +98,7 @@ class WarpSched(MapAnalysis):
         rows.sort(key=lambda row: (-row[3] * row[8], row[0], row[1]))
         warps = sum(row[3] for row in rows)
         tails = [run.tail / (run.end - run.begin or 1) for run in self._runs]
-        told = f"{warps:,} warps of {len(self._runs):,} launches, {shared.count(SHARED):,} beside others"
+        told = f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} beside others"
         verdict = [f"{told}; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean", *verdict]
         yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
         listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)

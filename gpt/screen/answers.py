@@ -12,7 +12,7 @@ import io
 import math
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
@@ -22,9 +22,10 @@ from rich.text import Text
 from gpt import packed
 from gpt.errors import MalformedError
 from gpt.printable import printable, shorten
+from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.grid import GAP, LEAST, Grid, fold
-from gpt.screen.units import human, human_count, human_share, human_time
+from gpt.screen.units import UNITS, human_count
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
@@ -33,16 +34,6 @@ TITLE = 24  # columns of a title
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
 MARKDOWN_NAME = 80  # columns of a text
-UNITS: dict[str, Callable[[Any], str]] = {
-    "": human_count,
-    "ns": human_time,
-    "bytes": human,
-    "cycles": human_count,
-    "%": human_share,
-    "id": str,
-    "address": hex,
-}
-
 Record = Mapping[str, Any]
 
 
@@ -71,6 +62,7 @@ class AnswerTable:
         self.texts = len(texts)
         titles = [told.get("title", told["name"]) for _, _, told in texts + numbers]
         self.titles = [shorten(printable(title), TITLE, middle=False) for title in titles]
+        self._kernels = {at for at, (_, _, told) in enumerate(texts) if told.get("unit") == "kernel"}
         self.bold = [under is not None and row[under] is None for row in first]
         cells = [_cells(field, told, [row[at] for row in first]) for at, field, told in texts + numbers]
         if under is not None:
@@ -85,9 +77,11 @@ class AnswerTable:
     def lines(self, width: int) -> Iterator[Text]:
         """What to print on a screen of so many columns. Numbers for which there is no room are left out, and named."""
         columns = zip(self.titles, *self.rows, strict=True)
-        least = [LEAST if at < self.texts else max(map(cell_len, cells)) for at, cells in enumerate(columns)]
+        widest = [max(map(cell_len, cells)) for cells in columns]
+        least = [min(LEAST, size) if at < self.texts else size for at, size in enumerate(widest)]
         room = max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
-        grid = Grid(*self.titles[:room], texts=max(1, min(self.texts, room)))
+        kernels = [at for at in self._kernels if at < room]
+        grid = Grid(*self.titles[:room], texts=max(1, min(self.texts, room)), kernels=kernels)
         for row, bold in zip(self.rows, self.bold, strict=True):
             grid.add(*row[:room], style="bold" if bold else "")
         below = [[], *self.folded]
@@ -105,7 +99,10 @@ class AnswerTable:
         marks = ["---" if at < self.texts else "---:" for at in range(len(self.titles))]
         for row in ([*map(_escape, self.titles)], marks):
             yield f"| {' | '.join(row)} |"
-        for row, bold in zip(self.rows, self.bold, strict=True):
+        columns: list[Sequence[str]] = [*zip(*self.rows, strict=True)]
+        for at in self._kernels if columns else ():
+            columns[at] = fit_names(columns[at], MARKDOWN_NAME)
+        for row, bold in zip(map(list, zip(*columns, strict=True)), self.bold, strict=True):
             cells = [_code(cell, bold) if at < self.texts else cell for at, cell in enumerate(row)]
             yield f"| {' | '.join(cells)} |"
         for row, texts in zip(self.rows, self.folded, strict=True):

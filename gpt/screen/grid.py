@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from gpt.printable import printable, shorten
+from gpt.screen.brief import fit_names
 
 NO_TERMINAL, WIDEST = 80, 160  # columns
 LEAST = 12  # columns that a text keeps
@@ -62,8 +63,10 @@ def _cut(text: str) -> str:
 class Grid:
     """A header and rows. The first `texts` columns are text; with `paths` the very first one is of paths."""
 
-    def __init__(self, *columns: str, texts: int = 1, paths: bool = False) -> None:
+    def __init__(self, *columns: str, texts: int = 1, paths: bool = False, kernels: Collection[int] = ()) -> None:
+        """The columns `kernels` are of names of kernels."""
         self._texts = texts
+        self._kernels = kernels
         self._paths = paths
         self._rows = [[printable(_cut(column)) for column in columns]]
         self._styles = ["dim"]
@@ -96,6 +99,11 @@ class Grid:
         while most > LEAST and sum(min(w, most) for w in widths[: self._texts]) > room:
             most -= 1
         widths[: self._texts] = [min(w, most) for w in widths[: self._texts]]
+        if shortened := [at for at in self._kernels if widths[at] < _widths(rows)[at]]:
+            columns: list[Sequence[str]] = [*zip(*rows, strict=True)]
+            for at in shortened:
+                columns[at] = fit_names(columns[at], widths[at])
+            rows = [[*cells] for cells in zip(*columns, strict=True)]
         for cells, style in zip(rows, self._styles, strict=True):
             fitted = (self._fit(at, *it) for at, it in enumerate(zip(cells, widths, strict=True)))
             yield Text((" " * GAP).join(fitted).rstrip(), style=style)

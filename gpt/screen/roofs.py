@@ -6,22 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+MARKERS = "osD^v<>PX*"  # points may lie at one place
 NAMED = 16  # points in the legend
 WIDER = 8.0  # times as far as the outermost point, or the ridge
 GRAY = "#4a5568"
 
 
-def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], label: Callable[[str], str]) -> None:
-    """Draws them; `label` makes what stands in the legend of a name."""
-    from matplotlib import colormaps
+def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    """Draws them; `labels` are what stands in the legend for each name."""
+    from gpt.screen.marks import hue, legend
 
     point, flat, slope = (np.asarray(columns[name]) for name in plot["y"])
-    x, names, hues = np.asarray(columns[plot["x"]]), columns[plot["color"]], colormaps["tab10"]
+    x, names = np.asarray(columns[plot["x"]]), columns[plot["color"]]
     places = np.flatnonzero((x > 0) & (point > 0) & np.isfinite(x * point))
     roofs = sorted({(a, b) for a, b in zip(flat.tolist(), slope.tolist(), strict=True) if a > 0 and b > 0})
     ends = np.concatenate((x[places], [1000 * a / b for a, b in roofs]))
@@ -35,8 +36,11 @@ def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], l
         below = (left * 1.5, left * 1.5 * rate / 1000)
         axes.annotate(f"{rate:,.4g} GB/s", below, (10, -4), textcoords="offset points", va="top", fontsize=8)
     for number, at in enumerate(places):
-        told = {"label": label(names[at])} if number < NAMED else {}
-        axes.scatter(x[at], point[at], s=36, color=hues(number % hues.N), zorder=3, **told)
+        told = {"label": labels[names[at]]} if number < NAMED else {}
+        form: Any = {"color": hue(number), "marker": MARKERS[number % len(MARKERS)], "zorder": 3}
+        axes.scatter(x[at], point[at], s=36, **form, **told)
+    if len(places) > NAMED:
+        axes.scatter([], [], label=f"and {len(places) - NAMED:,} more", color="none")
     axes.set(xscale="log", yscale="log", xlim=(left, right), xlabel="FLOPs a byte", ylabel="TFLOP/s")
     axes.grid(which="major", lw=0.3)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    legend(axes)

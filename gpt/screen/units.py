@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
@@ -19,6 +22,12 @@ def human_count(number: float, sign: str = "-") -> str:
     """A number with its thousands apart; three digits of what is less than 1,000 and of what nothing real reaches."""
     number = round(number) if 999.5 <= abs(number) < 10**12 else number
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
+
+
+def amount(number: int, noun: str) -> str:
+    """`1 call`, `1,000 calls`, `2 copies`, `2 launches`."""
+    plural = f"{noun[:-1]}ies" if noun[-1] == "y" else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def percent(part: int, whole: int) -> str:
@@ -40,3 +49,14 @@ def human_time(ns: float) -> str:
     value, size = ns / scale, size / scale
     digits = 0 if unit == "ns" or size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:.{digits}f}{unit}"
+
+
+UNITS: dict[str, Callable[[Any], str]] = {  # of columns of answers
+    "": human_count,
+    "ns": human_time,
+    "bytes": human,
+    "cycles": human_count,
+    "%": human_share,
+    "id": str,
+    "address": hex,
+}

@@ -60,7 +60,7 @@ def test_live_peak_and_what_is_left_by_kind():
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
     assert verdict[0] == (
-        "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocations were not freed"
+        "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocation not freed"
     )
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
@@ -169,7 +169,7 @@ def test_several_processes_and_one_that_was_killed():
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)
     assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
     assert found.verdicts["live"] == ["process 10, of 2: --pid chooses"]
-    assert "when its trace ended, 10 B of 1 allocations were not freed" in answers("memory", two).verdicts["memory"][0]
+    assert "when its trace ended, 10 B of 1 allocation not freed" in answers("memory", two).verdicts["memory"][0]
 
 
 @pytest.mark.parametrize("segment", [forge.trace(forge.probe_map("x", a="u32")), forge.trace(forge.launches({1: 2}))])

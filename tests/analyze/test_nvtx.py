@@ -63,7 +63,7 @@ def test_what_is_within_ranges_of_a_thread():
         ("step", "step", 2, 12 * MS, 8 * MS, None),
         ("  fwd", "step/fwd", 2, 4 * MS, 4 * MS, pytest.approx(100 / 3)),
     ]
-    assert found.verdicts["ranges"] == ["80.0 % of 5 launches are within pushed ranges"]
+    assert found.verdicts["ranges"] == ["80.0 % of 5 launches within pushed ranges"]
     assert picked(found.rows["longest"][0], "name", "depth", "time", "launches") == (
         "step", 0, 10 * MS, 3,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def test_ranges_that_are_open_or_end_strangely():
     rows = by_name(found)
     assert picked(rows["open", None, "push"], "open", "total", "launches") == (1, int(10.1 * MS), 3)
     assert picked(rows["back", None, "push"], "open", "total", "launches") == (0, 0, 0)
-    assert "1 ranges had not ended: they last until the last record" in found.verdicts["ranges"]
+    assert "1 range had not ended: counted until the last record" in found.verdicts["ranges"]
 
 
 def test_ranges_of_domains_may_cross():

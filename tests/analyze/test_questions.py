@@ -63,7 +63,7 @@ def test_what_the_trace_says():
         "idle periods of the GPU": ("67.3 % of the time", pytest.approx(100 * (9 * 30 + 149) / (9 * 50 + 20 + 153))),
         "in cuStreamSynchronize": ("100us, 3.3 % of the time", 100 * US),
         "ioctls to nvidia.ko": ("5 calls of 2 kinds", 5),
-        "scheduler of the GPU": ("3 ioctls schedule channels", 3),
+        "scheduler of the GPU": ("3 ioctls to schedule channels", 3),
     }
     evidence = {name: row["evidence"] for name, row in asked.items()}
     assert evidence["calls of loading"].endswith("until its first launch, 100us: memory 4, memcpy 1, other 1")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt import records
-from gpt.analyze.sequence import find_period
+from gpt.analyze.stages import find_round
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 
@@ -80,7 +80,7 @@ def test_gaps_of_a_trace_without_calls():
     [([1, 2, 3] * 5, 3), ([9, 8, 1, 2, 2, 1, 2, 2, 1, 2, 2], 3), ([1, 2, 3, 4], None), ([5], None), ([1] * 6, 1)],
 )
 def test_the_repeating_unit_is_found(kernels, period):
-    found = find_period(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :])
+    found = find_round(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :])
     assert (found[0] if found else None) == period
 
 

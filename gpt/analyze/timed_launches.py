@@ -1,0 +1,119 @@
+"""Launches with probes and what they took, as overhead and exposed_latency add them up: per process, then over all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from gpt.analyze.answer import Answers
+
+if TYPE_CHECKING:
+    from gpt.trace.buffers import ProbedLaunch
+    from gpt.trace.process import Process
+
+NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
+
+
+class TimedLaunches:
+    """The launches of a process; they are joined once all that there is to say of them has come."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._probed: dict[int, ProbedLaunch] = {}  # by id
+        self._times: list[dict[str, Any]] = []
+        self._gpu: dict[tuple[int, int], float] = {}  # ns, by thread and start
+
+    def take(self) -> None:
+        """Takes in what the process has collected."""
+        process = self._process
+        for launch in process.probes.take_told("probed"):
+            self._probed[launch.id] = launch
+        self._times += process.probes.take_told("times")
+        for _, rows in process.gpu_times.take():
+            if {"thread", "call"} <= set(rows.dtype.names or ()):
+                calls = zip(rows["thread"].tolist(), rows["call"].tolist(), strict=True)
+                self._gpu.update(zip(calls, process.clock.durations(rows["duration"]).tolist(), strict=True))
+
+    def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
+        """The kernel of each launch with times, the launch, its `times`, and ns on the GPU as --gpu-time has them."""
+        names = self._process.kernels()
+        for times in self._times:
+            if launch := self._probed.get(times["launch"]):
+                gpu = self._gpu.get((launch.thread, launch.start))
+                yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
+
+
+class Mergeable(Protocol):
+    """What is added up of the launches of a key."""
+
+    def merge(self, other: Self) -> None:
+        """Takes in what another one has."""
+
+
+Key = TypeVar("Key", bound=Hashable)
+Cost = TypeVar("Cost", bound=Mergeable)
+
+
+class TimedFold(ABC, Generic[Key, Cost]):
+    """What is known of the launches of all that was read, by a key."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        from gpt.analyze.coverage import Coverage
+        from gpt.trace.kinds import COVERED
+
+        self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
+        self._done: dict[Key, Cost] = {}  # of processes that are over
+        self._coverage = Coverage()  # of the same
+        self._open: dict[Process, TimedLaunches] = {}
+
+    @abstractmethod
+    def new(self) -> Cost:
+        """Sums of nothing."""
+
+    @abstractmethod
+    def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Cost]:
+        """What is known of a process by now."""
+
+    @abstractmethod
+    def tell(self, costs: dict[Key, Cost], coverage: list[str]) -> Answers:
+        """The answers, of which `coverage` says what they leave out."""
+
+    def take(self, process: Process) -> None:
+        """Takes in what a process has collected."""
+        if process not in self._open:
+            self._open[process] = TimedLaunches(process)
+        self._open[process].take()
+
+    def end(self, process: Process) -> None:
+        """Adds a process to those that are over."""
+        from gpt.analyze.coverage import make_coverage
+
+        self._merge(self._done, self.add_up(process, self._open.pop(process)))
+        self._coverage.merge(make_coverage(process))
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Whether launches had probes."""
+        return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
+
+    def answer(self, incomplete: list[str]) -> Answers:
+        """What there is to say, and the launches without probes."""
+        from gpt.analyze.coverage import Coverage, make_coverage
+
+        del incomplete
+        costs: dict[Key, Cost] = {}
+        coverage = Coverage()
+        coverage.merge(self._coverage)
+        self._merge(costs, self._done)
+        for process, launches in self._open.items():
+            self._merge(costs, self.add_up(process, launches))
+            coverage.merge(make_coverage(process))
+        if costs:
+            yield from self.tell(costs, [*coverage.verdict()])
+        yield from coverage.answer()
+
+    def _merge(self, into: dict[Key, Cost], found: dict[Key, Cost]) -> None:
+        for key, cost in found.items():
+            into.setdefault(key, self.new()).merge(cost)

@@ -1,0 +1,288 @@
+"""Forms of plots: each is a function from the columns that a `plot` names to what is drawn in a panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpt.screen.marks import (
+    LABEL,
+    NAMES,
+    SMALL,
+    axis,
+    hue,
+    hues_of,
+    human_of,
+    labels_of,
+    legend,
+    logarithmic_ticks,
+    name_hues,
+    number_ticks,
+    text_of,
+    unit_of,
+)
+
+FILLED = 0.35  # how opaque a histogram is
+GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and height, with which an axis is logarithmic
+BARS = 30  # that are drawn
+ROOM = 0.1  # right of the longest bar, for what it says
+LABELS = 40  # of rows, at most
+MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
+BAR = 0.9  # height of the bars of a row
+COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
+LARGEST, TICKS = 4096, 16  # columns of a heat map; labels of its rows
+PALEST = 0.25  # how much of its color the least has
+GRAY = "#4a5568"
+
+Record = Mapping[str, Any]
+Columns = dict[str, Any]  # an array each, NaN for no value; of text a list
+
+
+def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Bars of the first BARS rows, and what each of them says: of some no more than a line is seen."""
+    import numpy as np
+
+    rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # the others are sums
+    places, more = rows[:BARS], len(rows) - BARS
+    names = _label_bars(plot, columns, told, places) + ([f"and {more:,} more"] if more > 0 else [])
+    values = np.stack([columns[name][places] for name in plot["y"] if not np.isnan(columns[name][places]).all()])
+    shown = [name for name in plot["y"] if not np.isnan(columns[name][places]).all()]
+    first = told[plot["y"][0]]
+    unit, scale = unit_of(first.get("unit", ""), float(np.nanmax(np.abs(values), initial=0)))
+    left = np.zeros(len(places))
+    for number, (name, row) in enumerate(zip(shown, values, strict=True)):
+        title = told[name].get("title", name)
+        axes.barh(range(len(places)), row / scale, left=left, height=0.8, label=title, color=hue(number))
+        left += np.nan_to_num(row) / scale
+    human = human_of(first)
+    ends = [human(value) if value == value else "" for value in np.nansum(values, axis=0).tolist()]
+    if "end" in plot:
+        ends = [f"{value:.2f}x" if value == value else "" for value in columns[plot["end"]][places].tolist()]
+    for at, text in enumerate(ends):
+        back = left[at] < 0
+        form: Any = {"va": "center", "ha": "right" if back else "left", "fontsize": SMALL - 1, "color": GRAY}
+        axes.annotate(text, (left[at], at), (-3 if back else 3, 0), textcoords="offset points", **form)
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=ROOM)
+    if not left.any():
+        axes.set_xlim(0, 1)
+    number_ticks(axes.xaxis, first, scale)
+    axes.set_xlabel(axis(first if len(shown) == 1 else {}, unit))
+    if len(shown) > 1:
+        legend(axes)
+
+
+def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
+    """What stands beside each bar: of a part of what is above it, its name."""
+    texts = [columns[plot["x"]][at] for at in places]
+    under = next((name for name, column in told.items() if column.get("shown") == "under"), plot["x"])
+    names = labels_of(texts) if told[plot["x"]].get("unit") == "kernel" else {name: _cut(name) for name in texts}
+    parts = [columns[under][at] if under != plot["x"] else None for at in places]
+    return [names[text] if part is None else _cut(part) for text, part in zip(texts, parts, strict=True)]
+
+
+def _cut(text: str) -> str:
+    return text_of(text, LABEL)
+
+
+def _draw_levels(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Lines of values that stay until the next one."""
+    _draw_lines(axes, plot, columns, told)
+    for line in axes.get_lines():
+        line.set_drawstyle("steps-post")
+
+
+def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+
+    x, first = columns[plot["x"]], told[plot["y"][0]]
+    unit_x, scale_x = unit_of(told[plot["x"]].get("unit", ""), float(np.nanmax(x, initial=0)))
+    most = max(float(np.nanmax(columns[name], initial=0)) for name in plot["y"])
+    unit_y, scale_y = unit_of(first.get("unit", ""), most)
+    if "color" in plot:  # a line for each of its values
+        series, value = columns[plot["color"]], columns[plot["y"][0]] / scale_y
+        labels = labels_of(series)
+        for number, name in enumerate(dict.fromkeys(series if isinstance(series, list) else series.tolist())):
+            here = np.array([one == name for one in series]) if isinstance(series, list) else series == name
+            label = labels.get(name) if number < NAMES else None
+            axes.plot(x[here] / scale_x, value[here], label=label, color=hue(number), **_mark(int(here.sum())))
+    for name in () if "color" in plot else plot["y"]:
+        title = told[name].get("title", name)
+        axes.plot(x / scale_x, columns[name] / scale_y, label=title, **_mark(len(x)))
+    axes.margins(x=0 if len(x) > 1 else ROOM)
+    number_ticks(axes.xaxis, told[plot["x"]], scale_x)
+    number_ticks(axes.yaxis, first, scale_y)
+    if _grows(x):
+        logarithmic_ticks(axes, told[plot["x"]], scale_x)
+        unit_x = ""
+    if min(float(np.nanmin(columns[name], initial=0)) for name in plot["y"]) >= 0:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(axis(told[plot["x"]], unit_x))
+    axes.set_ylabel(axis(first if len(plot["y"]) == 1 else {}, unit_y))
+    if axes.get_legend_handles_labels()[0] and (len(plot["y"]) > 1 or "color" in plot):
+        legend(axes)
+
+
+def _mark(points: int) -> dict[str, Any]:
+    """How a line is drawn: one of a point would not be seen."""
+    return {"lw": 1, "marker": "o" if points == 1 else None, "ms": 4}
+
+
+def _grows(x: Any) -> bool:
+    """Whether each place is so many times as far as the one before: bins of a logarithmic histogram."""
+    import numpy as np
+
+    if len(x) < GROWS or not (x > 0).all() or not (np.diff(x) > 0).all():
+        return False
+    ratios = x[1:] / x[:-1]
+    return bool(ratios.max() < 1.5 * ratios.min() and x[-1] > WIDE * x[0])
+
+
+def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Columns from `x` to `end`: a histogram, for each value of `color`. Where columns grow, so does the axis."""
+    import numpy as np
+
+    left, right, height = columns[plot["x"]], columns[plot["end"]], columns[plot["y"][0]]
+    grows = left.min() >= 0 and (right - left).max() > GROWS * (right - left).min()
+    unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(right.max()))
+    series = columns[plot["color"]] if "color" in plot else [None] * len(left)
+    labels = labels_of(series)
+    for number, name in enumerate(dict.fromkeys(series)):
+        here = np.array([one == name for one in series])
+        edges, color = np.unique(np.concatenate((left[here], right[here]))) / scale, hue(number)
+        heights = np.zeros(len(edges) - 1)  # 0 between columns
+        heights[np.searchsorted(edges, left[here] / scale)] = height[here]
+        axes.stairs(heights, edges, fill=True, alpha=FILLED, color=color, label=labels.get(name))
+        axes.stairs(heights, edges, color=color, lw=1)
+    number_ticks(axes.xaxis, told[plot["x"]], scale)
+    number_ticks(axes.yaxis, told[plot["y"][0]])
+    if grows:
+        logarithmic_ticks(axes, told[plot["x"]], scale, from_zero=right.min() / scale if not left.min() else 0)
+        unit = ""
+    if height.max() > WIDE * height[height > 0].min(initial=np.inf):
+        axes.set_yscale("log")
+    axes.set_xlabel(text_of(plot["of"], LABEL) if "of" in plot else axis(told[plot["x"]], unit))
+    axes.set_ylabel(axis(told[plot["y"][0]], ""))
+    if any(name is not None for name in series):
+        legend(axes)
+
+
+def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    import numpy as np
+    from matplotlib.collections import PolyCollection
+
+    row = plot["y"][0]
+    if isinstance(columns[row], list):
+        names, number = list(dict.fromkeys(columns[row])), {}
+        number = {name: at for at, name in enumerate(names)}
+        rows = np.array([number[name] for name in columns[row]])
+        told_names = labels_of(names)
+        labels = [told_names.get(name, "-") for name in names]
+    else:
+        values, rows = np.unique(columns[row], return_inverse=True)
+        labels = [f"{value:g}" for value in values]
+    count = len(labels)
+    start, end = columns[plot["x"]], columns[plot["end"]]
+    unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(np.nanmax(end, initial=0)))
+    lane = columns[plot["lane"]].astype(int) if "lane" in plot else np.zeros(len(rows), int)
+    lanes = np.ones(count, np.int64)
+    np.maximum.at(lanes, rows, lane + 1)
+    height = BAR / lanes[rows]
+    top = rows - BAR / 2 + lane * height
+    left, right = start / scale, end / scale
+    corners: Any = np.stack(
+        [np.stack([left, left, right, right], 1), np.stack([top, top + height, top + height, top], 1)], 2
+    )
+    edge = 0.3 if np.median(right - left) > EDGES * right.max() else 0
+    drawn = PolyCollection(corners, cmap=COLORS, edgecolors="white" if edge else "face", linewidths=edge)
+    drawn.set_snap(False)  # of bars narrower than a pixel each is to be seen as what it is
+    drawn.set_rasterized(len(rows) > MANY)
+    axes.add_collection(drawn)
+    first = left.min() if left.min() > right.max() / 2 else 0
+    axes.set_xlim(first, right.max() + (right.max() - first) / 200)
+    axes.set_ylim(count - 0.4, -0.6)
+    step = -(-count // LABELS)
+    axes.set_yticks(range(0, count, step), labels[::step], fontsize=SMALL)
+    axes.set_ylabel(told[row].get("title", row))
+    number_ticks(axes.xaxis, told[plot["x"]], scale)
+    axes.set_xlabel(f"time since the first began ({unit or 'clocks'})")
+    if "color" not in plot:
+        return
+    color = columns[plot["color"]]
+    if isinstance(color, list):
+        hues = hues_of(sorted(color, key=str))
+        drawn.set_facecolor([hues[name] for name in color])
+        if not edge:
+            drawn.set_edgecolor("face")
+        name_hues(axes, hues)
+    else:
+        drawn.set_array(color)
+        _draw_scale(axes, drawn, told[plot["color"]])
+
+
+def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Rows are dense: one for each value of y that is there."""
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    x, color, row = columns[plot["x"]], columns[plot["color"]], plot["y"][0]
+    values, y = np.unique(columns[row], return_inverse=True)
+    places = np.unique(x)
+    step = float(np.diff(places).min()) if len(places) > 1 else 1.0
+    column = np.rint((x - x.min()) / step).astype(np.int64)
+    column = np.minimum(column, LARGEST - 1)
+    shape = len(values), int(column.max()) + 1
+    unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(x.max()))
+    sides = (x.min() / scale, (x.min() + step * shape[1]) / scale, len(values) - 0.5, -0.5)
+    form: Any = {"aspect": "auto", "interpolation": "nearest", "extent": sides}
+    if "lane" in plot:
+        _draw_hues(axes, columns[plot["lane"]], (y, column), color, np.zeros((*shape, 4)), form)
+    else:
+        image = np.full(shape, np.nan)
+        image[y, column] = color
+        drawn = axes.imshow(image, cmap=COLORS, norm=LogNorm(1, max(float(np.nanmax(image)), 2)), **form)
+        _draw_scale(axes, drawn, told[plot["color"]])
+    axes.invert_yaxis()
+    ticks = range(0, len(values), -(-len(values) // TICKS))
+    number = hex if told[row].get("unit") == "address" else str
+    axes.set_yticks(ticks, [number(int(values[tick])) for tick in ticks], fontsize=SMALL)
+    number_ticks(axes.xaxis, told[plot["x"]], scale)
+    axes.set_xlabel(axis(told[plot["x"]], unit))
+    axes.set_ylabel(told[row].get("title", row))
+
+
+def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
+    """Which color stands for which number."""
+    side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
+    if side.ax.get_yscale() == "linear":
+        number_ticks(side.ax.yaxis, told)
+
+
+def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:
+    """Each name has a hue, and what is less is paler."""
+    import numpy as np
+
+    hues = hues_of(names)
+    image[(*places, slice(0, 3))] = [hues[name] for name in names]
+    image[(*places, 3)] = PALEST + (1 - PALEST) * np.log1p(values) / np.log1p(values.max())
+    axes.imshow(image, **form)
+    name_hues(axes, hues)
+
+
+def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    from gpt.screen.roofs import draw_roofs
+
+    del told  # its units are those of the form
+    draw_roofs(axes, plot, columns, labels_of(columns[plot["color"]]))
+
+
+FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
+    "bars": _draw_bars,
+    "lines": _draw_lines,
+    "levels": _draw_levels,
+    "histogram": _draw_histogram,
+    "spans": _draw_spans,
+    "heat": _draw_heat,
+    "roofs": _draw_roofs,
+}

@@ -1,0 +1,112 @@
+"""What stands beside what is drawn: units, ticks, names and colours of axes and legends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gpt.printable import printable, shorten
+from gpt.screen.brief import fit_names
+from gpt.screen.demangle import readable
+from gpt.screen.units import TIMES, UNITS, human_count
+
+NAMES, LABEL, SMALL = 24, 48, 8  # in a legend; columns of a label; points of its letters
+BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+SMALLEST = 1e-4  # of numbers on an axis that are written with a point
+
+Record = Mapping[str, Any]
+
+
+def axis(told: Record, unit: str) -> str:
+    """What stands beside an axis."""
+    name: str = told.get("title", told.get("name", ""))
+    if not unit or unit in ("id", "address", "kernel"):
+        return name
+    return f"{name} ({unit})" if name else unit
+
+
+def unit_of(unit: str, most: float) -> tuple[str, float]:
+    """The unit of an axis that goes up to `most`, and how many of `unit` it is."""
+    import numpy as np
+
+    if unit == "bytes":
+        power = min(len(BYTES) - 1, int(np.log2(max(most / 2, 1))) // 10)
+        return BYTES[power], float(1 << 10 * power)
+    if unit != "ns":
+        return unit, 1.0
+    name, scale = next((u for u in reversed(TIMES) if most >= 2 * u[1]), TIMES[0])
+    return name.replace("us", "\N{MICRO SIGN}s"), float(scale)
+
+
+def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
+    """Numbers along a linear axis as people read them; whole ones of a column that has no others."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    whole = scale == 1 and told.get("type", "f64")[0] in "iu"
+    side.set_major_locator(MaxNLocator("auto", integer=whole, steps=[1, 2, 2.5, 5, 10] if not whole else [1, 2, 5, 10]))
+    side.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+
+
+def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 0) -> None:
+    """A logarithmic horizontal axis, whose numbers have units of their own; `from_zero` is the first one after 0."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_xscale("symlog" if from_zero else "log", **({"linthresh": from_zero} if from_zero else {}))
+    human = human_of(told)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value * scale)))
+
+
+def human_of(told: Record) -> Callable[[Any], str]:
+    """How a number of a column is written, alone. Shares that are small are told apart."""
+    unit = told.get("unit", "")
+    return (lambda share: f"{share:.3g} %") if unit == "%" else UNITS.get(unit, human_count)
+
+
+def _number(value: float) -> str:
+    if value and not SMALLEST <= abs(value) < 1e12:
+        return f"{value:.3g}"
+    return f"{value:,.10g}"
+
+
+def text_of(text: str, width: int) -> str:
+    """A text that matplotlib takes as it is: `$` begins no formula, `_` hides it from no legend."""
+    text = shorten(printable(text), width, middle=False).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def labels_of(names: Iterable[Any]) -> dict[Any, str]:
+    """What stands beside an axis or in a legend for each name, a kernel's or another one."""
+    found = [name for name in dict.fromkeys(names) if isinstance(name, str)]
+    fitted = fit_names([printable(name) for name in readable(found)], LABEL)
+    return {name: text_of(label, LABEL) for name, label in zip(found, fitted, strict=True)}
+
+
+def hues_of(names: Sequence[str | None]) -> dict[str | None, Any]:
+    """A hue for each name, in the order in which they come; what has none is gray."""
+    known = dict.fromkeys(name for name in names if name is not None)
+    found: dict[str | None, Any] = {name: hue(at) for at, name in enumerate(known)}
+    return found | ({None: (0.5, 0.5, 0.5)} if None in names else {})
+
+
+def hue(number: int) -> Any:
+    """A colour; after ten their paler ones, then all again."""
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](2 * number % 20 + number // 10 % 2)[:3]
+
+
+def name_hues(axes: Any, hues: Mapping[str | None, Any]) -> None:
+    """A legend of the first NAMES names."""
+    from matplotlib.patches import Patch
+
+    names = [name for name in hues if name is not None]
+    labels = labels_of(names)
+    patches = [Patch(color=hues[name], label=labels[name]) for name in names[:NAMES]]
+    patches += [Patch(color="none", label=f"and {len(names) - NAMES:,} more")] if len(names) > NAMES else []
+    patches += [Patch(color=hues[None], label="no name")] if None in hues else []
+    legend(axes, handles=patches)
+
+
+def legend(axes: Any, **more: Any) -> None:
+    """A legend beside a panel, where it hides nothing."""
+    axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), **more)

@@ -1,0 +1,46 @@
+"""Names of kernels for which there is little room."""
+
+import pytest
+
+from gpt.screen.brief import brief_name, fit_names
+
+NORM = "at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, {}>(int, float, float const*)"
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{}<float>, std::array<char*, 3ul> >(int)"
+)
+MANGLED = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEEEEviT0_"
+
+
+def test_parameters_go_first_then_namespaces_then_the_end():
+    name = NORM.format("true")
+    assert fit_names([name], len(name)) == [name]
+    assert fit_names([name], len(name) - 1) == [name.partition("(int")[0]]
+    assert fit_names([name], 60) == ["vectorized_layer_norm_kernel<float, float, true>"]
+    assert fit_names([name], 20) == ["vectorized_layer_no…"]
+    assert brief_name(MANGLED) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<float> >"
+    assert brief_name("triton_poi_fused_add_0") == "triton_poi_fused_add_0"
+
+
+@pytest.mark.parametrize("width", [12, 20, 36, 48, 80])
+def test_different_names_look_different(width):
+    names = [NORM.format(value) for value in ("true", "false")]
+    names += [ADD.format(what).removeprefix("void ") for what in ("add", "mul", "lerp")]
+    names += [
+        "f(int)",
+        "f(float)",
+        "triton_red_fused_0",
+        "triton_red_fused_1" + "0" * 80,
+        "triton_red_fused_1" + "1" * 80,
+    ]
+    found = fit_names(names, width)
+    assert len({*found}) == len(names) and max(map(len, found)) <= width
+    assert fit_names([*names, *names], width) == [*found, *found]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ")", "()", "(", "((", "a::", "::", "operator()(int)", "x" * 4000, "a(b" * 2000, "/" * 99]
+)
+def test_any_name_fits(name):
+    (found,) = fit_names([name], 12)
+    assert len(found) <= 12
+    assert all(len(line) <= 12 for line in fit_names([name, name + "x", f"  {name}"], 12))
