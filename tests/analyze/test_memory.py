@@ -59,9 +59,7 @@ def test_live_peak_and_what_is_left_by_kind():
     assert picked(told["host memory"], *sums) == (2, 0, 0, 4166, 4166, 0, 4166)
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
-    assert verdict[0] == (
-        "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocation not freed"
-    )
+    assert verdict[0] == "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocation not freed"
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
@@ -91,7 +89,7 @@ def test_a_context_ends_with_its_memory():
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
     found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
-    assert "1 allocations at an address that was taken" in found.verdicts["memory"][1]
+    assert "1 allocation at an address that was taken" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
     released = [("cuDevicePrimaryCtxRelease", 3), ("cuMemFree", 5, BASE)]
     assert rows(answers("memory", made(*two, *released)))["device"]["freed"] == 1

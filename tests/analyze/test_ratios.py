@@ -43,8 +43,7 @@ def test_divergence_of_kernels_launches_and_warps():
     assert launches == [(1, NAME, 100 / 12, 80), (2, "copy", 50, 20), (3, "copy", None, 0)]
     assert found.verdicts["kernels"] == [
         "branch_divergence:reached 1000 taken 450 split 100",
-        "10.0 % of 1,000 lanes at branches jump while others stay; "
-        "80 % of that in matmul<float>: 8.3 % there",
+        "10.0 % of 1,000 lanes at branches jump while others stay; 80 % of that in matmul<float>: 8.3 % there",
         "3 launches ran with probes",
     ]
     warps = [(r["low"], r["high"], r["warps"]) for r in found.rows["warps"] if r["name"] == NAME and r["warps"]]
