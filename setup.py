@@ -25,7 +25,7 @@ PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
-SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the stages, which they find beside themselves
+SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the stages, which they find beside themselves
 EDITABLE = """\
 #!/bin/sh
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}

@@ -93,7 +93,7 @@ def test_a_traceback_that_is_asked_for_shows_names_so_too(tmp_path):
     assert done.returncode == 3 and done.stderr.startswith(b"Traceback")
 
 
-@pytest.mark.parametrize("script", ["gpt-debloat", "gpt-negativa"])
+@pytest.mark.parametrize("script", ["gpt-debloat", "gpt-negativa", "gpt-trace"])
 @pytest.mark.parametrize("text", ["\x1b[2J\x07", "\x9b31m", "\u202e", "\u2028", "\r\n", "\\033[2J"])
 def test_scripts_show_names_without_what_is_in_them(script, text):
     done = subprocess.run([TOP / "bin" / script, f"-é{text}漢"], capture_output=True, timeout=60, check=False)

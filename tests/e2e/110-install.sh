@@ -46,7 +46,7 @@ works() { # PROGRAM: gpt-hook as it was installed, by itself and through symboli
         test "$("$program" run -f -o t.mp -- env | sed -n 's/^LD_PRELOAD=//p')" = "$(sed -n 's/^runtime  *//p' check.txt)"
     done
     test "$("$1" --version)" = "$(sed -n 's/^__version__ = "\(.*\)"/gpt-hook \1/p' "$top/gpt/__init__.py")"
-    for script in gpt-debloat gpt-negativa; do
+    for script in gpt-debloat gpt-negativa gpt-trace; do
         "${1%/*}/$script" --help | grep -q "^Usage: $script "
     done
 }

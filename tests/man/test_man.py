@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*")) if not path.is_symlink()}
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 del TOOLS["neutrino"]  # another name of gpt-neutrino
-SCRIPTS = ("gpt-debloat", "gpt-negativa")  # over the tools
+SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
-RUN = {"gpt-analyze.1"}  # pages whose kernels are run, for what they do is in the examples
+RUN = {"gpt-analyze.1", "gpt-trace.1"}  # pages whose kernels are run, for what they do is in the examples
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
 # roff, as far as the pages use it
