@@ -48,7 +48,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/records.h: runtime/mkrecords.py gpt/records.py
+runtime/records.h: runtime/mkrecords.py $(wildcard gpt/records*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 

@@ -47,13 +47,15 @@ def run(
     timeout: float = 60,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> subprocess.CompletedProcess[bytes]:
     """What `subprocess.run` does with `input` and `capture_output`. Standard input is a pipe.
 
-    What Python itself reads of an environment needs a process of its own.
+    With `more` options, and where Python itself reads the environment, that is what runs it.
     """
-    if env and {key for key, _ in env.items() ^ os.environ.items() if key.startswith("PYTHON")}:
-        return subprocess.run([*map(str, command)], input=data, capture_output=True, timeout=timeout, cwd=cwd, env=env)
+    if more or (env and any(key.startswith("PYTHON") for key, _ in env.items() ^ os.environ.items())):
+        words, more = [*map(str, command)], {"input": data, "cwd": cwd, "env": env, "timeout": timeout, **more}
+        return subprocess.run(words, capture_output=True, check=False, **more)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         theirs, ours = os.pipe()
         feeder = threading.Thread(target=_feed, args=(ours, data))

@@ -21,7 +21,7 @@ of what was recorded.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,14 @@ KERNELS = (
     Column("waiting", "u64", "ns", "mean waiting"),
     Column("transfer", "u64", "ns", "mean transfer"),
     Column("share", "f64", "%"),
+)
+OTHER_KERNELS = (
+    Column("name", "text", "kernel", "other kernels of NCCL"),
+    Column("rank", "text"),
+    Column("count", "u64"),
+    Column("total", "u64", "ns"),
+    Column("mean", "u64", "ns"),
+    Column("longest", "u64", "ns"),
 )
 SPANS = (
     Column("rank", "text"),
@@ -110,9 +118,14 @@ def collectives(trace: TraceModel) -> Answers:
         yield make_answer("waits", WAITS, _iter_waits(found, parts), top=TOP)
         yield make_answer("kernels", KERNELS, _iter_kernels(found, parts), top=TOP)
         yield _make_spans(found, max(parts, key=lambda part: int(part.waiting.sum())))
+    if found.others:
+        yield make_answer("others", OTHER_KERNELS, _iter_others(found), top=TOP)
 
 
 def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+    others = Counter[int]()
+    for (number, _), took in found.others.items():
+        others[number] += int(took.sum())
     for number, rank in enumerate(found.ranks):
         count = waiting = transfer = last = caused = 0
         for part in parts:
@@ -125,7 +138,7 @@ def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
                 caused += int(part.waiting[:, part.last == at].sum())
         times = waiting, transfer, 100 * waiting / ((waiting + transfer) or 1)
         where = rank.process.pid, rank.device
-        yield rank.name, rank.host, count, *times, caused, last, found.others[number], *where
+        yield rank.name, rank.host, count, *times, caused, last, others[number], *where
 
 
 def _iter_waits(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
@@ -157,6 +170,16 @@ def _iter_kernels(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]
             share = 100 * waiting / ((waiting + transfer) or 1)
             rows.append((name, ranks, int(mask.sum()), waiting, transfer, share))
     yield from sorted(rows, key=lambda row: (-row[2] * (row[3] + row[4]), row[0], row[1]))
+
+
+def _iter_others(found: Found) -> Iterator[tuple[Any, ...]]:
+    """Kernels in which not all ranks wait for all, that with the most time first, each by rank."""
+    sums = Counter[str]()
+    for (_, name), times in found.others.items():
+        sums[name] += int(times.sum())
+    for number, name in sorted(found.others, key=lambda key: (-sums[key[1]], key[1], key[0])):
+        times = found.others[number, name]
+        yield name, found.ranks[number].name, len(times), int(times.sum()), float(times.mean()), int(times.max())
 
 
 def _list(numbers: list[str]) -> str:
@@ -216,7 +239,7 @@ def _verdict(found: Found, parts: list[Split]) -> list[str]:
         lines.append(
             f"without partners, and not counted: {amount(count, 'kernel')} of {amount(len(found.alone), 'stream')}"
         )
-    if any(found.others.values()):
+    if found.others:
         lines.append("other NCCL: kernels in which not all ranks wait for all")
     return lines
 

@@ -156,6 +156,8 @@ def _option(type_: Any, name: str, metavar: str, about: str, **more: Any) -> Any
 TRACES = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input by default.")]
 FILTERS = {
     "pids": _option(list[int] | None, "--pid", "PID", "Only this process; several may be named."),
+    "ranks": _option(list[int] | None, "--rank", "RANK", "Only the process of this rank."),
+    "hosts": _option(list[str] | None, "--host", "HOST", "Only processes of this host."),
     "threads": _option(list[int] | None, "--tid", "TID", "Only this thread."),
     "devices": _option(list[int] | None, "--gpu", "NUMBER", "Only this device of the process."),
     "streams": _option(list[str] | None, "--cuda-stream", "HANDLE", "Only this stream."),
@@ -182,9 +184,11 @@ def _select(given: dict[str, Any]) -> Selection:
 
     chosen = {name: given[name] for name in FILTERS}
     begin, end = _parse_time(chosen["time"]) if chosen["time"] else _parse_time(",")
-    pids, threads, devices = (frozenset(chosen[name] or ()) for name in ("pids", "threads", "devices"))
+    sets: dict[str, Any] = {
+        name: frozenset(chosen[name] or ()) for name in ("pids", "ranks", "hosts", "threads", "devices")
+    }
     streams = frozenset(map(_parse_handle, chosen["streams"] or ()))
-    return Selection(pids, threads, devices, streams, tuple(chosen["kernels"] or ()), begin, end)
+    return Selection(**sets, streams=streams, kernels=tuple(chosen["kernels"] or ()), begin=begin, end=end)
 
 
 def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> Stage:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
+from gpt.analyze.places import WHO, tell_apart
 from gpt.trace.kinds import CALLS, DETAILS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ CALLERS = (
 FIRST = (
     Column("ioctl", "text", title="scheduling"),
     Column("function", "text", title="made by"),
-    Column("pid", "u64", "id"),
+    *WHO,
     Column("thread", "u64", "id", shown="never"),
     Column("time", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
@@ -72,20 +73,21 @@ def ioctl(trace: TraceModel) -> Answers:
     rows: list[_Row] = []
     spent: dict[int, float] = {}  # of each call that makes any
     scheduling: list[tuple[Any, ...]] = []
-    for number, process in enumerate(trace.processes):
+    who = tell_apart(process.header for process in trace.processes)
+    for number, one in enumerate(who):
         found = list(_iter_rows(trace, number, spent))
         rows += [row for row, _, _ in found]
         for row, start, thread in found:
             if any(word in (row.command or "") for word in SCHEDULING):
                 text = row.command or row.name
-                scheduling.append((text, row.function, process.pid, thread, max(0, start), row.took))
+                scheduling.append((text, row.function, *one, thread, max(0, start), row.took))
     if not rows:
         return
     total = sum(row.took for row in rows)
     yield _make_ioctls(rows, total, spent)
     yield _make_callers(rows, total, spent)
     if scheduling:
-        scheduling.sort(key=lambda row: row[4])
+        scheduling.sort(key=lambda row: row[6])
         verdict = [
             f"{len(scheduling):,} about channels, time slices and their scheduling: once they run, the GPU schedules"
         ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, Record, make_answer, plot
 from gpt.analyze.command import of_model
+from gpt.analyze.places import WHO, tell_apart
 from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, RANGES
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from gpt.trace.machines import Header
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
     from gpt.trace.ranges import Ranges
@@ -55,7 +57,8 @@ NESTED = (
 LONGEST = (
     Column("name", "text", title="longest ranges"),
     Column("domain", "text?", shown="never"),
-    Column("pid", "u64", "id", shown="never"),
+    *WHO[:2],
+    WHO[2]._replace(shown="never"),
     Column("thread", "u64", "id"),
     Column("depth", "u64", shown="never"),
     Column("begin", "u64", "ns", "at"),
@@ -151,7 +154,7 @@ class _Totals:
         self._longest: list[tuple[Any, ...]] = []
         self._marks: dict[tuple[str, str | None], list[int]] = defaultdict(list)
         self._launches = self._within = 0.0
-        self._processes = 0
+        self._headers: list[Header] = []
 
     def add(self, process: Process, ranges: Ranges, inside: _Inside) -> None:
         """Adds a process."""
@@ -165,7 +168,7 @@ class _Totals:
             self._marks[text, domain].append(time)
         if not len(ranges.begins):
             return
-        self._processes += 1
+        self._headers.append(process.header)
         took = ranges.ends - ranges.begins
         for name, pushed in {*zip(ranges.names.tolist(), ranges.pushed.tolist(), strict=True)}:
             own = (ranges.names == name) & (ranges.pushed == pushed)
@@ -198,7 +201,7 @@ class _Totals:
         took = ranges.ends - ranges.begins
         for at in np.argsort(-took, kind="stable")[:LISTED].tolist():
             domain, text = ranges.texts[ranges.names[at]]
-            where = process.pid, int(ranges.threads[at]), int(depth[at])
+            where = len(self._headers) - 1, int(ranges.threads[at]), int(depth[at])
             times = max(0, int(ranges.begins[at])), max(0, int(ranges.ends[at])), int(took[at])
             self._longest.append((text, domain, *where, *times, *self._shown(values[:, at])))
 
@@ -236,8 +239,10 @@ class _Totals:
             yield self._make_nested()
         if self._longest:
             self._longest.sort(key=lambda row: -row[7])
+            who = tell_apart(self._headers)
+            rows = [(*row[:2], *who[row[2]], *row[3:]) for row in self._longest[:LISTED]]
             drawn = plot("spans", "begin", "name", end="end", title="ranges over time")
-            yield make_answer("longest", LONGEST, self._longest[:LISTED], top=TOP_LONGEST, plots=[drawn])
+            yield make_answer("longest", LONGEST, rows, top=TOP_LONGEST, plots=[drawn])
         if self._marks:
             rows = [(*name, len(times), max(0, min(times)), max(0, max(times))) for name, times in self._marks.items()]
             yield make_answer("marks", MARKS, sorted(rows, key=lambda row: (-row[2], row[0])), top=TOP)
@@ -259,8 +264,8 @@ class _Totals:
             verdict.append(f"{share:.1f} % of {amount(int(self._launches), 'launch')} within pushed ranges")
         if open_:
             verdict.append(f"{amount(open_, 'range')} had not ended: counted until the last record")
-        if self._processes > 1:
-            verdict.append(f"of {self._processes} processes: --pid chooses")
+        if len(self._headers) > 1:
+            verdict.append(f"of {len(self._headers)} processes: --pid and --rank choose")
         if not self._timed:
             verdict.append(NO_TIMES)
         drawn = plot("bars", "name", "gpu_time" if self._timed else "total")

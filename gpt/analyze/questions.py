@@ -7,16 +7,18 @@ which another run could. What is known of a process is a page, so that it can be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.analyze.places import WHO, describe, tell_apart
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
 if TYPE_CHECKING:
     from gpt.analyze.iterations import Idle, Unit
     from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
+    from gpt.trace.machines import Header
 
 QUESTIONS = (
     Column("question", "text"),
@@ -30,7 +32,8 @@ ITERATIONS = (
     Column("unit", "text", title="what repeats"),
     Column("scope", "text", shown="never"),
     Column("first_kernel", "text?", "kernel", "begins with"),
-    Column("pid", "u64", "id", shown="never"),
+    *WHO[:2],
+    WHO[2]._replace(shown="never"),
     Column("launches", "u64"),
     Column("kernels", "u64"),
     Column("count", "u64", title="times"),
@@ -41,7 +44,7 @@ ITERATIONS = (
 )
 PHASES = (
     Column("phase", "text", title="calls of"),
-    Column("pid", "u64", "id"),
+    *WHO,
     Column("calls", "u64"),
     Column("launches", "u64"),
     Column("time", "u64", "ns"),
@@ -64,12 +67,12 @@ SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a tim
 class Facts(NamedTuple):
     """What the questions ask of one process; times are ns."""
 
-    pid: int
+    header: Header
     span: int  # from its beginning to the end of its last call
     launches: int  # that were recorded as calls
     looked_at: int  # of these
-    units: list[tuple[Any, ...]]  # rows ITERATIONS
-    phases: list[tuple[Any, ...]]  # rows PHASES
+    units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
+    phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
     step: int  # one call in so many was looked at
     idle: Idle | None
@@ -102,7 +105,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
         if counts:
             edges = max(begin, totals.first_stamp), min(end, last)
             took = max(0, float(clock.durations(_array(max(0, edges[1] - edges[0])))[0]))
-            phases.append((phase, process.pid, sum(counts.values()), totals.launches.count(begin, end), took))
+            phases.append((phase, sum(counts.values()), totals.launches.count(begin, end), took))
     idle = totals.busy.find_idle()
     around = None
     if idle:
@@ -113,7 +116,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     rows = [_unit_row(totals, unit, units) for unit in units]
     span = totals.last - clock.monotonic
     looked = min(totals.launches.total, MOST)
-    return Facts(process.pid, span, totals.launches.total, looked, rows, phases, loading, totals.call_times.step,
+    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.call_times.step,
                  idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
 
 
@@ -124,7 +127,7 @@ def _array(*values: int) -> Any:
 
 
 def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any, ...]:
-    """The columns ITERATIONS."""
+    """The columns ITERATIONS without WHO."""
     import numpy as np
 
     from gpt.analyze.iterations import GRAPH
@@ -146,21 +149,24 @@ def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any
     size = len(unit.codes)
     share = 100 * unit.covered / unit.launches
     told = ("iteration" if whole else "part of it") + ("" if unit.scope == "all" else f", {unit.scope}")
-    return told, unit.scope, name, process.pid, size, kernels, unit.times, took, \
+    return told, unit.scope, name, size, kernels, unit.times, took, \
         unit.first + 1, begin, share  # fmt: skip
 
 
 def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
     """The tables of iterations and phases, and the list of questions."""
     ordered = sorted(facts, key=lambda fact: -fact.launches)
-    if units := [row for fact in ordered for row in fact.units]:
+    who = tell_apart(fact.header for fact in ordered)
+    names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
+    if units := [(*row[:3], *one, *row[3:]) for fact, one in zip(ordered, who, strict=True) for row in fact.units]:
         yield make_answer("iterations", ITERATIONS, units, top=TOP)
-    if phases := [row for fact in ordered for row in fact.phases]:
+    if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
         verdict = [f"of so many calls one in {step} was looked at"] if step > 1 else []
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
-        asked = [_loading(totals, ordered), _iterations(totals, ordered), _compute(totals), _idle(ordered),
+        asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
+                 _idle(ordered, names),
                  _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
         yield make_answer("questions", QUESTIONS, asked)
 
@@ -176,37 +182,40 @@ class Said(NamedTuple):
     option: str | None = None
 
 
-def _loading(totals: Totals, facts: list[Facts]) -> Said:
+Names = Mapping[int, str]  # of processes, by the id() of what is known of them
+
+
+def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     question, main = "calls of loading", facts[0]
     if not main.launches:
         fact = "it ends with the first launch, and none is recorded as a call: 'gpt-hook run --calls all' records them"
         return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
-    calls, every = main.loading.total(), sum(row[2] for row in main.phases)
+    calls, every = main.loading.total(), sum(row[1] for row in main.phases)
     most = sorted(main.loading.items(), key=lambda type_: (-type_[1], type_[0]))[:SHOWN]
     parts = ", ".join(f"{name} {count:,}" for name, count in most)
-    took = next((row[4] for row in main.phases if row[0] == LOADING), 0)
+    took = next((row[3] for row in main.phases if row[0] == LOADING), 0)
     about = "about " if main.step > 1 else ""
-    evidence = f"process {main.pid}, until its first launch, {human_time(took)}: {parts or 'none'}"
+    evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if counted := sum(function.counted for function in totals.functions.values()):
         evidence += f"; only counted, at no time: {amount(counted, 'call')}"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
-def _iterations(totals: Totals, facts: list[Facts]) -> Said:
+def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
     question, main = "kernels an iteration", facts[0]
     if main.units:
-        _, scope, name, pid, launches, kernels, count, took, first, _, share = main.units[0]
+        _, scope, name, launches, kernels, count, took, first, _, share = main.units[0]
         begins = f" ({brief_name(name)})" if name else ""
-        parts = [f"process {pid}" + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
+        parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
         parts += [f"launched by {amount(launches, 'call')}, graphs among them"] if kernels != launches else []
         parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
         told = [", ".join(parts), f"{human_time(took)} each, the median"]
-        if inside := [f"{amount(row[4], 'launch')}" for row in main.units[1:] if row[1] == scope]:
+        if inside := [f"{amount(row[3], 'launch')}" for row in main.units[1:] if row[1] == scope]:
             told.append(f"inside of it {' and '.join(inside)} repeat themselves")
         told += [f"of the first {main.looked_at:,} launches"] if main.looked_at < main.launches else []
         return Said(question, f"{kernels:,}, {count:,} times", kernels, "kernels", "; ".join(told))
     if main.launches:
-        evidence = f"process {main.pid}: no sequence of launches comes three times, one after the other, in half of"
+        evidence = f"{names[id(main)]}: no sequence of launches comes three times, one after the other, in half of"
         return Said(question, "no unit repeats itself", evidence=f"{evidence} its {amount(main.launches, 'launch')}")
     launched = sum(kernel.launches for kernel in totals.kernels.values())
     fact = f"{amount(launched, 'launch')} counted, none recorded as a call: 'gpt-hook run --calls all' records them"
@@ -245,18 +254,18 @@ def _compute(totals: Totals) -> Said:
     return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
 
 
-def _idle(facts: Sequence[Facts]) -> Said:
+def _idle(facts: Sequence[Facts], names: Names) -> Said:
     question = "idle periods of the GPU"
     main = next((fact for fact in facts if fact.idle), None)
     if main is None or main.idle is None or main.around is None:
         fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
-    idle, names = main.idle, [*map(brief_name, main.around)]
+    idle, around = main.idle, [*map(brief_name, main.around)]
     share = 100 * idle.idle / (idle.total or 1)
-    told = f"process {main.pid}: {human_time(idle.idle)} of {human_time(idle.total)}"
+    told = f"{names[id(main)]}: {human_time(idle.idle)} of {human_time(idle.total)}"
     if idle.number:
         told += f", {amount(idle.number, 'time')}; {human_time(idle.longest)} at most, {human_time(idle.at)} after"
-        told += f" its beginning, after {names[0]} and before {names[1]}"
+        told += f" its beginning, after {around[0]} and before {around[1]}"
     told += "" if main.idle_all else "; of the first of its kernels and copies"
     return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
 

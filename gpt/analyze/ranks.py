@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,7 +65,8 @@ class Group(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What there is of collectives. `alone` are lanes without partners, `others` ns of other kernels, by rank.
+    """What there is of collectives. `alone` are lanes without partners, `others` the times of other kernels, in ns, by
+    rank and name.
 
     `clocks` are those that were set: the name of their machine or GPU, and ns that were added at first and at last.
     """
@@ -72,7 +74,7 @@ class Found(NamedTuple):
     ranks: list[Rank]
     groups: list[Group]
     alone: list[Lane]
-    others: dict[int, int]
+    others: dict[tuple[int, str], Whole]
     clocks: list[tuple[str, int, int]]
 
 
@@ -97,11 +99,14 @@ def find_collectives(trace: TraceModel) -> Found:
     runs = find_runs(trace)
     ranks = _name_ranks(trace, sorted({run[:2] for run in runs}))
     numbers = {(trace.processes.index(rank.process), rank.device): at for at, rank in enumerate(ranks)}
-    lanes, others = [], dict.fromkeys(range(len(ranks)), 0)
+    lanes: list[Lane] = []
+    others: dict[tuple[int, str], list[Whole]] = defaultdict(list)
     for (process, device, _), run in runs.items():
         good = [name for name in set(run.names.tolist()) if TOGETHER.search(name)]
         rank, together = numbers[process, device], np.isin(run.names, good)
-        others[rank] += int((run.end - run.begin)[~together].sum())
+        for name in set(run.names[~together].tolist()):
+            here = run.names == name
+            others[rank, name].append(run.end[here] - run.begin[here])
         if together.any():
             lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together]))
     groups = _group(sorted(lanes, key=lambda lane: lane.rank))
@@ -109,7 +114,8 @@ def find_collectives(trace: TraceModel) -> Found:
     joined = [_join(group, clocks) for group in groups if len(group) > 1]
     names = {lane.clock: ranks[lane.rank].host or f"GPU of {ranks[lane.rank].name}" for lane in lanes}
     told = [(names[clock], int(by[0]), int(by[-1])) for clock, (_, by) in clocks.items() if by.any()]
-    return Found(ranks, joined, [group[0][0] for group in groups if len(group) == 1], others, told)
+    return Found(ranks, joined, [group[0][0] for group in groups if len(group) == 1],
+                 {key: np.concatenate(parts) for key, parts in others.items()}, told)  # fmt: skip
 
 
 def is_collective(name: str) -> bool:

@@ -106,7 +106,7 @@ class Process:
         self.diags: list[Record] = []
         self.drained = False  # whether its reader takes ranges and ioctls while they come
         self.machines = selection.machines
-        self._excluded = bool(selection.pids) and header["pid"] not in selection.pids
+        self._excluded = selection.excludes(header)
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
         self.controls = Counter[int]()  # commands of NV_ESC_RM_CONTROL

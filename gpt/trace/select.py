@@ -1,4 +1,4 @@
-"""What of traces is looked at: filters by process, thread, device, stream, kernel and time, for every reader alike.
+"""What of traces is looked at: filters by process, thread, device, stream, kernel, time and more, for all readers.
 
 Rows and launches that are left out never reach the reader. Some records lack what a filter asks about: counts of calls
 and launches have no thread, stream and time, a call has no device. Counts are left out then, and launches are
@@ -26,6 +26,7 @@ from gpt.trace.rows import Rows, Threads
 
 if TYPE_CHECKING:
     from gpt.trace.clock import Clock
+    from gpt.trace.machines import Header
 
 Mask = npt.NDArray[np.bool_]
 
@@ -39,6 +40,8 @@ class Selection:
     """
 
     pids: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    hosts: frozenset[str] = frozenset()
     threads: frozenset[int] = frozenset()
     devices: frozenset[int] = frozenset()
     streams: frozenset[int] = frozenset()
@@ -57,7 +60,12 @@ class Selection:
     @property
     def chooses(self) -> bool:
         """Whether it leaves anything out."""
-        return bool(self.pids or self.kernels) or self.narrow
+        return bool(self.pids or self.ranks or self.hosts or self.kernels) or self.narrow
+
+    def excludes(self, header: Header) -> bool:
+        """Whether nothing of a process is chosen."""
+        wanted = ((self.pids, header["pid"]), (self.ranks, header.get("rank")), (self.hosts, header["host"]))
+        return any(chosen and value not in chosen for chosen, value in wanted)
 
     @property
     def timed(self) -> bool:

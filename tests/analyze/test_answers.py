@@ -45,6 +45,10 @@ FILTERS = [  # options, calls and launches of the summary, bytes of launches
     ([], 4, 3, 1110),
     (["--pid", 10], 4, 3, 1110),
     (["--pid", 11], 0, 0, None),
+    (["--rank", 3], 4, 3, 1110),
+    (["--rank", 3, "--host", "here", "--pid", 10], 4, 3, 1110),
+    (["--rank", 2], 0, 0, None),
+    (["--host", "there"], 0, 0, None),
     (["--tid", 1], 3, 3, 1110),
     (["--tid", 2, "--tid", 3], 1, 0, None),
     (["--cuda-stream", "0x7"], 2, 2, 1100),
@@ -61,7 +65,7 @@ FILTERS = [  # options, calls and launches of the summary, bytes of launches
 @pytest.mark.parametrize(("options", "calls", "launches", "size"), every(4, FILTERS))
 def test_filters(options, calls, launches, size, tmp_path):
     device = [records.make("device", index=n, name="d", arch="sm_90", runs="sass") for n in (0, 1)]
-    segment = process()
+    segment = process(rank=3)
     segment[1:1] = device
     path = tmp_path / "t.mp"
     path.write_bytes(forge.pack(segment))

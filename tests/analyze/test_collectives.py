@@ -10,7 +10,8 @@ from tests.trace import forge
 US, EPOCH, ZERO = 1000, 10**18, 10**9
 REDUCE = "_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE"
 GATHER, SENDRECV = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_SendRecv(x)"
-NAMES = [REDUCE, GATHER, SENDRECV, "gemm"]
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
+NAMES = [REDUCE, GATHER, SENDRECV, "gemm", BROADCAST]
 TOOK = 50 * US  # from when the last begins
 
 
@@ -106,10 +107,13 @@ def test_communicators_of_some_ranks_each():
 
 
 def test_kernels_in_which_not_all_wait_for_all_are_not_split():
-    begins, ends = lockstep(2, 6, {})
-    found = ask("collectives", *(rank(n, begins[n], ends[n], [1, 3, 4, 1, 3, 4]) for n in (0, 1)))
+    begins, ends = lockstep(2, 7, {})
+    found = ask("collectives", *(rank(n, begins[n], ends[n], [1, 3, 4, 1, 3, 5, 5]) for n in (0, 1)))
     first, _ = found.rows["ranks"]
-    assert first["collectives"] == 2 and 2 * TOOK <= first["other"] <= 2 * TOOK + 400
+    assert first["collectives"] == 2 and 4 * TOOK <= first["other"] <= 4 * TOOK + 800
+    kernels = [(row["name"], row["rank"], row["count"]) for row in found.rows["others"]]
+    assert sorted(kernels) == [(name, f"rank {n}", 2) for name in (BROADCAST, SENDRECV) for n in (0, 1)]
+    assert sum(row["total"] for row in found.rows["others"] if row["rank"] == "rank 0") == first["other"]
     assert found.verdicts["ranks"][-1] == "other NCCL: kernels in which not all ranks wait for all"
 
 

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 from gpt import records
+from tests import loaded
 from tests.trace import forge
 
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize")
@@ -19,8 +20,7 @@ ALLOC, COPY, LAUNCH, SYNC = 1, 2, 3, 4
 
 
 def run(*args, data=b"", **options):
-    command = ["gpt-analyze", "events", *map(str, args)]
-    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False, **options)
+    return loaded.run(["gpt-analyze", "events", *args], data, **options)
 
 
 def events(*segments):

@@ -49,6 +49,20 @@ def questions(found):
     return {row["question"]: row for row in found.rows["questions"]}
 
 
+def test_processes_are_told_by_their_ranks():
+    first, second = inference(), inference(tokens=12)
+    for number, segment in enumerate((first, second)):
+        segment[0] |= {"rank": number, "pid": 10 + number}
+    found = ask("summary", first, second)
+    assert {(row["phase"], row["rank"], row["pid"]) for row in found.rows["phases"] if row["phase"] == "loading"} == {
+        ("loading", 0, 10), ("loading", 1, 11),
+    }  # fmt: skip
+    assert [(row["rank"], row["pid"]) for row in found.rows["iterations"]] == [(1, 11), (0, 10)]
+    assert questions(found)["kernels an iteration"]["evidence"].startswith("rank 1, process 11: the same 12 times")
+    found = ask("summary", first, second, args=("--rank", 0))
+    assert [row["pid"] for row in found.rows["iterations"]] == [10]
+
+
 def test_what_the_trace_says():
     times = [(ZERO + 205 * US + 50 * US * n, 20 * US, LAUNCH, 1) for n in range(10)]
     times.append((ZERO + 52 * US, 4 * US, COPY, 0))

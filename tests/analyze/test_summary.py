@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
+from tests import loaded
 from tests.tiers import examples
 from tests.trace import forge
 
@@ -23,8 +24,7 @@ APIS = [forge.api(id_, name) for id_, name in NAMES.items()]
 
 
 def run(*args, data=b"", **options):
-    command = ["gpt-analyze", "summary", *map(str, args)]
-    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False, **options)
+    return loaded.run(["gpt-analyze", "summary", *args], data, **options)
 
 
 def summed(*segments, status=0, warnings=0):
