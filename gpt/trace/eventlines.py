@@ -39,6 +39,7 @@ Record = dict[str, Any]
 TOOL = "tracer"
 ZERO = 1 << 40  # ns: when processes without a header begin, so that what was before has a time stamp too
 BATCH = 1 << 16  # calls that are put together
+DECODE = json.JSONDecoder().decode  # half of the time of json.loads is not this
 HEAD = MOST_LINE = 1 << 20  # bytes that are looked at to tell what a file is, and of a line
 BOM = b"\xef\xbb\xbf"
 EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind": ?"header")', re.M)
@@ -92,6 +93,7 @@ class _Lines:
         self._ends: list[tuple[LineCalls, Record]] = []
         self._phases = Phases()
         self._apis: dict[tuple[str, ...], Api] = {}
+        self._begun = False  # whether events came after the last headers
         self._calls = 0  # that were not returned yet
         self._events = self._unknown = self._lost = 0
         self._skipped: Counter[str] = Counter()
@@ -109,7 +111,7 @@ class _Lines:
         try:
             if not ended and len(line) == MOST_LINE:
                 raise ValueError(LONG)
-            found = json.loads(line if event else line[2:])
+            found = DECODE((line if event else line[2:]).decode())
         except (ValueError, RecursionError) as error:
             self._skip(LONG if str(error) == LONG else BROKEN if ended else CUT)
             return
@@ -141,6 +143,8 @@ class _Lines:
             return
         if kind == "header":
             yield from self._flush()  # what comes after it is of the new one
+            if self._begun:  # another file, with a time of its own, was put behind this one
+                self._machines, self._found, self._begun = Machines(), {}, False
             self._machines.add(record)
             self._own.append(self._begin(record, noted=True))
             yield record
@@ -192,6 +196,7 @@ class _Lines:
             took = call.took or (0 if process.noted else 1)
             self._calls += 1
             self._events += 1
+            self._begun = True
             match line.get("type"):
                 case "recording":
                     if not process.noted:
@@ -209,7 +214,8 @@ class _Lines:
         key = host if isinstance(host, str) else None, pid if type(pid) is int and 0 <= pid < 1 << 64 else 0
         found = self._found.get(key)
         if found is None:
-            more = {"rank": call.line["rank"]} if type(call.line.get("rank")) is int else {}
+            rank = call.line.get("rank")
+            more = {"rank": rank} if type(rank) is int and 0 <= rank < 1 << 64 else {}
             header = records.make(
                 "header", version="{}.{}".format(*records.VERSION), tool=TOOL, argv=[os.path.basename(self._name)],
                 host=text(key[0] or ""), pid=key[1], realtime=self._changed, monotonic=ZERO, via=[], **more,

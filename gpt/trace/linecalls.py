@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,25 +15,38 @@ from gpt.trace.rows import ARGUMENTS, CALL, LAUNCHES
 
 Record = dict[str, Any]
 
+NONE = (0, 0, 0)
+
+
+def _launch(line: Record, function: int) -> tuple[int, ...]:
+    shared, cooperative = min(_whole(line.get("shared")), U32), min(_whole(line.get("cooperative")), 1)
+    shape = *_shape(line.get("grid"), U32), *_shape(line.get("block"), U16), *_shape(line.get("cluster"), U8)
+    return _whole(line.get("stream")), function, shared, *shape, cooperative
+
+
+def _memory(line: Record, _: int) -> tuple[int, ...]:
+    to, from_ = line.get("ptr", line.get("dst")), line.get("handle", line.get("src"))
+    return _whole(to), _whole(from_), _whole(line.get("size")), _whole(line.get("stream"))
+
+
+def _object(line: Record, _: int) -> tuple[int, ...]:
+    return _whole(line.get("object")), _whole(line.get("stream"))
+
+
+U8, U16, U32 = (1 << 8) - 1, (1 << 16) - 1, (1 << 32) - 1
 LAUNCH = ("stream", "function", "shared", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "cluster_x",
           "cluster_y", "cluster_z", "cooperative")  # fmt: skip
-LAYOUTS: tuple[
-    tuple[frozenset[str], tuple[str, ...]], ...
-] = (  # keys of lines, and what calls with one of them have beside CALL
-    (frozenset(("kernel", "grid", "block")), LAUNCH),
-    (frozenset(("size", "ptr", "dst", "src", "handle")), ("to", "from", "bytes", "stream")),
-    (frozenset(("object", "stream")), ("object", "stream")),
+Names = tuple[str, ...]
+LAYOUTS: tuple[tuple[frozenset[str], Names, Callable[[Record, int], tuple[int, ...]]], ...] = (
+    # keys of lines, what calls with one of them have beside CALL, and what makes that of a line
+    (frozenset(("kernel", "grid", "block")), LAUNCH, _launch),
+    (frozenset(("size", "ptr", "dst", "src", "handle")), ("to", "from", "bytes", "stream"), _memory),
+    (frozenset(("object", "stream")), ("object", "stream"), _object),
 )
-KEYS = {  # of lines, by the names of fields; addresses and handles are hexadecimal text
-    "object": ("object",), "stream": ("stream",), "to": ("ptr", "dst"), "from": ("handle", "src"), "bytes": ("size",),
-    "shared": ("shared",), "cooperative": ("cooperative",),
-}  # fmt: skip
-SHAPES = {f"{what}_{axis}": (what, place) for what in ("grid", "block", "cluster") for place, axis in enumerate("xyz")}
-MOST = {name: (1 << int(type_[1:])) - 1 for name, type_ in ARGUMENTS.items()}
 NO_NAME = "(no name)"
 DTYPES: dict[tuple[str, ...], np.dtype[np.void]] = {
     names: np.dtype([(name, "<" + TYPES[(CALL | ARGUMENTS)[name]]) for name in (*CALL, *names)])
-    for names in ((), *(names for _, names in LAYOUTS))
+    for names in ((), *(names for _, names, _ in LAYOUTS))
 }
 COUNTED = np.dtype([(name, "<" + TYPES[type_]) for name, type_ in LAUNCHES.items()])
 
@@ -67,24 +80,26 @@ class LineCalls:
 
     def add(self, api: Api, start: int, took: int, line: Record) -> None:
         """A call: its start is a time stamp, and it took 0 ns if it did not return."""
-        launch = api[:2] == ("kernel", "launch")
-        names = LAUNCH if launch else next((names for keys, names in LAYOUTS if not keys.isdisjoint(line)), ())
-        result = _number(line, "result", "retval")
+        result = _whole(line.get("result", line.get("retval")))
         result = result if result < 1 << 31 else 0
-        more = [min(self._value(name, line), MOST[name]) for name in names]
-        if launch and not self.noted and not result:
-            self._launches[more[1]] += 1
-        rows = self._rows.setdefault((_number(line, "tid"), names), [])
+        names, more = self._tell(api, result, line)
+        key = _whole(line.get("tid")), names
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = []
         rows.append((start, took, self._find_api(api), result, *more))
 
-    def _value(self, name: str, line: Record) -> int:
-        if name == "function":
-            return self._find_function(line)
-        if name in SHAPES:
-            what, place = SHAPES[name]
-            shape = line.get(what)
-            return _whole(shape[place]) if isinstance(shape, list) and len(shape) > place else 0
-        return _number(line, *KEYS[name])
+    def _tell(self, api: Api, result: int, line: Record) -> tuple[Names, tuple[int, ...]]:
+        """What a call has beside CALL: the names of fields, and their values."""
+        if api.type == "kernel" and api.op == "launch":
+            function = self._find_function(line)
+            if not self.noted and not result:
+                self._launches[function] += 1
+            return LAUNCH, _launch(line, function)
+        for keys, names, make in LAYOUTS:
+            if not keys.isdisjoint(line):
+                return names, make(line, 0)
+        return (), ()
 
     def _find_api(self, api: Api) -> int:
         number = self._apis.get(api)
@@ -138,12 +153,20 @@ def text(name: str) -> str:
     return name.encode(errors="replace").decode()
 
 
-def _number(line: Record, *keys: str) -> int:
-    """The first of these that is there, as a number that fits 64 bits; 0 for none."""
-    return _whole(next((line[key] for key in keys if key in line), 0))
+def _shape(value: Any, most: int) -> tuple[int, int, int]:
+    """Sizes in x, y and z."""
+    if not isinstance(value, list):
+        return NONE
+    if len(value) == 3 and all(type(size) is int and 0 <= size <= most for size in value):
+        return value[0], value[1], value[2]
+    x, y, z = (*map(_whole, value[:3]), *NONE)[:3]
+    return min(x, most), min(y, most), min(z, most)
 
 
 def _whole(value: Any) -> int:
+    """A number that fits 64 bits, in digits or as hexadecimal text; 0 for what is none."""
+    if value is None:
+        return 0
     if isinstance(value, str) and len(value) <= 20:
         try:
             value = int(value, 0)

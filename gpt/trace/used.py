@@ -65,11 +65,20 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
             head = file.peek(1)[:3]  # and no seek: it may be a pipe
             if head >= b"\x80" and not head.startswith(BOM):
                 _read_traces(path, file, used, allow_incomplete, paths)
-            elif head[:1] == b"{":
-                _read_negativa(read_at_most(file, MAX_TEXT), path, used)
             else:
-                _read_text(read_at_most(file, MAX_TEXT), path, used)
+                data = read_at_most(file, MAX_TEXT)
+                if b'"ts"' in data:
+                    _refuse_lines(data, path)
+                (_read_negativa if head[:1] == b"{" else _read_text)(data, path, used)
     return used
+
+
+def _refuse_lines(data: bytes, path: Path) -> None:
+    """JSON lines of calls are no list of names, and do not say all that was looked up."""
+    from gpt.trace.eventlines import HEAD, is_lines
+
+    if is_lines(data[:HEAD]):
+        raise MalformedError("JSON lines of calls do not say what was looked up: name the trace itself", str(path))
 
 
 def _read_text(data: bytes, path: Path, used: Used) -> None:

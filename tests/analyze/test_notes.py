@@ -96,6 +96,22 @@ def test_ticks_become_nanoseconds(tmp_path):
     assert gpt.trace.open(lines).processes[0].header["monotonic"] == 5000
 
 
+def test_files_of_several_runs_in_a_row(tmp_path):
+    """As `cat traces/trace_*.jsonl` has them: the time of each begins anew."""
+    paths = []
+    for number, later in enumerate((0, 7_000_000)):
+        trace = tmp_path / f"{number}.mp"
+        header = {"monotonic": later, "realtime": 10**18 + later, "pid": 10 + number}
+        trace.write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(later + 1000, 10, 1, 0)]), **header)))
+        paths.append(tmp_path / f"{number}.jsonl")
+        paths[-1].write_bytes(run("events", "--json", "--notes", trace).stdout)
+    both = tmp_path / "both"
+    both.write_bytes(b"".join(path.read_bytes() for path in paths))
+    for found in (gpt.trace.open(both), gpt.trace.open(*paths)):
+        assert found.calls()["start"].tolist() == [1000, 7_001_000] and found.incomplete == []
+        assert [process.pid for process in found.processes] == [10, 11]
+
+
 def test_a_cut_file_says_so(files, tmp_path):
     data = files[1].read_bytes()
     path = tmp_path / "cut"

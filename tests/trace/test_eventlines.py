@@ -11,6 +11,7 @@ from gpt import jsonl, records
 from gpt.errors import MalformedError
 from gpt.trace import eventlines
 from gpt.trace.eventlines import is_lines, read_lines
+from gpt.trace.used import read_used
 from tests.trace import forge
 
 PROBE = "uprobe:/lib/x86_64-linux-gnu/libcuda.so.1:"
@@ -236,6 +237,12 @@ def test_other_files_are_none_of_these(tmp_path):
         assert not is_lines(head), head
     with pytest.raises(MalformedError, match=r"no event in its 2 lines"):
         gpt.trace.open(write(tmp_path / "t", '{"ts":', "text"))
+
+
+def test_they_do_not_say_what_was_used(tmp_path):
+    for lines in ([GOOD], ["text", GOOD], ["# " + next(jsonl.lines(forge.trace()[0])), GOOD]):
+        with pytest.raises(MalformedError, match="name the trace itself"):
+            read_used([write(tmp_path / "t", *lines)], allow_incomplete=True)
 
 
 def test_any_bytes_are_read_or_refused(tmp_path):
