@@ -144,11 +144,12 @@ check-man:
 	    test -z "$$CI"; \
 	fi
 
-bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call and launch, a trace of ten million calls
+bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call and launch, a trace of ten million calls, timelines (HTA=PYTHON)
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)
 	@$(VENV)/bin/python -m tests.bench.hook
 	@$(VENV)/bin/python -m tests.bench.latency
 	@$(VENV)/bin/python -m tests.bench.analyze
+	@$(VENV)/bin/python -m tests.bench.timeline $(if $(HTA),--python $(HTA))
 	@$(VENV)/bin/python -m tests.bench.weave
 
 fuzz: $(READY) runtime ## hostile input for every reader, on all cores (MINUTES=60, ARGS="--seed 1 elf c-follow")

@@ -14,6 +14,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def valid(text: str) -> str:
+    """The text with U+FFFD for what UTF-8 does not have: bytes that were none, halves of pairs."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
 def shorten(text: str, width: int, middle: bool = True) -> str:
     """The text in at most `width` columns, cut in the middle or at its end.
 

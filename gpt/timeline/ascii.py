@@ -57,6 +57,10 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
     for mark in timeline.marks:
         marks.setdefault(mark.track, []).append(mark)
     used: set[str] = set()
+    tops: dict[tuple[str, str], int] = {}  # of counters of one name
+    for one in counters:
+        key = one.name, one.unit
+        tops[key] = max(tops.get(key, 0), int(one.values.max(initial=0)))
     for place, process in enumerate(timeline.model.processes):
         own = [counter for counter in counters if counter.process == place]
         tracks = [number for number, track in enumerate(timeline.tracks) if track.process == place]
@@ -64,7 +68,8 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
             told = f"process {process.pid} on {process.header['host']}: {' '.join(process.header['argv'])}"
             yield shorten(printable(told), width) + "\n"
         for counter in own:
-            yield f"  {_pad(counter.name, label - 2)}{_draw_counter(counter, edges)}\n"
+            drawn = _draw_counter(counter, tops[counter.name, counter.unit], edges)
+            yield f"  {_pad(counter.name, label - 2)}{drawn}\n"
         for number in tracks:
             track = timeline.tracks[number]
             spans, name = timeline.of(number), _pad(title(track), label - 2)
@@ -81,11 +86,9 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
     legend += [f"{OPEN} not over"] if timeline.spans["open"].any() else []
     legend += [f"{MARK} mark"] if timeline.marks else []
     yield from _fold(["small letters: less than half of the time", *legend], width)
-    most: dict[str, str] = {}
-    for counter in counters:
-        most[counter.name] = f"{counter.name} {_human(counter)}" + (" and less" if counter.name in most else "")
-    if most:
-        yield from _fold(["digits: ninths of the most, " + next(iter(most.values())), *list(most.values())[1:]], width)
+    if tops:
+        told = ", ".join(f"{name} {_human(most, unit)}" for (name, unit), most in tops.items())
+        yield from (f"{line.plain}\n" for line in fold(f"digits: ninths of the most: {told}", width))
 
 
 def _pad(text: str, width: int) -> str:
@@ -94,12 +97,11 @@ def _pad(text: str, width: int) -> str:
     return short + " " * (width - cell_len(short))
 
 
-def _human(counter: Counter) -> str:
-    most = int(counter.values.max(initial=0))
-    return human(most) + counter.unit.removeprefix("bytes") if counter.unit.startswith("bytes") else f"{most:,}"
+def _human(most: int, unit: str) -> str:
+    return human(most) + unit.removeprefix("bytes") if unit.startswith("bytes") else f"{most:,}"
 
 
-def _draw_counter(counter: Counter, edges: Cells) -> str:
+def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
     """The most of each piece of time, in ninths of the most of all."""
     times, values = counter.times, counter.values.astype(np.float64)
     first = np.searchsorted(times, edges[:-1], side="right") - 1  # what it is as the piece begins
@@ -109,7 +111,7 @@ def _draw_counter(counter: Counter, edges: Cells) -> str:
     inner = np.flatnonzero(last > first + 1)
     for cell in inner.tolist():
         most[cell] = max(most[cell], values[first[cell] + 1 : last[cell]].max())
-    ninths = np.ceil(9 * most / (values.max(initial=0) or 1)).astype(int)
+    ninths = np.ceil(9 * most / (top or 1)).astype(int)
     return "".join(str(ninth) if ninth > 0 else "." for ninth in ninths.tolist())
 
 

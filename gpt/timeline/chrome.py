@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from gpt.printable import printable_json
+from gpt.printable import printable_json, valid
 from gpt.timeline.tracks import (
     CALL,
     IOCTL,
@@ -57,7 +57,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
 
 
 def _quote(value: object) -> str:
-    return printable_json(json.dumps(value, ensure_ascii=False))
+    return printable_json(valid(json.dumps(value, ensure_ascii=False)))
 
 
 class _Writer:
@@ -65,9 +65,7 @@ class _Writer:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._names = [
-            _quote(name.encode(errors="surrogateescape").decode(errors="replace")) for name in timeline.names
-        ]
+        self._names = [_quote(name) for name in timeline.names]
         self._hosts, self._gpus = number_processes(timeline)
         self._facts = [",".join(f"{_quote(k)}:{_quote(v)}" for k, v in facts.items()) for facts in timeline.saved.facts]
         self._rows = list(self._iter_rows())
@@ -162,10 +160,12 @@ class _Writer:
         known = ("" if device == NO_DEVICE else f',"device":{device}' for device in devices)
         same = [f'{device},"stream":{stream}' for device in known]
         told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
+        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto has it
         return [
             same,
             _tell("correlation", callers + 1),
             *told,
+            [f',"memory bandwidth (GB/s)":{rate:.6g}' if rate else "" for rate in rates.tolist()],
             *(_tell_shape(name, calls) for name in ("grid", "block")),
         ]
 

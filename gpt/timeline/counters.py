@@ -58,9 +58,10 @@ def count_copies(
 def spread(begins: Whole, ends: Whole, sizes: Real) -> tuple[Whole, Whole]:
     """How many bytes a second there were in each of some parts of the time, and nothing after them."""
     first = begins.min()
-    begin, end = (begins - first).astype(np.float64), (np.maximum(ends, begins + 1) - first).astype(np.float64)
+    took = np.maximum(ends - begins, 1).astype(np.float64)
+    begin = (begins - first).astype(np.float64)
+    end, rates = begin + took, sizes / took
     edges = np.linspace(0, end.max(), int(min(PARTS, max(1, end.max() // LEAST))) + 1)
-    rates = sizes / (end - begin)
     done = np.diff(_since(begin, rates, edges) - _since(end, rates, edges))
     done[done < sizes.sum() * 1e-12] = 0  # what is left of rounding
     values = np.minimum(np.append(done / np.diff(edges), 0) * SECOND, MOST).astype(np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.timeline.saved import Facts
-from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, title
+from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, count_over, title
 
 LEVEL = 6  # of zlib
 MARK = "<!--data-->"  # where the data goes in the page
@@ -83,9 +83,8 @@ def _find_depths(timeline: Timeline) -> Whole:
     for number in range(len(timeline.tracks)):
         low, high = timeline.edges[number : number + 2]
         spans = timeline.spans[low:high]
-        over = np.searchsorted(np.sort(spans["end"]), spans["begin"], side="right")
-        depths[low:high] = np.arange(len(spans)) - over
-    return np.maximum(depths, 0)  # one that took no time is over when it begins
+        depths[low:high] = np.arange(len(spans)) - count_over(spans["begin"], spans["end"])
+    return depths
 
 
 def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list[object]]:
@@ -119,9 +118,10 @@ def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
     call[work] = timeline.callers[spans["source"][work]]
-    columns = [np.where(call >= 0, np.append(timeline.calls[name], 0)[call], 0).astype(np.int64) for name in TOLD]
+    calls = np.concatenate([timeline.calls, np.zeros(1, timeline.calls.dtype)])  # the last one is the call -1
+    columns = [calls[name][call] for name in TOLD]
     columns[1][work] = 0
-    columns += [spans["open"].astype(np.int64), spans["fact"].astype(np.int64)]
+    columns += [spans["open"], spans["fact"]]
     numbers = np.zeros(len(spans), np.int64)
     for column in columns:
         values, which = np.unique(column, return_inverse=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpt.errors import MissingError
+from gpt.printable import valid
 from gpt.timeline import wire
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import (
@@ -24,8 +25,8 @@ from gpt.timeline.tracks import (
     STREAM,
     Spans,
     Timeline,
-    Track,
     Whole,
+    count_over,
     number_processes,
     title,
 )
@@ -67,13 +68,11 @@ class _Writer:
     def iter_parts(self) -> Iterator[bytes]:
         """All packets."""
         yield self._begin()
-        for number, track in enumerate(self._timeline.tracks):
-            spans = self._timeline.of(number)
-            if track.kind != STREAM:
-                yield from self._iter_calls(number, spans)
-                continue
-            for at in range(0, len(spans), WINDOW):
-                yield self._work(track, spans[at : at + WINDOW])
+        yield from self._iter_calls()
+        streams = np.array([track.kind == STREAM for track in self._timeline.tracks], bool)
+        work = np.flatnonzero(streams[self._timeline.spans["track"]]) if len(streams) else streams
+        for at in range(0, len(work), WINDOW):
+            yield self._work(self._timeline.spans[work[at : at + WINDOW]])
         for place, counter in enumerate(self._timeline.counters):
             yield from self._iter_counter(self._process(len(self._timeline.model.processes) + place), counter)
         yield self._marks()
@@ -87,23 +86,23 @@ class _Writer:
         for known, names in ((said.event_names, self._timeline.names), (said.event_categories, CATEGORIES),
                              (said.debug_annotation_names, NOTES)):  # fmt: skip
             for iid, name in enumerate(names, 1):
-                known.add(iid=iid, name=_text(name))
+                known.add(iid=iid, name=valid(name))
         for name, iid in self._specifications.items():
             said.gpu_specifications.add(iid=iid, name=name, category="COMPUTE")
         for place, process in enumerate(self._timeline.model.processes):
             said.graphics_contexts.add(iid=place + 1, pid=self._hosts[place], api="CUDA")
-            words = [_text(word) for word in process.header["argv"]]
+            words = [valid(word) for word in process.header["argv"]]
             told = self._add(trace).track_descriptor
             told.uuid, told.process.pid = self._process(place), self._hosts[place]
-            told.process.process_name = f"{' '.join(words)} on {_text(process.header['host'])}"
+            told.process.process_name = f"{' '.join(words)} on {valid(process.header['host'])}"
             told.process.cmdline.extend(words)
         for number, track in enumerate(self._timeline.tracks):
             if track.kind != STREAM:
                 told = self._add(trace).track_descriptor
-                told.uuid, told.parent_uuid, told.name = number + 1, self._process(track.process), _text(title(track))
+                told.uuid, told.parent_uuid, told.name = number + 1, self._process(track.process), valid(title(track))
         for line in self._timeline.model.incomplete:
             event = self._event(trace, 0, "TYPE_INSTANT", self._process(0))
-            event.name = _text(f"incomplete: {line}")
+            event.name = valid(f"incomplete: {line}")
         return _pack(trace)
 
     def _process(self, place: int) -> int:
@@ -133,26 +132,34 @@ class _Writer:
         )
         return wire.message(_field(self._schema.Trace, "packet"), *parts).pack()
 
-    def _iter_calls(self, number: int, spans: Spans) -> Iterator[bytes]:
-        """Begins and ends of calls, ioctls and ranges, in their order."""
-        event = self._schema.TrackEvent
-        opens, places = order_ends(spans["begin"], spans["end"])
-        times = np.where(opens, spans["begin"][places], np.sort(spans["end"])[places])
-        end = _pack(event(type=event.TYPE_SLICE_END, track_uuid=number + 1))
+    def _iter_calls(self) -> Iterator[bytes]:
+        """Begins and ends of calls, ioctls and ranges, those of each track in their order."""
+        event, names, kinds = self._schema.TrackEvent, len(self._timeline.names), len(CATEGORIES)
+        parts = [(np.zeros(0, bool), np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        for number, track in enumerate(self._timeline.tracks):
+            if track.kind != STREAM:
+                spans = self._timeline.of(number)
+                opens, places = order_ends(spans["begin"], spans["end"])
+                times = np.where(opens, spans["begin"][places], np.sort(spans["end"])[places])
+                parts.append((opens, places + self._timeline.edges[number], times))
+        opens, places, times = (np.concatenate(column) for column in zip(*parts, strict=True))
 
-        def begin(key: int) -> Any:
-            name, category = divmod(key, len(CATEGORIES))
+        def make(key: int) -> Any:
+            number, what = divmod(key, names * kinds + 1)
+            name, category = divmod(what - 1, kinds)
+            if not what:
+                return event(type=event.TYPE_SLICE_END, track_uuid=number + 1)
             return event(
                 type=event.TYPE_SLICE_BEGIN, track_uuid=number + 1, name_iid=name + 1, category_iids=[category + 1]
             )
 
         for at in range(0, len(times), WINDOW):
             here = opens[at : at + WINDOW]
-            rows = spans[places[at : at + WINDOW]]
-            keys = rows["name"].astype(np.int64) * len(CATEGORIES) + rows["category"]
-            told = wire.join(_repeated(keys, begin), *self._annotations(rows), self._arrows(rows))
-            fields = wire.where(here, told), wire.where(~here, wire.constant(end, len(rows)))
-            yield self._packets(times[at : at + WINDOW], "track_event", *fields)
+            rows = self._timeline.spans[places[at : at + WINDOW]]
+            what = np.where(here, rows["name"].astype(np.int64) * kinds + rows["category"] + 1, 0)
+            told = wire.join(*self._annotations(rows), self._arrows(rows))
+            same = _repeated(rows["track"].astype(np.int64) * (names * kinds + 1) + what, make)
+            yield self._packets(times[at : at + WINDOW], "track_event", same, wire.where(here, told))
 
     def _annotations(self, spans: Spans) -> Iterator[Columns]:
         """What NOTES there are of each call, what is noted of it besides, and whether its end is missing."""
@@ -172,9 +179,9 @@ class _Writer:
     def _annotate(self, fact: int) -> Any:
         note, facts = self._schema.DebugAnnotation, self._timeline.saved.facts[fact]
         told = [
-            note(name=_text(name), int_value=value)
+            note(name=valid(name), int_value=value)
             if isinstance(value, int) and value < LIMIT
-            else note(name=_text(name), string_value=_text(str(value)))
+            else note(name=valid(name), string_value=valid(str(value)))
             for name, value in facts.items()
         ]
         return self._schema.TrackEvent(debug_annotations=told)
@@ -193,16 +200,19 @@ class _Writer:
         told = wire.message(CORRELATION, *parts) if parts else wire.constant(b"", len(spans))
         return wire.where(counts > 0, told)
 
-    def _work(self, track: Track, spans: Spans) -> bytes:
+    def _work(self, spans: Spans) -> bytes:
         """Kernels, copies and the like, as the schema has them for GPUs."""
-        event = self._schema.GpuRenderStageEvent
-        queue, gpu = self._specifications[title(track)], self._gpus[track.process, track.device]
+        event, names, kinds = self._schema.GpuRenderStageEvent, len(self._timeline.names), len(CATEGORIES)
 
         def same(key: int) -> Any:
-            name, category = divmod(key, len(CATEGORIES))
+            number, what = divmod(key, names * kinds)
+            name, category = divmod(what, kinds)
+            track = self._timeline.tracks[number]
+            queue, gpu = self._specifications[title(track)], self._gpus[track.process, track.device]
             return event(hw_queue_iid=queue, stage_iid=category + 1, gpu_id=gpu, context=track.process + 1,
                          name_iid=name + 1)  # fmt: skip
 
+        keys = (spans["track"].astype(np.int64) * names + spans["name"]) * kinds + spans["category"]
         source = spans["source"].astype(np.int64)
         callers = self._timeline.callers[source]
         calls = self._called[callers]
@@ -211,7 +221,7 @@ class _Writer:
         fields = (
             wire.number(_field(event, "event_id"), source + 1),
             wire.number(_field(event, "duration"), spans["end"] - spans["begin"]),
-            _repeated(spans["name"].astype(np.int64) * len(CATEGORIES) + spans["category"], same),
+            _repeated(keys, same),
             wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + 1)),
             wire.where(kernels, self._launches(calls)),
             wire.where(~kernels & (calls["bytes"] > 0), wire.message(size[0], *size[1])),
@@ -241,7 +251,7 @@ class _Writer:
 
     def _extra(self, fact: int) -> Any:
         event, facts = self._schema.GpuRenderStageEvent, self._timeline.saved.facts[fact]
-        return event(extra_data=[event.ExtraData(name=_text(k), value=_text(str(v))) for k, v in facts.items()])
+        return event(extra_data=[event.ExtraData(name=valid(k), value=valid(str(v))) for k, v in facts.items()])
 
     def _iter_counter(self, number: int, counter: Counter) -> Iterator[bytes]:
         trace, event = self._schema.Trace(), self._schema.TrackEvent
@@ -262,7 +272,7 @@ class _Writer:
         trace = self._schema.Trace()
         numbers = {track: number for number, track in enumerate(self._timeline.tracks, 1)}
         for mark in self._timeline.marks:
-            self._event(trace, mark.time, "TYPE_INSTANT", numbers[mark.track]).name = _text(mark.name)
+            self._event(trace, mark.time, "TYPE_INSTANT", numbers[mark.track]).name = valid(mark.name)
         return _pack(trace)
 
 
@@ -272,11 +282,8 @@ def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
     Begins are in order, those around others first; the places of ends are those in order of time.
     """
     count = np.arange(len(begins))
-    short = np.concatenate([[0], np.cumsum(begins == ends)])  # spans of no length before each
-    group = np.searchsorted(begins, begins, side="right")
-    over = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[count])
     opens = np.zeros(2 * len(begins), bool)
-    opens[count + over] = True
+    opens[count + count_over(begins, ends)] = True
     places = np.empty(len(opens), np.int64)
     places[opens] = places[~opens] = count
     return opens, places
@@ -296,8 +303,3 @@ def _field(message: Any, name: str) -> int:
 def _pack(message: Any) -> bytes:
     done: bytes = message.SerializeToString()
     return done
-
-
-def _text(text: str) -> str:
-    """Text that UTF-8 can hold."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")

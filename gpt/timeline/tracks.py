@@ -219,18 +219,19 @@ class _Maker:
             )
             spans = np.zeros(len(begun), SPAN)
             spans["begin"], spans["end"], spans["category"] = starts, stops, RANGE
-            used = np.ones(len(begun), bool)
-            for at, one in enumerate(begun):
-                track = Track(number, THREAD, 0, one["thread"])
-                if one["type"] == "mark":
-                    marks.append(Mark(track, int(starts[at]), one.get("name", "")))
-                    used[at] = False
-                elif one["type"] == "start":
-                    track = Track(number, RANGES, 0, 0, one.get("domain", ""))
-                spans["track"][at] = self._track(track)
-                spans["name"][at] = self._number(one.get("name", ""))
-                spans["open"][at] = one.get("id") not in ends
-                spans["source"][at] = at
+            used = np.array([one["type"] != "mark" for one in begun], bool)
+            places = [one.get("domain", "") if one["type"] == "start" else one["thread"] for one in begun]
+            tracks = {
+                place: Track(number, RANGES, 0, 0, place) if isinstance(place, str) else Track(number, THREAD, 0, place)
+                for place in places
+            }
+            numbers = {place: self._track(track) for place, track in tracks.items()}
+            spans["track"] = [numbers[place] for place in places]
+            spans["name"] = [self._number(one.get("name", "")) for one in begun]
+            spans["open"] = [one.get("id") not in ends for one in begun]
+            spans["source"] = np.arange(len(begun))
+            moments = np.flatnonzero(~used).tolist()
+            marks += [Mark(tracks[places[at]], int(starts[at]), begun[at].get("name", "")) for at in moments]
             self._spans.append(spans[used])
         return marks
 
@@ -323,6 +324,14 @@ def _work(api: Api) -> tuple[int, str]:
         case "memset":
             return MEMSET, "Memset"
     return KERNEL, api.name
+
+
+def count_over(begins: Whole, ends: Whole) -> Whole:
+    """How many spans before each of a row are over when it begins. They are in order, those around others first."""
+    short = np.append(0, np.cumsum(begins == ends))  # spans of no length before each: they end as they begin
+    group = np.searchsorted(begins, begins, side="right")
+    over: Whole = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[: len(begins)])
+    return over
 
 
 def find_lanes(begin: Whole, end: Whole, nested: bool) -> npt.NDArray[np.uint32]:

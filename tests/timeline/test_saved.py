@@ -157,3 +157,24 @@ def test_marks_are_in_the_text():
     assert row.split("thread 5")[1].strip() == "!here"
     assert any(line.endswith(">") for line in lines)
     assert "> not over, ! mark" in " ".join(lines)
+
+
+def test_text_that_is_not_utf8_is_replaced():
+    odd = "\udcff"
+    mark = records.make("range", type="mark", thread=1, name=odd, start=ZERO)
+    trace = segment(*pushed(1, odd, 0, 10, "start", odd), mark, argv=[odd], host=odd)
+    data = draw("chrome", trace)
+    assert rb"\ud" not in data
+    told = [(e["name"], e.get("args", {}).get("name")) for e in json.loads(data)["traceEvents"] if e["ph"] in "XiM"]
+    assert {("\ufffd", None), ("process_name", "\ufffd"), ("thread_name", "ranges \ufffd")} <= set(told)
+    names = {p.track_descriptor.name for p in perfetto(trace) if p.HasField("track_descriptor")}
+    assert "ranges \ufffd" in names
+
+
+def test_spans_of_no_length_lie_within_others():
+    trace = segment(
+        *pushed(1, "step", 0, 10), *pushed(2, "none", 5, 5), *pushed(3, "none", 5, 5), call("cuMemAlloc", 6, 1)
+    )
+    page = draw("html", trace).decode()
+    texts = json.loads(page.split('id="texts">')[1].split("</script>")[0])
+    assert [row[4:] for row in texts["rows"]] == [[0, 0, 1], [1, 1, 3]]

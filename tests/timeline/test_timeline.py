@@ -86,6 +86,7 @@ def test_what_kineto_tells_of_work_on_the_gpu():
                            "grid": [1, 2, 3], "block": [32, 4, 1]}  # fmt: skip
     (copy,) = (e for e in events if e["name"] == "Memcpy HtoD")
     assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 4096)
+    assert copy["args"]["memory bandwidth (GB/s)"] == 0.585143
     counters = [(e["name"], e["args"]) for e in events if e["ph"] == "C"]
     assert counters[0] == ("bytes copied HtoD", {"bytes": 4096})
     assert {name for name, _ in counters[1:]} == {"HtoD a second"}
