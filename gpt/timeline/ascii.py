@@ -15,7 +15,7 @@ from gpt.printable import printable, shorten
 from gpt.screen.grid import fold
 from gpt.screen.units import human, human_time
 from gpt.timeline.counters import Counter
-from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, title
+from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, owner, title
 
 LETTERS = {
     "K": "kernel", "P": "kernel with probes", "H": "copy to the device", "D": "copy to the host",
@@ -65,7 +65,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
         own = [counter for counter in counters if counter.process == place]
         tracks = [number for number, track in enumerate(timeline.tracks) if track.process == place]
         if tracks:
-            told = f"process {process.pid} on {process.header['host']}: {' '.join(process.header['argv'])}"
+            told = f"{owner(process)}: {' '.join(process.header['argv'])}"
             yield shorten(printable(told), width) + "\n"
         for counter in own:
             drawn = _draw_counter(counter, tops[counter.name, counter.unit], edges)

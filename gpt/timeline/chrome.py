@@ -30,6 +30,7 @@ from gpt.timeline.tracks import (
     Whole,
     gpu,
     number_processes,
+    owner,
     title,
 )
 from gpt.trace.model import NO_DEVICE
@@ -91,11 +92,11 @@ class _Writer:
         form = '{{"ph":"M","name":"{}","pid":{},"tid":{},"ts":0,"args":{{"{}":{}}}}}'
         order = count()
         for place, process in enumerate(self._timeline.model.processes):
-            argv, host = " ".join(process.header["argv"]), process.header["host"]
+            argv = " ".join(process.header["argv"])
             gpus = [
                 (pid, f"{gpu(device)} of {process.pid}") for (own, device), pid in self._gpus.items() if own == place
             ]
-            for pid, label in [(self._hosts[place], f"process {process.pid} on {host}"), *gpus]:
+            for pid, label in [(self._hosts[place], owner(process)), *gpus]:
                 yield form.format("process_name", pid, 0, "name", _quote(argv))
                 yield form.format("process_labels", pid, 0, "labels", _quote(label))
                 yield form.format("process_sort_index", pid, 0, "sort_index", next(order))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.timeline.saved import Facts
-from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, count_over, title
+from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, count_over, owner, title
 
 LEVEL = 6  # of zlib
 MARK = "<!--data-->"  # where the data goes in the page
@@ -36,7 +36,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
     told = {
         "names": timeline.names,
         "notes": texts,
-        "processes": [_describe(process.header) for process in timeline.model.processes],
+        "processes": [f"{owner(process)}: {' '.join(process.header['argv'])}" for process in timeline.model.processes],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
         "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
         "marks": [[numbers[mark.track], mark.time, mark.name] for mark in timeline.marks],
@@ -69,12 +69,6 @@ def _pack(columns: list[npt.NDArray[np.generic]]) -> Iterator[str]:
         yield b64encode(data[:whole]).decode()
         data = data[whole:]
     yield b64encode(data + packer.flush()).decode()
-
-
-def _describe(header: dict[str, object]) -> str:
-    words = header["argv"]
-    assert isinstance(words, list)
-    return f"process {header['pid']} on {header['host']}: {' '.join(words)}"
 
 
 def _find_depths(timeline: Timeline) -> Whole:

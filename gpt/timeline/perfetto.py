@@ -28,6 +28,7 @@ from gpt.timeline.tracks import (
     Whole,
     count_over,
     number_processes,
+    owner,
     title,
 )
 from gpt.timeline.wire import Columns
@@ -94,7 +95,7 @@ class _Writer:
             words = [valid(word) for word in process.header["argv"]]
             told = self._add(trace).track_descriptor
             told.uuid, told.process.pid = self._process(place), self._hosts[place]
-            told.process.process_name = f"{' '.join(words)} on {valid(process.header['host'])}"
+            told.process.process_name = valid(f"{' '.join(words)}, {owner(process)}")
             told.process.cmdline.extend(words)
         for number, track in enumerate(self._timeline.tracks):
             if track.kind != STREAM:

@@ -154,6 +154,12 @@ def title(track: Track) -> str:
     return f"{text} ({track.lane + 1})" if track.lane else text
 
 
+def owner(process: Process) -> str:
+    """What a process is called, without its command."""
+    rank = f"rank {process.header['rank']}, " if "rank" in process.header else ""
+    return f"{rank}process {process.pid} on {process.header['host']}"
+
+
 def gpu(device: int) -> str:
     """What a device is called."""
     return "a GPU" if device == NO_DEVICE else f"GPU {device}"

@@ -127,6 +127,17 @@ def test_processes_of_two_machines_with_one_pid():
     ]
 
 
+def test_ranks_are_said():
+    trace = small(rank=3)
+    assert draw("ascii", trace).startswith(b"rank 3, process 10 on here: app\n")
+    assert '"rank 3, process 10 on here: app"' in draw("html", trace).decode()
+    (process,) = (p.track_descriptor.process for p in perfetto(trace) if p.track_descriptor.HasField("process"))
+    assert process.process_name == "app, rank 3, process 10 on here"
+    found = chrome(trace)
+    assert found["distributedInfo"] == {"rank": 3}
+    assert "rank 3, process 10 on here" in {e["args"].get("labels") for e in found["traceEvents"] if e["ph"] == "M"}
+
+
 def test_streams_of_two_devices():
     rows = [(ZERO + at * US, 5 * US, 0, 0, 1, 1, 1, 0, device) for at, device in ((0, 0), (1, 1), (8, 1))]
     times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES | {"device": "u32"}))
