@@ -12,6 +12,8 @@
 bool sim_initialized;
 int sim_major, sim_minor;
 uint64_t sim_delay, sim_memory;
+unsigned sim_load_delay;
+bool sim_strict;
 bool sim_runs = true;
 unsigned sim_timeout;
 
@@ -68,6 +70,10 @@ API cuInit(unsigned flags) {
     }
     const char *delay = getenv("GPT_SIM_DELAY");
     sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
+    const char *load = getenv("GPT_SIM_LOAD_DELAY");
+    sim_load_delay = load ? (unsigned)strtoul(load, NULL, 10) : 0;
+    const char *strict = getenv("GPT_SIM_STRICT");
+    sim_strict = strict && *strict;
     const char *memory = getenv("GPT_SIM_MEMORY");
     sim_memory = memory ? strtoull(memory, NULL, 10) : 0;
     const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");

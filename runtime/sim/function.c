@@ -1,8 +1,14 @@
 // Names and attributes of kernels and functions.
 
+#include <stdlib.h>
+
 #include "sim.h"
 
 static struct function *find(void *handle, enum kind kind) {
+    if (sim_strict && handle && !is_kind(handle, FUNCTION) && !is_kind(handle, KERNEL)) {
+        sim_say("a function is asked for that is gone: a real driver may crash here");
+        abort();
+    }
     return is_kind(handle, kind) || (kind == FUNCTION && is_kind(handle, KERNEL)) ? handle : NULL;
 }
 

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "sim.h"
 
@@ -124,6 +125,8 @@ static CUresult check_context(void) {
 // An image is read without the lock: the dynamic linker has one of its own.
 static CUresult load(struct code **code, const void *handle, const void *image, const char *path) {
     sim_close_objects();
+    if (sim_load_delay)
+        usleep(sim_load_delay);
     CUresult status = !handle ? CUDA_ERROR_INVALID_VALUE
                       : path  ? sim_read_file(code, path)
                               : sim_read_image(code, image, SIZE_MAX);

@@ -114,6 +114,8 @@ void sim_end_link(struct object *object), sim_end_held(struct object *object);
 // device.c
 extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
+extern bool sim_strict;          // questions about functions that are gone end the program
+extern unsigned sim_load_delay;  // microseconds that loading takes at least
 extern uint64_t sim_delay;       // ns that all work takes at least
 extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machine has
 extern bool sim_runs;            // kernels; else a launch is accepted and does nothing

@@ -89,9 +89,9 @@ static void *work(void *number) { // two streams, an executable graph each, and 
     void *stream, *graph, *exec, *params[] = {&mine, &none, &count};
     OK(cuCtxSetCurrent(context));
     OK(D(cuMemAlloc_v2)(&mine, (size_t)sizeof(found)));
-    OK(D(cuMemsetD32_v2)(mine, 1, (size_t)420));
-    OK(D(cuCtxSynchronize)());
     OK(D(cuStreamCreate)(&stream, 1));
+    OK(D(cuMemsetD32Async)(mine, 1, (size_t)420, stream));
+    OK(D(cuStreamSynchronize)(stream)); // a wait for the context would end another thread's capture
     while (!stop) {
         OK(D(cuStreamBeginCapture_v2)(stream, 2));
         for (int i = 0; i < 3; i++)

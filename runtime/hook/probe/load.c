@@ -14,6 +14,7 @@
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
+#include "hook/write/calm.h"
 #include "load.h"
 #include "occupancy.h"
 #include "pool.h"
@@ -130,8 +131,12 @@ static void bind_all(struct probed *first) {
 
 void hook_bind_missed(void) {
     struct probed *probed;
-    while ((probed = hook_take_missed(hook_current_context())))
-        bind_all(probed);
+    while ((probed = hook_take_missed(hook_current_context()))) {
+        struct reference held = hook_object_hold(probed->reference);
+        if (held.current)
+            bind_all(probed);
+        hook_object_let_go(held);
+    }
 }
 
 void hook_enter_function(uint64_t function, uint64_t kernel) {
@@ -285,14 +290,20 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
 // touched.
 
 void hook_before_unload(struct frame *frame) {
-    if (hook_probing)
-        hook_mark_going(frame->args[0], true);
+    if (!hook_probing)
+        return;
+    while (
+        !hook_object_close(frame->args[0])) // another thread of the program loads a kernel of it with probes
+        hook_wait_openly(NULL, 1);
+    hook_mark_going(frame->args[0], true);
 }
 
 void hook_after_unload(struct frame *frame) {
     struct probed *probed;
-    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
+    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS) {
+        hook_object_open(frame->args[0]);
         hook_mark_going(frame->args[0], false);
+    }
     while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_take_gone())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         unload(probed);

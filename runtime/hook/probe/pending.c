@@ -116,18 +116,14 @@ static bool ask(struct pending *pending) {
 }
 
 // Takes the answer, if it has come: true if the entry is finished.
-static bool take(struct pending *pending) {
+static bool take_alive(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
-    bool alive = is_wanted(&pending->function);
-    if (!alive && pending->asked)
-        gpt_cancel(&pending->call);
-    if (alive && pending->kept.data) {
+    if (pending->kept.data) {
         hook_load_probed(&pending->function, pending->name, &pending->kept);
         return true;
     }
-    gpt_empty(&pending->kept);
-    if (!alive || (!pending->asked && !ask(pending)))
+    if (!pending->asked && !ask(pending))
         return true;
     enum gpt_call_state state = pending->asked ? gpt_end(&pending->call, &answer, &reply) : GPT_CALL_WAITS;
     if (state == GPT_CALL_WAITS)
@@ -143,6 +139,19 @@ static bool take(struct pending *pending) {
         hook_refuse(&pending->function, kept ? kept : "the pipeline failed");
     }
     return true;
+}
+
+// The same if somebody still wants it: it may be another thread's, which unloads it.
+static bool take(struct pending *pending) {
+    struct reference held = hook_object_hold(pending->function.reference);
+    bool alive = held.current && is_wanted(&pending->function);
+    bool finished = !alive || take_alive(pending);
+    hook_object_let_go(held);
+    if (!alive && pending->asked)
+        gpt_cancel(&pending->call);
+    if (!alive)
+        gpt_empty(&pending->kept);
+    return finished;
 }
 
 // What look-ups do

@@ -211,9 +211,12 @@ uint64_t hook_find_kernel(uint64_t function, const char *name) {
     for (size_t i = 0; table && i < table->size; i++) {
         const struct probed *found = atomic_load_explicit(&table->places[i], memory_order_acquire);
         uint64_t made = 0;
-        if (found && found->asked.is_kernel && found->name && !strcmp(found->name, name) &&
-            hook_is_alive(found->reference) && !hook_do.kernel_function(&made, found->handle) &&
-            made == function)
+        if (!found || !found->asked.is_kernel || !found->name || strcmp(found->name, name))
+            continue;
+        struct reference held = hook_object_hold(found->reference);
+        bool same = held.current && !hook_do.kernel_function(&made, found->handle) && made == function;
+        hook_object_let_go(held);
+        if (same)
             return found->handle;
     }
     return 0;

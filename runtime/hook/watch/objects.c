@@ -30,9 +30,9 @@ struct object {
     uint64_t image_size;
     char *name;
     struct kept *properties;
-    uint32_t id;
+    uint32_t id, holders;
     enum object_kind kind;
-    bool asked;
+    bool asked, closed;
 };
 
 static void unlock(struct objects **objects) {
@@ -184,7 +184,7 @@ static void drop_of_context(struct objects *objects, uint64_t context, uint64_t 
         }
 }
 
-static const struct object *root_of(const struct object *object) {
+static struct object *root_of(struct object *object) {
     while (object->parent)
         object = object->parent;
     return object;
@@ -192,8 +192,7 @@ static const struct object *root_of(const struct object *object) {
 
 // Whether what has the handle is what is described now. A kernel may be looked up again and again; and it has
 // functions that are found in more than one way.
-static bool is_same(const struct object *object, const struct object_facts *facts,
-                    const struct object *parent) {
+static bool is_same(struct object *object, const struct object_facts *facts, struct object *parent) {
     return object && !facts->made && object->kind == facts->kind &&
            (!facts->parent || (parent && root_of(object) == root_of(parent))) &&
            (!facts->id || !object->id || facts->id == object->id) &&
@@ -221,7 +220,8 @@ static struct object *make(struct objects *objects, const struct object_facts *f
     object->properties = NULL;
     object->id = facts->id;
     object->kind = facts->kind;
-    object->asked = false;
+    object->holders = 0;
+    object->asked = object->closed = false;
     *bucket = object;
     if (parent)
         parent->children = object;
@@ -305,6 +305,42 @@ uint32_t hook_object_set_id(struct reference reference, uint32_t id) {
         return id;
     object->id = object->id ? object->id : id;
     return object->id;
+}
+
+struct reference hook_object_hold(struct reference reference) {
+    LOCKED;
+    struct object *object = (struct object *)(uintptr_t)reference.current;
+    if (!objects || !hook_is_alive(reference))
+        return refer(NULL);
+    object = root_of(object);
+    if (object->closed)
+        return refer(NULL);
+    object->holders++;
+    return refer(object);
+}
+
+void hook_object_let_go(struct reference held) {
+    LOCKED;
+    struct object *object = (struct object *)(uintptr_t)held.current;
+    if (objects && hook_is_alive(held))
+        object->holders--;
+}
+
+bool hook_object_close(uint64_t handle) {
+    LOCKED;
+    struct object *object = find(objects, handle);
+    if (object && root_of(object)->holders)
+        return false;
+    if (object)
+        root_of(object)->closed = true;
+    return true;
+}
+
+void hook_object_open(uint64_t handle) {
+    LOCKED;
+    struct object *object = find(objects, handle);
+    if (object)
+        root_of(object)->closed = false;
 }
 
 uint64_t hook_object_generation(void) {

@@ -76,6 +76,16 @@ struct property {
 struct reference hook_object_add(const struct object_facts *facts);
 struct reference hook_object_find(uint64_t handle);
 bool hook_object_look(uint64_t handle, struct object_view *view); // false: there is none
+
+// Whoever uses a handle outside of a call that the program made with it holds it: the program's unloading
+// waits that long. What is held is the module or library that it goes with; none if that is gone, or about to
+// go.
+struct reference hook_object_hold(struct reference reference);
+void hook_object_let_go(struct reference held);
+bool hook_object_close(
+    uint64_t handle); // before it is unloaded: nobody can hold it any more. False: it is held
+void hook_object_open(uint64_t handle); // it was not unloaded
+
 uint64_t hook_function_with_id(uint32_t id); // a handle of it, or 0. Looks at all objects
 
 // Gives an object that has no id the id, and its id.
