@@ -94,7 +94,18 @@ def record_one(folder: Path, name: str) -> str:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / f"{name}.inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "4",
     }
-    line = ["gpt-hook", "run", "-q", "-f", "-o", place / "t.mp", *options, "--", sys.executable, *program]
+    line: list[str | Path] = [
+        "gpt-hook",
+        "run",
+        "-q",
+        "-f",
+        "-o",
+        place / "t.mp",
+        *options,
+        "--",
+        sys.executable,
+        *program,
+    ]
     try:
         done = subprocess.run(line, cwd=GPU, env=env, capture_output=True, text=True, timeout=150, check=False)
     except subprocess.TimeoutExpired:
@@ -120,7 +131,7 @@ def draw(folder: Path, out: Path) -> int:
     wrong = []
     for name, (analysis, *runs) in PICTURES.items():
         traces = [folder / run / "t.mp" for run in runs]
-        line = [BIN / "gpt-analyze", analysis, "--plot", out / name, *traces]
+        line: list[str | Path] = [BIN / "gpt-analyze", analysis, "--plot", out / name, *traces]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
         if done.returncode or not (out / name).exists():
