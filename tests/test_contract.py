@@ -159,6 +159,7 @@ def test_what_it_works_on_passes_unchanged(stage, work):
     assert {**end, "records": 0} == {**given[-1], "records": 0}
 
 
+@alike
 def test_segments_stay_apart_and_none_gets_an_end_that_it_had_not(stage, work):
     data = HEADER + STRANGE[0] + END + work + UNFINISHED + HEADER + END + HEADER
     kinds = [r["kind"] for r in read(quiet(stage(data=data))) if r["kind"] in ("header", "end")]
@@ -174,6 +175,7 @@ def test_via_grows(stage):
     assert found["tool"] == "test"
 
 
+@alike
 def test_end_is_recounted(stage, work):
     status = stream.pack(records.make("end", records=0, status=3))
     data = HEADER + b"".join(STRANGE) + status + HEADER + END + work
@@ -452,6 +454,7 @@ def as_text(stage, *args):
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 
+@alike
 def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
     master, slave = pty.openpty()
     done = run(as_text(stage), folder, data=work, stdout=slave, env={**os.environ, "TERM": "dumb"})
@@ -490,6 +493,7 @@ def test_a_text_and_json_are_two_forms(stage):
 # The command line
 
 
+@alike
 def test_help_comes_at_once(stage):
     times = []
     for _ in range(3):

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer
+from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.timed_launches import NO_ORIGINAL, TimedFold, TimedLaunches
 from gpt.screen.units import amount
@@ -93,7 +93,10 @@ class Overhead(TimedFold[str, Costs]):
         """The kernels, that which lost most time first."""
         ordered = sorted(costs.items(), key=lambda kernel: (-_lost(kernel[1]), kernel[0]))
         rows = [(name, *cost.row()) for name, cost in ordered]
-        yield make_answer("kernels", KERNELS, rows, [*_means(costs), *coverage], top=TOP)
+        title = "slowdown: how many times as long the kernel takes with probes"
+        known = any(cost.slowdown is not None for cost in costs.values())
+        drawn = [plot("bars", "name", "slowdown", title=title)] if known else []
+        yield make_answer("kernels", KERNELS, rows, [*_means(costs), *coverage], top=TOP, plots=drawn)
 
 
 def _lost(costs: Costs) -> int:

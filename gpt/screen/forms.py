@@ -45,8 +45,8 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # the others are sums
     places, more = rows[:BARS], len(rows) - BARS
     names = _label_bars(plot, columns, told, places) + ([f"and {more:,} more"] if more > 0 else [])
-    values = np.stack([columns[name][places] for name in plot["y"] if not np.isnan(columns[name][places]).all()])
-    shown = [name for name in plot["y"] if not np.isnan(columns[name][places]).all()]
+    shown = [name for name in plot["y"] if np.nan_to_num(columns[name][places]).any()] or plot["y"][:1]
+    values = np.stack([columns[name][places] for name in shown])
     first = told[plot["y"][0]]
     unit, scale = unit_of(first.get("unit", ""), float(np.nanmax(np.abs(values), initial=0)))
     left = np.zeros(len(places))
@@ -64,9 +64,9 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
         axes.annotate(text, (left[at], at), (-3 if back else 3, 0), textcoords="offset points", **form)
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.margins(x=ROOM)
-    if not left.any():
-        axes.set_xlim(0, 1)
+    least, most = min(left.min(), 0), max(left.max(), 0)
+    room = ROOM * (most - least)
+    axes.set_xlim(least - room * (least < 0), most + room if most > least else 1)
     number_ticks(axes.xaxis, first, scale)
     axes.set_xlabel(axis(first if len(shown) == 1 else {}, unit))
     if len(shown) > 1:
@@ -117,7 +117,7 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
         logarithmic_ticks(axes, told[plot["x"]], scale_x)
         unit_x = ""
     if min(float(np.nanmin(columns[name], initial=0)) for name in plot["y"]) >= 0:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, (1 + ROOM) * most / scale_y or 1)
     axes.set_xlabel(axis(told[plot["x"]], unit_x))
     axes.set_ylabel(axis(first if len(plot["y"]) == 1 else {}, unit_y))
     if axes.get_legend_handles_labels()[0] and (len(plot["y"]) > 1 or "color" in plot):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpt.printable import printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
-from gpt.screen.units import TIMES, UNITS, human_count
+from gpt.screen.units import TIMES, UNITS, human_count, human_time
 
 NAMES, LABEL, SMALL = 24, 48, 8  # in a legend; columns of a label; points of its letters
 BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+MICRO = "\N{MICRO SIGN}s"
 SMALLEST = 1e-4  # of numbers on an axis that are written with a point
 
 Record = Mapping[str, Any]
@@ -35,7 +37,7 @@ def unit_of(unit: str, most: float) -> tuple[str, float]:
     if unit != "ns":
         return unit, 1.0
     name, scale = next((u for u in reversed(TIMES) if most >= 2 * u[1]), TIMES[0])
-    return name.replace("us", "\N{MICRO SIGN}s"), float(scale)
+    return name.replace("us", MICRO), float(scale)
 
 
 def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
@@ -53,13 +55,17 @@ def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 
 
     axes.set_xscale("symlog" if from_zero else "log", **({"linthresh": from_zero} if from_zero else {}))
     human = human_of(told)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value * scale)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+(?=\D|$)", "", human(value * scale))))
 
 
 def human_of(told: Record) -> Callable[[Any], str]:
     """How a number of a column is written, alone. Shares that are small are told apart."""
     unit = told.get("unit", "")
-    return (lambda share: f"{share:.3g} %") if unit == "%" else UNITS.get(unit, human_count)
+    if unit == "%":
+        return lambda share: f"{share:.3g} %"
+    if unit == "ns":
+        return lambda ns: human_time(ns).replace("us", MICRO)
+    return UNITS.get(unit, human_count)
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,53 @@
+"""Pictures of answers: what stands beside the data says what it is, whatever names and numbers are drawn."""
+
+import html
+import re
+
+import pytest
+
+from gpt.analyze.answer import Column, make_answer, plot
+from gpt.screen import plots
+
+NAME, TIME = Column("name", "text", "kernel"), Column("time", "u64?", "ns")
+LONG = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{}<float>, std::array<char*, 3ul> >(int)"
+
+
+def drawn(folder, columns, rows, *told, name="kernels"):
+    """The texts of a picture."""
+    path = folder / "p.svg"
+    plots.draw(path, [make_answer(name, columns, rows, ["so it is"], plots=told)])
+    return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]
+
+
+def test_bars_say_their_names_numbers_and_how_many_are_left_out(tmp_path):
+    rows = [(LONG.format("add"), 3_000_000), (LONG.format("mul"), 2_000), ("_attn_fwd", None)]
+    rows += [(f"k{n}", 5) for n in range(31)]
+    texts = drawn(tmp_path, [NAME, TIME], rows)
+    names = [text for text in texts if text.startswith("vectorized")]
+    assert len({*names}) == 2 and max(map(len, names)) <= 48
+    assert {"_attn_fwd", "and 4 more", "3.00ms", "2.00\N{MICRO SIGN}s", "5ns", "time (ms)"} <= {*texts}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["lines", "histogram"])
+def test_every_series_is_in_the_legend(form, tmp_path):
+    columns = [NAME, Column("x", "u64", "cycles"), Column("end", "u64", "cycles"), Column("y", "u64")]
+    names = ["_attn_fwd", "$x$", *(LONG.format(n) for n in range(12)), "only one point"]
+    rows = [(name, 1_000_000 * x, 1_000_000 * (x + 1), x + at) for at, name in enumerate(names[:-1]) for x in (1, 2, 3)]
+    rows.append((names[-1], 5_000_000, 6_000_000, 7))
+    texts = drawn(tmp_path, columns, rows, plot(form, "x", "y", color="name", end="end"))
+    assert {"_attn_fwd", "only one point", "3,000,000"} <= {*texts} and not [text for text in texts if "1e" in text]
+    assert len({text for text in texts if "CUDAFunctor_" in text or text.startswith("vectorized")}) == 12
+
+
+@pytest.mark.full
+def test_bins_of_a_logarithmic_histogram_have_a_logarithmic_axis(tmp_path):
+    columns = [Column("time", "u64", "ns", "run time"), Column("warps", "u64")]
+    texts = drawn(tmp_path, columns, [(1 << n, n) for n in range(4, 32)], plot("lines", "time", "warps"))
+    assert {"100ns", "10\N{MICRO SIGN}s", "1ms", "1s", "run time"} <= {*texts}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rows", [[("k", 0)], [("k", None)], [("k" * 4000, (1 << 64) - 2)], [("", 1)]])
+def test_little_and_much_is_drawn(rows, tmp_path):
+    assert "time" in " ".join(drawn(tmp_path, [NAME, TIME], rows))
