@@ -117,8 +117,8 @@ class _Lines:
             return
         if note:
             yield from self._note(found)
-            return
-        self._add_event(found)
+        else:
+            self._add_event(found)
         if self._calls >= BATCH:
             yield from self._flush()
 
@@ -129,6 +129,11 @@ class _Lines:
     # Records after `# `
 
     def _note(self, found: Any) -> Iterator[Record]:
+        if isinstance(found, dict) and found.get("kind") == "gpu_time" and self._noted.current is not None:
+            self._calls += 1  # these are as many as calls
+            if not self._own[self._noted.current].add_gpu_time(found):
+                self._skip(BROKEN)
+            return
         try:
             record = jsonl.decode(found)
             kind = record["kind"]

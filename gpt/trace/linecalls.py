@@ -11,7 +11,7 @@ import numpy as np
 from gpt import records
 from gpt.packed import TYPES
 from gpt.trace.process import Api
-from gpt.trace.rows import ARGUMENTS, CALL, LAUNCHES
+from gpt.trace.rows import ARGUMENTS, CALL, GPU_CALLS, GPU_TIMES, LAUNCHES
 
 Record = dict[str, Any]
 
@@ -49,6 +49,7 @@ DTYPES: dict[tuple[str, ...], np.dtype[np.void]] = {
     for names in ((), *(names for _, names, _ in LAYOUTS))
 }
 COUNTED = np.dtype([(name, "<" + TYPES[type_]) for name, type_ in LAUNCHES.items()])
+ON_GPU = {name: (type_, (1 << int(type_[1:])) - 1) for name, type_ in (GPU_TIMES | GPU_CALLS).items()}
 
 
 class LineCalls:
@@ -64,6 +65,7 @@ class LineCalls:
         self._launches = Counter[int]()
         self._apis: dict[Api, int] = {}
         self._kernels: dict[str, int] = {}
+        self._gpu_times: dict[Names, list[tuple[int, ...]]] = {}
         self._last = [0, 0]  # numbers that were given, of both
         self._rows: dict[tuple[int, tuple[str, ...]], list[tuple[int, ...]]] = {}
 
@@ -88,6 +90,16 @@ class LineCalls:
         if rows is None:
             rows = self._rows[key] = []
         rows.append((start, took, self._find_api(api), result, *more))
+
+    def add_gpu_time(self, record: Record) -> bool:
+        """What ran on the GPU, if the record of it has what it needs."""
+        names = tuple(name for name in ON_GPU if name in record)
+        if not GPU_TIMES.keys() <= record.keys():
+            return False
+        self._gpu_times.setdefault(names, []).append(
+            tuple(min(_whole(record[name]), ON_GPU[name][1]) for name in names)
+        )
+        return True
 
     def _tell(self, api: Api, result: int, line: Record) -> tuple[Names, tuple[int, ...]]:
         """What a call has beside CALL: the names of fields, and their values."""
@@ -133,6 +145,11 @@ class LineCalls:
         for (thread, names), values in rows.items():
             yield records.make("calls", thread=thread, **_pack(values, DTYPES[names]))
 
+        times, self._gpu_times = self._gpu_times, {}
+        for names, values in times.items():
+            dtype = np.dtype([(name, "<" + TYPES[ON_GPU[name][0]]) for name in names])
+            yield records.make("gpu_times", **_pack(values, dtype))
+
     def count_launches(self) -> Iterator[Record]:
         """How often each kernel was launched, as far as calls say it."""
         if self._launches:
@@ -142,7 +159,7 @@ class LineCalls:
 
 def _pack(rows: Sequence[tuple[int, ...]], dtype: np.dtype[np.void]) -> Record:
     """The keys of a record of rows."""
-    types = CALL | ARGUMENTS | LAUNCHES
+    types = CALL | ARGUMENTS | LAUNCHES | GPU_TIMES | GPU_CALLS
     places = {name: place[1] for name, place in (dtype.fields or {}).items()}
     fields = [{"name": name, "type": types[name], "offset": at} for name, at in places.items()]
     return {"fields": fields, "stride": dtype.itemsize, "rows": np.array(rows, dtype).tobytes()}
