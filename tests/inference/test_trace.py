@@ -112,7 +112,7 @@ def expected(prompt, count):
 
 
 def test_wrong_options_of_the_model():
-    for words in (["--prompt", ""], ["--prompt", "64"], ["--tokens", "0"], ["--tokens", "99"]):
+    for words in (["--prompt", "64"], ["--tokens", "99"]):
         done = subprocess.run([sys.executable, HERE / "generate.py", *words], capture_output=True, check=False)
         assert done.returncode == 2, words
 
