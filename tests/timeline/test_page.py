@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpt import records
 from tests.analyze.asked import run
 from tests.timeline import browser
 from tests.timeline.made import US, ZERO, call, launch, pushed, segment, small
@@ -65,6 +66,60 @@ def test_hostile_names_are_text(tmp_path):
         )
         notes = {name: note for *_, name, note in shown.ask(SPANS)}
         assert notes["cuStreamSynchronize"] == "its end is not in the trace"
+
+
+def test_keys_wheel_hover_and_clicks(tmp_path):
+    """As a person uses it, by the events of the browser."""
+    view = "[view.timeline.from, view.timeline.to, view.timeline.scroll]"
+    with page(tmp_path, forge.pack(small())) as shown:
+
+        def press(key):
+            for type_ in ("keyDown", "keyUp"):
+                shown.call("Input.dispatchKeyEvent", type=type_, key=key, text=key if len(key) == 1 else "")
+            return shown.ask(view)
+
+        def mouse(type_, x, y, **more):
+            shown.call("Input.dispatchMouseEvent", type=type_, x=x, y=y, **more)
+            return shown.ask(view)
+
+        all_ = shown.ask(view)
+        zoomed = press("+")
+        assert (zoomed[1] - zoomed[0]) < 0.8 * (all_[1] - all_[0])
+        assert press("d")[0] > zoomed[0] and press("a")[0] == pytest.approx(zoomed[0])
+        assert press("0") == pytest.approx(all_)
+        wheeled = mouse("mouseWheel", 800, 300, deltaX=0, deltaY=-200)
+        assert (wheeled[1] - wheeled[0]) < 0.8 * (all_[1] - all_[0])
+        press("0")
+        x, y = shown.ask("""(() => {
+            const t = view.timeline, i = [...t.name.keys()].find((i) => t.names[t.name[i]] === "cuGraphLaunch");
+            const box = document.getElementById("canvas").getBoundingClientRect();
+            return [view.x(t.begin[i] + t.took[i] / 2) + box.x, t.lineOf(i).y + 24 + 9 + box.y];
+        })()""")
+        mouse("mouseMoved", x, y)
+        tip = "document.getElementById('tip')"
+        assert shown.ask(f"[{tip}.style.display, {tip}.textContent.split('\\n')[0]]") == ["block", "cuGraphLaunch"]
+        for type_ in ("mousePressed", "mouseReleased"):
+            mouse(type_, x, y, button="left", clickCount=1)
+        assert shown.ask("view.timeline.madeBy(view.timeline.chosen).length") == 2
+        press("Escape")
+        assert shown.ask("view.timeline.chosen") == -1
+        press("/")
+        assert shown.ask("document.activeElement.id") == "search"
+        shown.call("Input.insertText", text="add(")
+        assert shown.ask("document.getElementById('found').textContent") == "1 span, 20 us together; Enter: next"
+
+
+def test_marks_counters_and_what_probes_saved(tmp_path):
+    mark = records.make("range", type="mark", thread=9, name="alone", start=ZERO + 500 * US)
+    cut = segment(
+        call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2), call("cuMemcpyHtoD", 50, 9, size=4096), mark
+    )
+    with page(tmp_path, forge.pack(cut)) as shown:
+        assert shown.ask("view.timeline.marked.map((one) => one.names)") == [["alone"]]
+        assert shown.ask("view.timeline.last") > ZERO + 500 * US
+        names = shown.ask("view.timeline.counters.map((one) => one[1])")
+        assert names == ["bytes copied HtoD", "HtoD a second"]
+        assert shown.ask("Array.from(view.timeline.category, (one) => one >> 7)").count(1) == 1
 
 
 def test_a_million_spans_move_smoothly(tmp_path):
