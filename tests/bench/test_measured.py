@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.bench import weave
+from tests.bench import timeline, weave
 from tests.bench.run import READ, reading_table
 from tests.tally.report import markdown
 
@@ -23,3 +23,9 @@ def test_page_has_the_figures_of_reading():
     reading = json.loads((ROOT / "docs/figures/bench/slim.json").read_text())["reading"]
     assert list(reading["libraries"]) == list(READ)
     assert "\n".join(reading_table(reading)) in (ROOT / "docs/measured.md").read_text()
+
+
+def test_page_has_the_figures_of_timelines():
+    result = json.loads((ROOT / "docs/figures/bench/timeline.json").read_text())
+    assert result["spans"] == timeline.SPANS
+    assert "\n".join(timeline.table(result)) in (ROOT / "docs/measured.md").read_text()
