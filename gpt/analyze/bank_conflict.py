@@ -15,6 +15,7 @@ further passes, and ldmatrix and stmatrix of less than .x4 are given addresses b
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
@@ -123,6 +124,18 @@ class BankConflict(MapAnalysis):
         if len(self._rows) < MOST_LAUNCHES:
             share = 100 * counts["conflicts"] / (passes or 1)
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
+
+    def merge(self, other: BankConflict) -> None:
+        """Takes in what another one has of later traces."""
+        for name, kernel in other._kernels.items():
+            mine = self._kernels.setdefault(name, _Kernel())
+            mine.sums.update(kernel.sums)
+            mine.ways.update(kernel.ways)
+            for key, sums in kernel.strides.items():
+                mine.strides.setdefault(key, Counter()).update(sums)
+        self._simulated |= other._simulated
+        self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
+        self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Kernels, that with most conflicts first, launches, strides of accesses, and passes of groups."""

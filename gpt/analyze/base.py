@@ -12,7 +12,7 @@ missing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ from gpt.stage import STDIN, STDOUT, Stage
 from gpt.stream import Segments
 
 if TYPE_CHECKING:
+    from gpt.trace.follow import Trace
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
@@ -35,7 +36,11 @@ NAMED = 3  # lines of what is missing
 
 
 class Fold(Protocol):
-    """What is done with the processes of traces. Methods raise MalformedError if what they hold is nonsense."""
+    """What is done with the processes of traces. Methods raise MalformedError if what they hold is nonsense.
+
+    One whose answer follows from parts has a method `merge`, which takes in what another one has of later traces: such
+    an analysis runs on a cluster (cluster.py).
+    """
 
     kinds: frozenset[str]  # of records that a process is to know
     streams: bool  # whether the output is a stream, or lines that are not records
@@ -70,7 +75,7 @@ def read(
     Returns whether there were processes, and none of them runs any more.
     """
     from gpt.trace.follow import Follow
-    from gpt.trace.inputs import expand, read_input, side_folder
+    from gpt.trace.inputs import expand, read_input
 
     inputs = expand(traces)
 
@@ -79,19 +84,26 @@ def read(
 
     if selection and (selection.timed or getattr(fold, "timed", False)):
         selection.look(filter(None, inputs), read_one)  # since the first of all began, whichever trace is read first
-    passage = _Passage(stage, fold, selection, seen)
+    passage = Passage(stage, fold, selection, seen)
     followed = Follow(inputs or [None], read_one)
     for trace in followed:
-        passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
-        with _survived(stage, passage, trace.name):
-            for record in trace:
-                passage.pass_on(record)
-        for fact in trace.missing:
-            passage.say(stage.warn(trace.name, fact, trace.name))
-        with _survived(stage, passage, trace.name):
-            passage.close_trace()
+        read_trace(stage, passage, trace)
     passage.finish([path for _, path in followed.absent])
     return passage.ended
+
+
+def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
+    """Reads a trace; what is wrong with it is said."""
+    from gpt.trace.inputs import side_folder
+
+    passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
+    with _survived(stage, passage, trace.name):
+        for record in trace:
+            passage.pass_on(record)
+    for fact in trace.missing:
+        passage.say(stage.warn(trace.name, fact, trace.name))
+    with _survived(stage, passage, trace.name):
+        passage.close_trace()
 
 
 def _read_stdin(stage: Stage) -> Iterator[Record]:
@@ -105,7 +117,7 @@ def _read_stdin(stage: Stage) -> Iterator[Record]:
 
 
 @contextmanager
-def _survived(stage: Stage, passage: _Passage, name: str) -> Iterator[None]:
+def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
     """Says what is wrong with a trace, and lets the run go on."""
     try:
         yield
@@ -127,11 +139,19 @@ def _is_running(header: Record) -> bool:
         return header.get("boot_id") == file.read().strip() and Path(f"/proc/{header['pid']}").exists()
 
 
-class _Passage:
-    """One run: what was read and is not written yet."""
+class Passage:
+    """One run: what was read and is not written yet.
+
+    `known` are processes that were read elsewhere, and the trace of each.
+    """
 
     def __init__(
-        self, stage: Stage, fold: Fold, selection: Selection | None, seen: Callable[[Record], object] | None
+        self,
+        stage: Stage,
+        fold: Fold,
+        selection: Selection | None,
+        seen: Callable[[Record], object] | None = None,
+        known: Mapping[Hashable, str] | None = None,
     ) -> None:
         self.folder: Path | None = None  # of the trace that is read
         self.origin = 0  # of the same
@@ -146,7 +166,7 @@ class _Passage:
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
         self._segments = Segments()  # of the trace that is read
         self._processes: dict[int, Process] = {}  # of those that are open
-        self._known: dict[Hashable, str] = {}  # processes, and the trace of each
+        self.known: dict[Hashable, str] = {**(known or {})}  # processes, and the trace of each
         self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
         self._begun = False
         self._runs = False  # one of the endless
@@ -199,7 +219,7 @@ class _Passage:
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
         apart = getattr(self._fold, "apart", False)  # whether what each trace has is compared
-        known = self._known.setdefault((identity(header), self.name if apart else None), self.name)
+        known = self.known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)
             fact = f"process {header['pid']} is that of {known}, and counted once"
@@ -256,6 +276,18 @@ class _Passage:
                         self._seen(record)
                 self._write(record)
         self._news = False
+
+    def merge(self, other: Passage) -> None:
+        """Takes in what another run has read, whose traces come after those of this one."""
+        self._fold.merge(other._fold)  # type: ignore[attr-defined]
+        self._missing |= other._missing
+        self._endless += other._endless
+        self.known |= other.known
+        self._kinds |= other._kinds
+        self._begun |= other._begun
+        self._runs |= other._runs
+        self._told |= other._told
+        self._news |= other._news
 
     def _lines(self) -> list[str]:
         """What of the input is missing."""

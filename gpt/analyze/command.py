@@ -31,6 +31,7 @@ from gpt.errors import UsageError
 from gpt.formats.paths import real_path
 from gpt.screen import plots
 from gpt.stage import Stage
+from gpt.trace.inputs import STDIN
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
+
+
+class Engine(StrEnum):
+    """What runs an analysis, if not this process."""
+
+    dask = "dask"
 
 
 class Form(StrEnum):
@@ -62,6 +69,11 @@ class Analysis:
     two: bool = False  # whether it compares two traces
     picture: bool = False  # whether the path of a picture stands for the tables where one is drawn
 
+    @property
+    def merges(self) -> bool:
+        """Whether its answer follows from those of parts of the traces (base.Fold)."""
+        return hasattr(self.make, "merge")
+
 
 def of_model(
     function: Callable[..., Answers],
@@ -70,13 +82,14 @@ def of_model(
     lack: Callable[[set[str]], str | None] | None = None,
     options: Mapping[str, Any] | None = None,
     need: Callable[[TraceModel], str | None] | None = None,
+    types: frozenset[str] | None = None,
 ) -> Analysis:
     """The analysis that a function is, of a trace that has records of these `kinds`, None for all.
 
     `lack` says of the kinds of a trace without them what would record them, and `need` the same of one that has them,
-    but not what the question is about.
+    but not what the question is about. Only calls of functions of these `types` are kept; all by default.
     """
-    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need), options or {})
+    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types), options or {})
 
 
 class _Whole:
@@ -91,12 +104,13 @@ class _Whole:
         lack: Callable[[set[str]], str | None] | None,
         options: dict[str, Any],
         need: Callable[[TraceModel], str | None] | None,
+        types: frozenset[str] | None,
     ) -> None:
         from gpt.trace.model import EVERYTHING, TraceModel
 
         self.kinds = EVERYTHING if kinds is None else kinds
         self._function, self._lack, self._options, self._need = function, lack, options, need
-        self._model = TraceModel()
+        self._model = TraceModel(types)
 
     def take(self, process: Process) -> None:
         """Keeps what a process has collected."""
@@ -170,6 +184,8 @@ ANSWERED = {
     "as_stream": cli.Stream,
 }
 COMMON = {
+    "engine": Annotated[Engine | None, typer.Option("--engine", help="Read the traces on a cluster of Dask.")],
+    "scheduler": _option(str | None, "--scheduler", "ADDRESS", "Of that cluster: tcp://HOST:PORT."),
     "follow": Annotated[bool, typer.Option("--follow", "-f", help="Wait until the traces have ended.")],
     "json": cli.Json,
     "from_json": cli.FromJson,
@@ -203,16 +219,37 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
     return stage
 
 
+def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
+    """Raises UsageError if what is asked for cannot be read on a cluster."""
+    if given["scheduler"] and not given["engine"]:
+        raise UsageError("--scheduler is that of --engine dask")
+    if not given["engine"]:
+        return
+    if not analysis.merges:
+        what = "takes all of the traces at once, and is not run on a cluster"
+        raise UsageError(f"this analysis {what}: gpt-analyze(1), MANY RANKS, names those that are")
+    if wrong := [f"--{name.replace('as_', '')}" for name in ("follow", "json", "as_stream") if given.get(name)]:
+        raise UsageError(f"--engine dask writes answers only: not with {wrong[0]}")
+    if not given["traces"] or STDIN in given["traces"]:
+        raise UsageError("--engine dask reads files that all workers see: name them")
+
+
 def make_command(analysis: Analysis) -> Callable[..., int]:
     """The command of an analysis, for typer."""
 
     def command(**given: Any) -> int:
         traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
         own = {name: given[name] for name in analysis.options}
+        _check_engine(analysis, given)
         if analysis.two and (len(traces) != 2 or len({*map(real_path, traces)}) != 2 or any(map(Path.is_dir, traces))):
             raise UsageError("two traces are compared: name two files, that of before and that of after")
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
+            if given["engine"]:
+                from gpt.analyze import cluster
+
+                job = cluster.Job(analysis.make, own, given["from_json"], selection)
+                return cluster.read(stage, job, traces, seen, given["scheduler"])
             made = analysis.make(stage, given["json"], **own) if analysis.lines else analysis.make(**own)
             with made if isinstance(made, AbstractContextManager) else nullcontext():
                 return base.read(stage, made, traces, selection, seen)

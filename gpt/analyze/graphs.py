@@ -182,4 +182,4 @@ def _find_need(trace: TraceModel) -> str | None:
 
 
 ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", CALLS | GPU_TIMES | SAVES | {"graph"},
-                    _find_lack, need=_find_need)  # fmt: skip
+                    _find_lack, need=_find_need, types=frozenset(("graph",)))  # fmt: skip

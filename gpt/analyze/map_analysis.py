@@ -122,6 +122,18 @@ class MapAnalysis(ABC):
             self._lost[KILLED if process.status is None else ABSENT] += process.probes.pending
         process.probes.check_taken()
 
+    def merge_launches(self, other: MapAnalysis) -> None:
+        """Takes in how many launches another one has of later traces, and which of them are lost."""
+        self._number += other._number
+        self._known |= other._known
+        self._read += other._read
+        self._lost.update(other._lost)
+        self._done.merge(other._done)
+
+    def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Rows of launches of later traces, numbered from the last launch on."""
+        return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
+
     def find_lack(self, kinds: set[str]) -> str | None:
         """Which probe would have recorded it, or that the launch that is wanted is not there."""
         if self._read:

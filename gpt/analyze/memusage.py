@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
@@ -12,6 +13,9 @@ from gpt.analyze.places import WHO, tell_apart
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
 
@@ -37,16 +41,8 @@ ALLOCATE = frozenset(
 )
 FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
 BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
+WINDOW = 1 << 16  # allocations and frees that are looked at together
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
-
-
-class _Change(NamedTuple):
-    """An allocation, when it has returned, or a free, when it was called; `where` is an address or handle."""
-
-    time: int
-    api: int
-    where: int
-    size: int
 
 
 class Memory(NamedTuple):
@@ -62,11 +58,15 @@ class _Use:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self._changes: list[_Change] = []
+        self._changes: list[npt.NDArray[np.uint64]] = []  # rows of time, api, where and size
         self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
 
     def take(self) -> None:
         """Takes in what the process has collected."""
+        import numpy as np
+
+        from gpt.trace.rows import iter_groups
+
         process = self.process
         for record in process.probes.take_told("memusage"):
             needs = self._needs[record["function"]]
@@ -74,31 +74,42 @@ class _Use:
             needs["most"] = max(needs["most"], record["most"])
         for _, rows in process.calls.take():
             if {"to", "bytes"} <= set(rows.dtype.names or ()):
-                good = (rows["result"] == 0) & (rows["duration"] != 0)
-                for api, start, took, where, size in rows[good][["api", "start", "duration", "to", "bytes"]].tolist():
+                good = rows[(rows["result"] == 0) & (rows["duration"] != 0)]
+                for api, mine in iter_groups(good["api"]):
                     name = process.api(api).name
                     if name in ALLOCATE or name in FREE or name == f"#{api}":  # which may be named yet
-                        time = start if name in FREE else start + took
-                        self._changes.append(_Change(time, api, where, size))
+                        found = good[mine]
+                        times = found["start"] if name in FREE else found["start"] + found["duration"]
+                        apis = np.full(len(found), api, np.uint64)
+                        self._changes.append(np.stack([times, apis, found["to"], found["bytes"]], axis=1))
 
     def kernels(self) -> dict[str, Counter[str]]:
         """What the launches of each kernel need by now."""
         names = self.process.kernels()
         return {names.get(function, f"#{function}"): needs for function, needs in self._needs.items()}
 
+    def _iter_changes(self) -> Iterator[list[int]]:
+        """Allocations, when they returned, and frees, when they were called, in order of time."""
+        import numpy as np
+
+        changes = np.concatenate([np.zeros((0, 4), np.uint64), *self._changes])
+        changes = changes[np.lexsort(changes.T[::-1])]
+        for at in range(0, len(changes), WINDOW):
+            yield from changes[at : at + WINDOW].tolist()
+
     def memory(self) -> Memory:
         """What it has allocated by now. What is allocated where something is was freed in a way that is not known."""
         live: dict[tuple[bool, int], int] = {}
         allocations = now = peak = 0
-        for change in sorted(self._changes):
-            name = self.process.api(change.api).name
-            key = name in BY_HANDLE, change.where
+        for _, api, where, size in self._iter_changes():
+            name = self.process.api(api).name
+            key = name in BY_HANDLE, where
             if name not in ALLOCATE and name not in FREE:
                 continue
             now -= live.pop(key, 0)
             if name in ALLOCATE:
-                live[key] = change.size
-                now += change.size
+                live[key] = size
+                now += size
                 allocations += 1
                 peak = max(peak, now)
         return Memory(allocations, peak, now)
@@ -138,6 +149,11 @@ class MemUsage:
         self._coverage.merge(make_coverage(process))
         _merge(self._done, use.kernels())
         self._rows.append((process.header, use.row()))
+
+    def merge(self, other: MemUsage) -> None:
+        """Takes in what another one has of later traces."""
+        _merge(self._done, other._done)
+        self._rows += other._rows
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether anything was added up."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
@@ -78,6 +79,15 @@ class Ratios(MapAnalysis):
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
+
+    def merge(self, other: Self) -> None:
+        """Takes in what another one has of later traces."""
+        for name, kernel in other.kernels.items():
+            mine = self.kernels.setdefault(name, Kernel(name))
+            mine.sums.update(kernel.sums)
+            mine.ratios.merge(kernel.ratios)
+        self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
+        self.merge_launches(other)
 
     def mean(self, sums: Mapping[str, int]) -> float | None:
         """The ratio of sums; None where nothing happened."""

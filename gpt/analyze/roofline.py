@@ -150,6 +150,12 @@ class Roofline(MapAnalysis):
         _merge(self._kernels, self._times.pop(process).sums())
         super().end(process)
 
+    def merge(self, other: Roofline) -> None:
+        """Takes in what another one has of later traces."""
+        _merge(self._kernels, other._kernels)
+        self._cards |= other._cards
+        self.merge_launches(other)
+
     def find_lack(self, kinds: set[str]) -> str | None:
         """Which probes would have recorded it."""
         lack = super().find_lack(kinds)

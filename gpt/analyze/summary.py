@@ -97,6 +97,12 @@ class Summary:
             self._processes.append(_process_row(self._current))
         self._current = None
 
+    def merge(self, other: Summary) -> None:
+        """Takes in what another one has of later traces."""
+        self._facts += other._facts
+        self._done.merge(other._done)
+        self._processes += other._processes
+
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether there are calls."""
         return base.find_lack(kinds, self.kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
@@ -48,6 +49,13 @@ class Sums(MapAnalysis):
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
+
+    def merge(self, other: Sums) -> None:
+        """Takes in what another one has of later traces."""
+        for name, sums in other._kernels.items():
+            self._kernels.setdefault(name, Counter()).update(sums)
+        self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
+        self.merge_launches(other)
 
     def _values(self, sums: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(sums[column.name] for column in (*self.columns, DROPPED))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
@@ -51,8 +52,8 @@ class SyncWait(Ratios):
         import numpy as np
 
         super().__init__()
-        self._places: dict[str, Sums] = defaultdict(lambda: np.zeros((2, MOST_WARPS)))  # waits and clocks, by warp
-        self._spread: dict[str, Sums] = defaultdict(lambda: np.zeros(2))  # what is more, of how much
+        self._places: dict[str, Sums] = defaultdict(partial(np.zeros, (2, MOST_WARPS)))  # waits and clocks, by warp
+        self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # what is more, of how much
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Adds a launch."""
@@ -68,6 +69,13 @@ class SyncWait(Ratios):
         least = np.where(here, clocks, np.inf).min(axis=1)
         several = here.sum(axis=1) > 1
         self._spread[buffer.kernel] += (most - least)[several].sum(), most[several].sum()
+
+    def merge(self, other: Self) -> None:
+        """Takes in what another one has of later traces."""
+        super().merge(other)
+        for mine, theirs in ((self._places, other._places), (self._spread, other._spread)):
+            for name, sums in theirs.items():
+                mine[name] += sums
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
         """The mean, the kernel that waits most, and for whom."""

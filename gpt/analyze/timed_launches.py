@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from gpt.analyze.answer import Answers
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.process import Process
 
@@ -22,25 +25,41 @@ class TimedLaunches:
         self._process = process
         self._probed: dict[int, ProbedLaunch] = {}  # by id
         self._times: list[dict[str, Any]] = []
-        self._gpu: dict[tuple[int, int], float] = {}  # ns, by thread and start
+        self._gpu: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []  # what ran on the GPU, and ns
 
     def take(self) -> None:
         """Takes in what the process has collected."""
+        import numpy as np
+
         process = self._process
         for launch in process.probes.take_told("probed"):
             self._probed[launch.id] = launch
         self._times += process.probes.take_told("times")
         for _, rows in process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
-                calls = zip(rows["thread"].tolist(), rows["call"].tolist(), strict=True)
-                self._gpu.update(zip(calls, process.clock.durations(rows["duration"]).tolist(), strict=True))
+                if "probed" in (rows.dtype.names or ()):
+                    rows = rows[rows["probed"] != 0]
+                calls = np.zeros(len(rows), [("thread", "<u4"), ("call", "<u8")])
+                calls["thread"], calls["call"] = rows["thread"], rows["call"]
+                self._gpu.append((calls, process.clock.durations(rows["duration"])))
+
+    def _find_times(self) -> dict[tuple[int, int], float]:
+        """ns on the GPU of launches with probes, by thread and start."""
+        import numpy as np
+
+        starts = np.array(sorted({launch.start for launch in self._probed.values()}), np.uint64)
+        found: dict[tuple[int, int], float] = {}
+        for calls, took in self._gpu:
+            mine = np.isin(calls["call"], starts)
+            found.update(zip(map(tuple, calls[mine].tolist()), took[mine].tolist(), strict=True))
+        return found
 
     def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
         """The kernel of each launch with times, the launch, its `times`, and ns on the GPU as --gpu-time has them."""
-        names = self._process.kernels()
+        names, on_gpu = self._process.kernels(), self._find_times()
         for times in self._times:
             if launch := self._probed.get(times["launch"]):
-                gpu = self._gpu.get((launch.thread, launch.start))
+                gpu = on_gpu.get((launch.thread, launch.start))
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
 
 
@@ -93,6 +112,11 @@ class TimedFold(ABC, Generic[Key, Cost]):
 
         self._merge(self._done, self.add_up(process, self._open.pop(process)))
         self._coverage.merge(make_coverage(process))
+
+    def merge(self, other: Self) -> None:
+        """Takes in what another one has of later traces."""
+        self._merge(self._done, other._done)
+        self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether launches had probes."""

@@ -7,6 +7,7 @@ says whether the kernel could compute in that.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
@@ -81,6 +82,16 @@ class _Range:
             self.least = low if self.least is None else min(low, self.least)
             self.greatest = high if self.greatest is None else max(high, self.greatest)
 
+    def merge(self, other: _Range, number: int) -> None:
+        """Takes in what another one has of later launches, which come after the `number`th."""
+        self.sums.update(other.sums)
+        self.sizes.merge(other.sizes)
+        if other.least is not None and other.greatest is not None:
+            self.least = other.least if self.least is None else min(other.least, self.least)
+            self.greatest = other.greatest if self.greatest is None else max(other.greatest, self.greatest)
+        if self.first is None and other.first:
+            self.first = other.first[0] + number, other.first[1]
+
     def row(self) -> tuple[Any, ...]:
         """The columns THREADS."""
         return self.least, self.greatest, *(self.sums[column.name] for column in THREADS[2:])
@@ -111,6 +122,13 @@ class ValueRange(MapAnalysis):
             kernel.first = self._number, " and ".join(wrong)
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
+
+    def merge(self, other: ValueRange) -> None:
+        """Takes in what another one has of later traces."""
+        for name, kernel in other._kernels.items():
+            self._kernels.setdefault(name, _Range()).merge(kernel, self._number)
+        self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
+        self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Kernels, those with NaN and infinity first, launches, and how large results are."""

@@ -65,6 +65,19 @@ class Values:
             self.total += float(found.sum(dtype=np.float64))
         self._count(self._find_bins(found))
 
+    def merge(self, other: Values) -> None:
+        """Takes in the numbers of another one, none of which are unsigned."""
+        self.nans += other.nans
+        if not other.count or other.least is None or other.greatest is None:
+            return
+        self.count += other.count
+        self.infinite += other.infinite
+        self.total += other.total
+        self.whole &= other.whole
+        self.least = other.least if self.least is None else min(self.least, other.least)
+        self.greatest = other.greatest if self.greatest is None else max(self.greatest, other.greatest)
+        self._add_bins(other._bins, other._counts)
+
     def _find_bins(self, found: npt.NDArray[Any]) -> Any:
         if found.dtype.kind != "u":
             bins = np.abs(found.astype(np.float64)).view(np.int64) >> SHIFT
@@ -77,7 +90,9 @@ class Values:
         return np.where(away < 0, -bins, bins)
 
     def _count(self, bins: Ints) -> None:
-        bins, counts = np.unique(bins, return_counts=True)
+        self._add_bins(*np.unique(bins, return_counts=True))
+
+    def _add_bins(self, bins: Ints, counts: Ints) -> None:
         if len(self._bins):
             bins, where = np.unique(np.concatenate((self._bins, bins)), return_inverse=True)
             together = np.zeros(len(bins), np.int64)

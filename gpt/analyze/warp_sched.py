@@ -88,6 +88,12 @@ class WarpSched(MapAnalysis):
         edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
         self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times.bins(), row))
 
+    def merge(self, other: WarpSched) -> None:
+        """Takes in what another one has of later traces."""
+        rows = [(run.row[0], run.row[1] + len(self._runs), *run.row[2:]) for run in other._runs]
+        self._runs += [run._replace(row=row) for run, row in zip(other._runs, rows, strict=True)]
+        self.merge_launches(other)
+
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Kernels by how they ran, launches, and how many warps took how long."""
         shared = _find_shared(self._runs)

@@ -74,6 +74,10 @@ class Trace:
             yield record
         self.interrupted = {self._pids[segment] for segment in segments.open}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """One that was read, for another process."""
+        return {**self.__dict__, "_read": None}
+
     def _add_child(self, record: Record, segment: int) -> None:
         if fault := records.check(record):
             raise MalformedError(fault, self.name)
@@ -97,24 +101,36 @@ class Follow:
 
     def __init__(self, paths: Sequence[Path | None], read: Read, given: Sequence[Path | None] = ()) -> None:
         self.absent: list[tuple[str, str]] = []
-        self._pending = [Trace(path, True, read, at) for at, path in enumerate(paths)]
+        self.traces = [Trace(path, True, read, at) for at, path in enumerate(paths)]  # grows
+        self._seen: set[str] = set()
         self._given = {real_path(path) for path in (*paths, *given) if path}
         self._read = read
 
     def __iter__(self) -> Iterator[Trace]:
         """Each trace, to be read before the next is asked for."""
-        seen: set[str] = set()
-        for trace in self._pending:  # grows
-            if trace.path is not None:
-                if (real := real_path(trace.path)) in seen:
-                    continue
-                seen.add(real)
-            yield trace
-            for child in trace.children:
-                path = trace.path.parent / child.path if trace.path else None
-                if path and path.name == child.path and is_regular(path, follow=False):
-                    self._pending.append(Trace(path, False, self._read, trace.origin))
-                elif path and real_path(path) in self._given:
-                    pass
-                elif path or not trace.has_segment_of(child):
-                    self.absent.append((trace.name, str(path or child.path)))
+        for trace in self.traces:
+            if self.is_new(trace):
+                yield trace
+                self.traces += self.children(trace)
+
+    def is_new(self, trace: Trace) -> bool:
+        """Whether it is read now, and not before."""
+        if trace.path is None:
+            return True
+        real = real_path(trace.path)
+        known = real in self._seen
+        self._seen.add(real)
+        return not known
+
+    def children(self, trace: Trace) -> list[Trace]:
+        """The traces that one names which was read; others are `absent`."""
+        found = []
+        for child in trace.children:
+            path = trace.path.parent / child.path if trace.path else None
+            if path and path.name == child.path and is_regular(path, follow=False):
+                found.append(Trace(path, False, self._read, trace.origin))
+            elif path and real_path(path) in self._given:
+                pass
+            elif path or not trace.has_segment_of(child):
+                self.absent.append((trace.name, str(path or child.path)))
+        return found

@@ -97,7 +97,9 @@ class Launch:
 class TraceModel:
     """The processes of traces, what they called and what probes saved. `incomplete` says what is missing, in lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, types: frozenset[str] | None = None) -> None:
+        """`types` are those of functions whose calls are kept; all by default."""
+        self._types = types
         self.processes: list[Process] = []
         self.launches: list[Launch] = []
         self.incomplete: list[str] = []
@@ -117,7 +119,10 @@ class TraceModel:
             self._machines.add(process.header)
         collectors: dict[str, Collector] = {"calls": process.calls, "gpu_times": process.gpu_times}
         for kind, collector in collectors.items():
-            self._batches[kind] += [(number, batch) for batch in collector.take()]
+            for batch in collector.take():
+                if kind == "calls" and self._types is not None:
+                    batch = _choose_types(batch, process, self._types)
+                self._batches[kind].append((number, batch))
         for buffer in process.probes.take():
             key = number, buffer.launch.id
             if key not in self._by_id:
@@ -200,6 +205,15 @@ class TraceModel:
         """The mangled name of the kernel of a launch, of calls or of GPU times."""
         number = int(row["function"])
         return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
+
+
+def _choose_types(batch: Batch, process: Process, types: frozenset[str]) -> Batch:
+    """The calls of functions of these types, and those of which that is not known yet."""
+    threads, rows = batch
+    known = process.apis
+    ids = [id_ for id_ in np.unique(rows["api"]).tolist() if id_ not in known or known[id_].type in types]
+    chosen = np.flatnonzero(np.isin(rows["api"], ids))
+    return threads[chosen], rows[chosen]
 
 
 def _default_device(found: npt.NDArray[np.void], _: Threads, rows: Rows, process: Process) -> None:

@@ -18,6 +18,7 @@ THREADS, KERNELS, BATCH, PERIOD, TOOK = 4, 50, 500, 1000, 600
 NAMES = ("cuLaunchKernel", "cuMemcpyHtoD", "cuStreamSynchronize", "cuMemAlloc")
 LAUNCHES, COPIES, WAITS, ALLOCATIONS = range(1, 5)
 IOCTLS = 5  # of each batch of calls
+TIMES = forge.GPU_TIMES | {"probed": "u32", "device": "u32"}
 CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4"}
 
 
@@ -49,7 +50,7 @@ def make_calls(first: int, thread: int) -> list[tuple[dict[str, str], Any]]:
 def make_gpu_times(calls: list[tuple[dict[str, str], Any]], thread: int) -> Any:
     (_, launches), (_, rest) = calls
     copies = rest[rest["api"] == COPIES]
-    made = np.zeros(len(launches) + len(copies), dtype_of(forge.GPU_TIMES))
+    made = np.zeros(len(launches) + len(copies), dtype_of(TIMES))
     for place, rows in ((slice(0, len(launches)), launches), (slice(len(launches), None), copies)):
         made["call"][place], made["begin"][place] = rows["start"], rows["start"] + np.uint64(2000)
         made["api"][place] = rows["api"]
@@ -76,7 +77,7 @@ def write_long(path: Path, calls: int, ranges: int = 0, ioctls: bool = False, pr
             told = [records.make("calls", thread=thread, **forge.layout_of(layout), rows=rows.tobytes())
                     for layout, rows in made]  # fmt: skip
             times = make_gpu_times(made, thread)
-            told.append(records.make("gpu_times", **forge.layout_of(forge.GPU_TIMES), rows=times.tobytes()))
+            told.append(records.make("gpu_times", **forge.layout_of(TIMES), rows=times.tobytes()))
             now = 1000 + at * PERIOD
             if ranges and turn % max(1, calls // BATCH // ranges) == 0:
                 told.append(records.make("range", id=turn, type="push", thread=thread, name=f"step {turn}", start=now))

@@ -1,0 +1,201 @@
+"""Analyses on a cluster of Dask: each file is read by a worker, and what the workers found is merged here.
+
+What runs on a worker is what runs here without a cluster: the same fold, over one file. It comes back with what there
+is to say of its file, and the folds are merged in the order in which one process would have read the files: those that
+were named, then those of the children that they name, each once. So the answer is the same, but for the last digit of
+sums of fractions.
+
+A process that several files have counts once. Workers do not know each other's files, so a file with such a process is
+read again by a worker that was told whose it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gpt
+from gpt.analyze import base
+from gpt.errors import GptError, MissingError
+from gpt.stage import Stage
+
+if TYPE_CHECKING:
+    from gpt.analyze.answer import Record
+    from gpt.trace.follow import Trace
+    from gpt.trace.select import Selection
+
+TOOL = "gpt-analyze"
+SECONDS = 10  # that a scheduler has to answer
+
+
+class Job(NamedTuple):
+    """What makes a fold, the options of which it is made, and what it reads."""
+
+    make: Callable[..., base.Fold]
+    options: dict[str, Any]
+    from_json: bool
+    selection: Selection | None
+
+
+class Part(NamedTuple):
+    """What a worker found in a trace, and what is to be said of it."""
+
+    trace: Trace
+    passage: base.Passage
+    said: list[tuple[str, tuple[Any, ...]]]  # methods of a stage, and what they are called with
+
+
+class _Worker(Stage):
+    """Keeps what is to be said, and writes nothing."""
+
+    def __init__(self, from_json: bool) -> None:
+        super().__init__(TOOL, from_json=from_json, stream=True, quiet=True)
+        self.said: list[tuple[str, tuple[Any, ...]]] = []
+
+    def warn(self, where: str, fact: str, ref: str | None = None) -> Record:
+        self.said.append(("warn", (where, fact, ref)))
+        return super().warn(where, fact, ref)
+
+    def error(self, error: GptError, ref: str | None = None, once: bool = False) -> Record:
+        self.said.append(("error", (error, ref)))
+        return super().error(error, ref, once)
+
+    def write(self, record: Any) -> None:
+        pass
+
+
+def _read_with(stage: Stage) -> Callable[[Path | None], Iterator[Record]]:
+    from gpt.trace.inputs import read_input
+
+    return lambda path: read_input(path, lambda one: stage.read([one] if one else ()))
+
+
+def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> Part:
+    """What a trace says, without those of the children that it names. This runs on a worker.
+
+    `known` are processes that other traces have, which do not count.
+    """
+    from gpt.trace.follow import Trace
+
+    stage = _Worker(job.from_json)
+    passage = base.Passage(stage, job.make(**job.options), job.selection, known=known)
+    trace = Trace(path, True, _read_with(stage), origin)
+    base.read_trace(stage, passage, trace)
+    return Part(trace, passage, stage.said)
+
+
+def read(
+    stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
+) -> bool:
+    """As `base.read`, with the workers of a cluster: that at an address, that of Dask's configuration, or our own.
+
+    Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
+    """
+    from gpt.trace.follow import Follow
+    from gpt.trace.inputs import expand
+
+    inputs, read_one = expand(traces), _read_with(stage)
+    if job.selection and job.selection.timed:
+        job.selection.look(filter(None, inputs), read_one)
+    passage = base.Passage(stage, job.make(**job.options), job.selection, seen)
+    followed = Follow(inputs, read_one)
+    with _connect(address) as submit:
+        waiting = deque(
+            (trace, submit(job, trace.path, trace.origin)) for trace in filter(followed.is_new, followed.traces)
+        )
+        while waiting:
+            trace, result = waiting.popleft()
+            part = result()
+            told = part.passage.known
+            again = {key: name for key, name in passage.known.items() if told.get(key, name) != name}
+            if again:
+                part = submit(job, trace.path, trace.origin, again)()
+            for method, said in part.said:
+                getattr(stage, method)(*said)
+            passage.merge(part.passage)
+            found = filter(followed.is_new, followed.children(part.trace))
+            waiting += [(child, submit(job, child.path, child.origin)) for child in found]
+    passage.finish([path for _, path in followed.absent])
+    return passage.ended
+
+
+@contextmanager
+def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]:
+    """What has a worker run `read_part`, and returns what waits for its result."""
+    try:
+        import dask
+        import distributed
+    except ImportError:
+        raise MissingError("dask: pip install 'gpu-probe-toolchain[dask]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    address = address or dask.config.get("scheduler-address", None)
+    cluster = None if address else _start(distributed)
+    client = None
+    try:
+        client = _open(distributed, address or cluster)
+
+        def submit(*args: Any) -> Callable[[], Part]:
+            assert client
+            future = client.submit(read_part, *args, pure=False)
+            return lambda: _wait(distributed, future)
+
+        yield submit
+    finally:
+        for one in filter(None, (client, cluster)):
+            one.close()
+
+
+def _start(distributed: Any) -> Any:
+    """A cluster of this machine, a process for each core. These would run our own file, as far as that has a name."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # if a signal ends us there is some left to do
+    main = sys.modules["__main__"].__dict__
+    name = main.pop("__file__", None)
+    try:
+        count = len(os.sched_getaffinity(0))
+        return distributed.LocalCluster(
+            n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
+        )
+    finally:
+        if name is not None:
+            main["__file__"] = name
+
+
+def _open(distributed: Any, where: Any) -> Any:
+    """A client of a cluster whose workers have what we are."""
+    name = where if isinstance(where, str) else "the cluster of this machine"
+    try:
+        if isinstance(where, str):
+            distributed.comm.resolve_address(where)
+        client = distributed.Client(where, timeout=SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise MissingError(f"no scheduler of Dask: {str(error).splitlines()[0]}", name) from None
+    try:
+        client.wait_for_workers(1, timeout=SECONDS)
+        versions = client.run(_version)
+    except TimeoutError:
+        raise MissingError("the scheduler has no workers", name) from None
+    except (ImportError, AttributeError) as error:
+        raise MissingError(f"workers need this version of gpt: {error}", name) from None
+    if wrong := {version for version in versions.values() if version != gpt.__version__}:
+        raise MissingError(f"workers have version {', '.join(sorted(wrong))} of gpt, not {gpt.__version__}", name)
+    return client
+
+
+def _version() -> str:
+    return gpt.__version__
+
+
+def _wait(distributed: Any, future: Any) -> Part:
+    try:
+        part: Part = future.result()
+    except distributed.KilledWorker as error:
+        raise GptError(f"workers of the cluster were killed over it: {str(error).splitlines()[0]}") from None
+    finally:
+        future.release()
+    return part

@@ -1,0 +1,195 @@
+"""--engine dask: what is merged of parts is what one process says of all, and what cannot be merged is refused."""
+
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gpt import records, stream
+from gpt.analyze.command import Analysis
+from gpt.analyze.map_analysis import MapAnalysis
+from gpt.stages.analyze import ANALYSES, _load
+from gpt.trace.process import iter_processes
+from tests.analyze.asked import run
+from tests.trace import forge
+
+MERGED = [name for name in ANALYSES if _load(name).merges]
+REFUSED = [name for name in ANALYSES if not _load(name).merges]
+MAPS = {name: _load(name).make for name in MERGED if hasattr(_load(name).make, "fields")}
+KERNELS = ("_Z4gemmi", "_Z4copyi")
+BLOCKS, THREADS = 3, 64
+
+
+def saved(number, made, random):
+    """A map as an analysis wants it, and what a launch saved to it."""
+    types = dict.fromkeys((*made.fields, *made.optional), "u64") | dict.fromkeys(made.floats, "f32")
+    units, capacity = (BLOCKS * THREADS, 50) if made.log else (BLOCKS * THREADS // 32, 1)
+    level = "thread" if made.log else "warp"
+    map_ = forge.probe_map(made.name, number, "log" if made.log else "total", level, capacity, **types)
+    formats = {"u64": "<u8", "f32": "<f4"}
+    slot = [(name, formats[type_]) for name, type_ in types.items()]
+    size = np.dtype(slot).itemsize
+    slot += [("pad", "V", map_["stride"] - size)] if map_["stride"] > size else []
+    rows = np.zeros(50 if made.log else units, [("count", "<u8"), *slot])
+    rows["count"] = random.integers(0, units, len(rows)) if made.log else 1
+    for name, _ in [one for one in slot if one[0] != "pad"]:
+        rows[name] = random.integers(1, 1000, len(rows))
+    if "end" in types:
+        rows["end"] += rows["start"]
+    if "least" in types:
+        rows["greatest"] += rows["least"]
+        rows["greatest"][0] = np.inf if random.integers(2) else 5
+    return map_, (np.array([len(rows)], "<u8").tobytes() if made.log else b"") + rows.tobytes()
+
+
+def rank(number, seed, launches=3, extra=(), **header):
+    """The trace of a rank: calls, GPU times, and launches of two kernels with all probes."""
+    random = np.random.default_rng(seed)
+    found = [forge.api(1, "cuLaunchKernel"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuMemcpyHtoD")]
+    found += [records.make("function", id=at, name=name) for at, name in enumerate(KERNELS, 1)]
+    found += [records.make("device", index=0, name="NVIDIA H200", arch="sm_90", uuid=f"GPU-{number}", runs="sass",
+                           sms=132, warps=64, blocks=32, clock_hz=1_980_000_000)]  # fmt: skip
+    maps = [saved(at, made, random)[0] for at, made in enumerate(MAPS.values(), 1)]
+    found += [*maps, *(forge.kernel(at, at, name, *range(1, len(maps) + 1)) for at, name in enumerate(KERNELS, 1))]
+    calls, gpu = [], []
+    for launch in range(1, launches + 1):
+        kernel = 1 + launch % 2
+        found.append(forge.probed(launch, kernel, kernel, BLOCKS, THREADS))
+        found += [forge.buffer(launch, saved(at, made, random)[1], at) for at, made in enumerate(MAPS.values(), 1)]
+        times = {name: int(random.integers(100, 10_000)) for name in ("prologue", "epilogue", "kernel", "original")}
+        found.append(records.make("times", launch=launch, **times))
+        calls.append(forge.launch(1000 + launch, 5 + launch, 1, kernel, 7))
+        gpu.append((2000 + 1000 * launch, 700 + seed, 1, kernel))
+    found += [forge.calls(calls, forge.LAUNCH), forge.gpu_times(gpu)]
+    sizes = [(3000, 10, 2, 0, 4096 * number, 0, 100, 7), (4000, 10 + seed, 3, 0, 64, 128, 1000 + seed, 7)]
+    found.append(forge.calls(sizes, forge.MEMORY))
+    found += [records.make("memusage", function=1, launches=2, bytes=100 * number, most=60 + seed)]
+    found += [records.make("unprobed", function=2, launches=number, reason="no PTX comes with it"), *extra]
+    return forge.trace(*found, pid=100 + number, rank=number, **header)
+
+
+SCHEDULER = """
+import asyncio, distributed
+async def main():
+    async with distributed.Scheduler(port=0, dashboard_address=None) as one:
+        print(one.address, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+SEGMENTS = [rank(number, number) for number in range(1, 4)]
+
+
+def fold(name, *segments):
+    made = _load(name).make()
+    data = forge.pack(*segments)
+    for process in iter_processes(stream.read_records(io.BytesIO(data), "in"), made.kinds):
+        made.take(process)
+        made.end(process)
+    return made
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
+    whole = list(fold(name, *SEGMENTS).answer([]))
+    parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in SEGMENTS]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged.merge(part)
+    assert whole and list(merged.answer([])) == whole
+    assert merged.find_lack(set()) == fold(name, *SEGMENTS).find_lack(set())
+    empty = _load(name).make()
+    empty.merge(merged)
+    assert list(empty.answer([])) == whole
+
+
+def test_which_analyses_are_merged_is_known():
+    assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "nvtx", "ioctl", "warp_progress", "dmat",
+                       "program_progress", "maps", "timeline", "export", "collectives", "graphs", "diff"]  # fmt: skip
+    assert all(isinstance(_load(name), Analysis) for name in MERGED)
+    assert len(MAPS) >= 8 and all(issubclass(made, MapAnalysis) for made in MAPS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "status", "said"),
+    [
+        ("gaps", ["--engine", "dask", "x"], 2, "takes all of the traces at once"),
+        ("summary", ["--engine", "dask"], 2, "name them"),
+        ("summary", ["--engine", "dask", "-"], 2, "name them"),
+        ("summary", ["--engine", "dask", "--json", "x"], 2, "not with --json"),
+        ("summary", ["--scheduler", "tcp://127.0.0.1:9", "x"], 2, "--engine dask"),
+        ("summary", ["--engine", "dask", "--scheduler", "nonsense://x", "x"], 4, "no scheduler of Dask"),
+    ],
+)
+@pytest.mark.full
+def test_refused(name, args, status, said):
+    done = run(name, *args)
+    assert (done.returncode, done.stderr.count(b"\n")) == (status, 1), done.stderr
+    assert said in done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two processes, which this one has begun, and its address."""
+    import distributed
+
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as made:
+        yield made.scheduler_address
+
+
+def both(name, cluster, *args):
+    """What an analysis says without and with a cluster."""
+    plain = run(name, *args)
+    done = run(name, *args, "--engine", "dask", "--scheduler", cluster)
+    return [(one.returncode, one.stdout.decode(), one.stderr.decode()) for one in (plain, done)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MERGED)
+def test_a_cluster_says_the_same(name, cluster, tmp_path):
+    paths = [tmp_path / f"{at}.mp" for at in range(3)]
+    for path, segment in zip(paths, SEGMENTS, strict=True):
+        path.write_bytes(forge.pack(segment))
+    for args in ([], ["--format", "csv"], ["--time", "0,1", "--format", "csv"]):
+        plain, done = both(name, cluster, *paths, *args)
+        assert done == plain and plain[0] == 0 and plain[1]
+
+
+@pytest.mark.full
+def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
+    """A trace that names others, one of them absent, a copy of it, one that is cut, one that is not there."""
+    children = [records.make("child", pid=7, how="fork", path="child.mp"),
+                records.make("child", pid=8, how="fork", path="absent.mp")]  # fmt: skip
+    named = {"a.mp": rank(1, 1, extra=children), "child.mp": rank(2, 2), "b.mp": rank(3, 3), "copy.mp": rank(1, 1)}
+    for name, segment in named.items():
+        (tmp_path / name).write_bytes(forge.pack(segment))
+    (tmp_path / "cut.mp").write_bytes(forge.pack(rank(4, 4))[:-100])
+    paths = [tmp_path / name for name in ("a.mp", "cut.mp", "b.mp", "copy.mp", "none.mp", "a.mp")]
+    for name in ("summary", "gmem_bytes"):
+        plain, done = both(name, cluster, *paths)
+        assert done == plain and plain[0] == 4
+        assert "counted once" in plain[2] and "absent" in plain[2] and "incomplete" in plain[1]
+        plain, done = both(name, cluster, tmp_path / "none.mp")
+        assert done == plain and plain[0] == 4
+
+
+@pytest.mark.full
+def test_a_cluster_of_this_machine_is_made(tmp_path):
+    (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
+    plain, done = run("summary", tmp_path / "a.mp"), run("summary", tmp_path / "a.mp", "--engine", "dask")
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, b"")
+
+
+@pytest.mark.full
+def test_a_scheduler_without_workers_is_an_error(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as scheduler:
+        address = scheduler.stdout.readline().decode().strip()
+        done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
+        scheduler.kill()
+    assert (done.returncode, done.stderr.decode()) == (
+        4, f"gpt-analyze: error: {address}: the scheduler has no workers\n",
+    )  # fmt: skip
