@@ -154,6 +154,7 @@ class MemUsage:
         """Takes in what another one has of later traces."""
         _merge(self._done, other._done)
         self._rows += other._rows
+        self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Whether anything was added up."""
