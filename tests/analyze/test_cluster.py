@@ -13,7 +13,6 @@ from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.trace.process import iter_processes
-from tests.analyze.asked import run
 from tests.trace import forge
 
 MERGED = [name for name in ANALYSES if _load(name).merges]
@@ -80,6 +79,12 @@ async def main():
 asyncio.run(main())
 """
 SEGMENTS = [rank(number, number) for number in range(1, 4)]
+
+
+def run(*args):
+    """As a user does: Dask has threads and processes of its own."""
+    command = ["gpt-analyze", *map(str, args)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
 
 
 def fold(name, *segments):

@@ -310,12 +310,16 @@ def test_a_full_disk_leaves_what_was_there(shape, tmp_path):
     rows = [forge.calls([(at * 1000 + i, at * i % 7919, 1, 0, i, i * 77) for i in range(1, 500)], forge.OBJECT)
             for at in range(1, 400)]  # fmt: skip
     data = forge.pack(forge.trace(forge.api(1, APIS[0]), *rows))
-    done = run("export", "--format", shape, "-o", out, data=data,
-               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))  # fmt: skip
+    command = ["gpt-analyze", "export", "--format", shape, "-o", out]
+    done = subprocess.run(command, input=data, capture_output=True, preexec_fn=limit, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
     assert done.stderr.decode().startswith(f"gpt-analyze: error: {out}: ")
     assert os.listdir(tmp_path) == ([] if shape is Form.parquet else ["t"])
     assert shape is Form.parquet or out.read_text() == "old"
+
+
+def limit():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
 def test_control_c_leaves_nothing(tmp_path):
