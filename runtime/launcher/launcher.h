@@ -9,6 +9,7 @@
 //   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
 //   control.c gpt-hook ctl
+//   functions.c gpt-hook functions
 
 #ifndef GPT_LAUNCHER_H
 #define GPT_LAUNCHER_H
@@ -55,5 +56,8 @@ int check(void);
 
 // control.c
 int control(int argc, char **argv);
+
+// functions.c
+int functions(int argc, char **argv);
 
 #endif

@@ -21,6 +21,8 @@ static const char HELP[] =
     "                    [--disabled | --control] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
     "       gpt-hook ctl [--all] [-k NAME:...] [--filter NAME:...] [--jit PIPELINE] PID probe [PROBE ...]\n"
+    "       gpt-hook attach -p PID | --system [OPTION ...]\n"
+    "       gpt-hook functions [--calls WORD,...]\n"
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
@@ -57,6 +59,8 @@ static const char HELP[] =
     "       name the probes that go into its kernels while it is on, in place of earlier ones\n"
     "      --all           in all processes of its run\n"
     "      --json          say it as JSON, a line for each process\n"
+    "attach watch a process that already runs, by bpftrace, as root; see gpt-hook attach --help\n"
+    "functions  print what is known of the driver's functions\n"
     "check  report what is installed: driver, devices, runtime, kernel features\n";
 
 void help(void) {
@@ -271,6 +275,16 @@ static char *find_stage(const char *name, char path[PATH_MAX]) {
     return find_neighbour(name, path) ? path : (char *)name;
 }
 
+// gpt-hook attach: a program in Python, which asks this one for its table of functions.
+static int attach(char **argv) {
+    char path[PATH_MAX], self[PATH_MAX] = "";
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0)
+        setenv("GPT_HOOK", self, 1);
+    argv[0] = find_stage("gpt-attach", path);
+    execvp(argv[0], argv);
+    fail(MISSING, argv[0], "%s", strerror(errno));
+}
+
 static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
@@ -335,6 +349,10 @@ int main(int argc, char **argv) {
         return run(argc - 1, argv + 1);
     if (!strcmp(what, "ctl"))
         return control(argc - 1, argv + 1);
+    if (!strcmp(what, "attach"))
+        return attach(argv + 1);
+    if (!strcmp(what, "functions"))
+        return functions(argc - 1, argv + 1);
     if (!strcmp(what, "check") && argc == 2)
         return check();
     if (!strcmp(what, "--version") && argc == 2) {
