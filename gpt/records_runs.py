@@ -50,6 +50,11 @@ RUNS: dict[str, Keys] = {
         "on": ("bool", "whether calls are recorded from here on"),
         "at": ("u64", "time stamp"),
     },
+    "dropped": {
+        "count": ("u64", "how many"),
+        "what": ("str", "of what: events, names of kernels"),
+        "reason": ("str", "why they are not recorded"),
+    },
     "api": {
         "id": ("u64", "number in the segment"),
         "symbol": ("str", "the driver function as the program asked for it"),

@@ -254,6 +254,7 @@ class Passage:
             process.status = None if end is None else end.get("status", 0)
             self._fold.take(process)
             self._fold.end(process)
+            self._missing |= dict.fromkeys(process.missing)
             self._news = True  # how it ended, if nothing else
         if end is not None:
             self._end = end

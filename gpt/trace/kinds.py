@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-CALLS = frozenset(("api", "calls", "call", "clock", "function", "ioctl", "recording"))  # what is known of calls
+CALLS = frozenset(
+    ("api", "calls", "call", "clock", "dropped", "function", "ioctl", "recording")
+)  # what is known of calls
 RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and of what they did
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # of code
 COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed

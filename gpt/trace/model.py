@@ -240,6 +240,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
                     continue  # a copy of a trace that was read
                 model.take(process)
                 model.end(process)
+                model.incomplete += process.missing
                 if process.status is None:
                     model.incomplete.append(f"no end of process {process.pid}: killed, or still running")
         except MalformedError as error:

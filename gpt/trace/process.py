@@ -109,6 +109,7 @@ class Process:
         self._excluded = selection.excludes(header)
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
+        self._dropped: list[str] = []
         self.controls = Counter[int]()  # commands of NV_ESC_RM_CONTROL
 
     @property
@@ -116,6 +117,13 @@ class Process:
         """Its id."""
         pid: int = self.header["pid"]
         return pid
+
+    @property
+    def missing(self) -> list[str]:
+        """What its trace says that it lacks, in lines."""
+        before = ["it ran before it was watched: what it did until then is not recorded"]
+        lines = (before if self.header.get("attached") else []) + self._dropped
+        return [f"process {self.pid}: {line}" for line in lines]
 
     def gpu(self, ordinal: int | None) -> Hashable:
         """What tells this device from all others, and is the same in other processes that have it, if that is known."""
@@ -180,6 +188,8 @@ class Process:
                 self._names[record["id"]] = record["name"]
             case "clock":
                 self.clock.add(record)
+            case "dropped":
+                self._dropped.append(f"{record['count']} {record['what']}: {record['reason']}")
             case "recording":
                 self.changes.append((record["at"], record["on"]))
             case "graph":

@@ -1,0 +1,157 @@
+"""One run of gpt-attach: what is watched, the program for it, and the trace."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from gpt import messages, stream
+from gpt.attach import driver
+from gpt.attach.events import MAX_LINE, iter_events
+from gpt.attach.program import Machine, generate
+from gpt.attach.segments import Segments
+from gpt.attach.watch import Watching, find_bpftrace
+from gpt.errors import GptError, MalformedError, MissingError, UsageError
+
+TOOL = "gpt-hook"
+TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
+
+
+class Asked(NamedTuple):
+    """What the command line asks for; `pid` is None for all processes."""
+
+    pid: int | None
+    libraries: list[str]
+    calls: str | None
+    kernel: bool
+    duration: float | None
+    quiet: bool
+
+
+def write_program(asked: Asked) -> str:
+    """The bpftrace program. Raises GptError if there is nothing to be watched."""
+    files = _find_files(asked)
+    wanted = driver.read_functions(asked.calls)
+    found = []
+    for path in files:
+        has = driver.exports(path)
+        found += [(path, function) for function in wanted if function.symbol in has]
+    if not found:
+        raise UsageError("has none of these functions", files[0])
+    whole = f"-p {asked.pid} " if asked.pid else ""
+    about = [
+        f"What {f'process {asked.pid}' if asked.pid else 'all processes'} and the CUDA driver say to each other, by",
+        f"'gpt-hook attach --print', for this boot of this machine: {len(found)} functions of {', '.join(files)}.",
+        "",
+        f"    bpftrace -f json {whole}FILE > OUTPUT; gpt-hook attach --read OUTPUT -o trace.mp",
+        "",
+        f"BPFTRACE_MAX_PROBES has to be {2 * len(found) + 3} or more, BPFTRACE_MAX_BPF_PROGS too.",
+    ]
+    kernel: list[str] = []
+    return generate(files, found, _machine(), kernel, about, TRACING.exists() and not asked.pid)
+
+
+def _find_files(asked: Asked) -> list[str]:
+    if asked.libraries:
+        return asked.libraries
+    found = driver.find_driver(asked.pid) if asked.pid else driver.find_all()
+    if not found:
+        raise MissingError("no process uses it, and the dynamic linker does not find it", driver.LIBRARY)
+    return [one.path for one in found]
+
+
+def _machine() -> Machine:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    suspended = min(  # two clocks are not read at once
+        max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+        for _ in range(9)
+    )
+    return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0)
+
+
+def watch(asked: Asked, file: IO[bytes], name: str) -> int:
+    """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
+    bpftrace = find_bpftrace()
+    watching = Watching(bpftrace, write_program(asked), asked.pid)
+
+    def lines() -> Iterator[bytes]:
+        for line in watching.lines(asked.duration):
+            if watching.begun and not told and not asked.quiet:
+                told.append(f"process {asked.pid}" if asked.pid else "all processes")
+                messages.write(f"{TOOL}: watching {told[0]}; an interrupt (Ctrl-C) ends it\n")
+            yield line
+
+    told: list[str] = []
+    return convert(lines(), file, name, asked.quiet, _command_of, live=True)
+
+
+def read(path: Path, file: IO[bytes], name: str, quiet: bool) -> int:
+    """Makes a trace of what bpftrace printed earlier. Returns the exit status."""
+    with open(0 if str(path) == "-" else path, "rb") as source:
+        lines = iter(lambda: source.readline(MAX_LINE), b"")
+        return convert(lines, file, name, quiet, lambda _: [], live=False, source=str(path))
+
+
+def _command_of(pid: int) -> list[str]:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
+    except OSError:
+        return []
+    return words.split("\0")[:-1]
+
+
+def convert(
+    lines: Iterable[bytes],
+    file: IO[bytes],
+    name: str,
+    quiet: bool,
+    command: Callable[[int], list[str]],
+    live: bool,
+    source: str = "",
+) -> int:
+    """Writes the trace of lines of bpftrace, and says what it holds. Returns the exit status."""
+    segments = Segments(driver.read_functions("all"), command)
+    for event in iter_events(lines):
+        for record in segments.add(event):
+            _write(file, record)
+    if not live and not segments.begun:
+        raise MalformedError("not what bpftrace prints for a program of 'gpt-hook attach --print'", source)
+    for record in segments.finish(complete=live or segments.ended):
+        _write(file, record)
+    file.flush()
+    if not segments.processes:
+        raise GptError("nothing called a function that was watched", name)
+    return _report(segments, name, quiet, live, source)
+
+
+def _write(file: IO[bytes], record: dict[str, object]) -> None:
+    file.write(stream.pack(record))
+    if record["kind"] == "sync":
+        file.flush()
+
+
+def _report(segments: Segments, name: str, quiet: bool, live: bool, source: str) -> int:
+    def plural(count: int, one: str, many: str) -> str:
+        return f"{count} {one if count == 1 else many}"
+
+    if segments.nameless:
+        fact = f"{plural(segments.nameless, 'kernel was', 'kernels were')} looked up before: without a name"
+        messages.say(TOOL, "warning", name, fact)
+    if segments.lost:
+        messages.say(TOOL, "warning", name, f"bpftrace had no room for {plural(segments.lost, 'event', 'events')}")
+    if segments.strange:
+        fact = f"{plural(segments.strange, 'line', 'lines')} of bpftrace not understood, first '{segments.example}'"
+        messages.say(TOOL, "warning", source or name, fact)
+    if not live and not segments.ended:
+        messages.say(TOOL, "warning", source, "ends before bpftrace did: the trace is interrupted")
+    if not quiet:
+        parts = (
+            plural(segments.calls, "call", "calls"),
+            plural(segments.launches, "launch", "launches"),
+            plural(segments.processes, "process", "processes"),
+        )
+        messages.write(f"{TOOL}: {name}: {', '.join(parts)}\n")
+    return 0

@@ -1,0 +1,173 @@
+"""What bpftrace prints, line by line, as events: as JSON (`bpftrace -f json`) or as text, whole or cut off.
+
+Of JSON every line is one object, so that nothing that a program calls its kernels is taken for a line of its own.
+Lines that are not understood are counted; a line that the end of the input cuts is one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+MAX_LINE = 1 << 20  # bytes; a line of functions is the longest
+LOST = re.compile(r"Lost (\d+) events")
+ENTRY = re.compile(r"@call\d+\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
+KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
+QUIET = ("Attaching ", "{")
+
+
+class Call(NamedTuple):
+    """A call that returned; of `kernel` a function of the system's kernel, not of the driver."""
+
+    kernel: bool
+    pid: int
+    tid: int
+    start: int
+    duration: int
+    result: int
+    symbol: str
+    fields: dict[str, int]
+    comm: str = ""
+
+
+class NamePart(NamedTuple):
+    """A part of a name that a call looks up."""
+
+    pid: int
+    tid: int
+    start: int
+    part: int
+    text: str
+
+
+class UnderWay(NamedTuple):
+    """A call that has not returned, of function number `function`, with the values that were kept of it."""
+
+    pid: int
+    tid: int
+    function: int
+    start: int
+    values: tuple[int, ...]
+
+
+class Note(NamedTuple):
+    """`begin`, `machine`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
+
+    kind: str
+    words: list[str]
+
+
+class Lost(NamedTuple):
+    """Events for which bpftrace had no room."""
+
+    events: int
+
+
+class Strange(NamedTuple):
+    """A line that means nothing here."""
+
+    line: str
+
+
+Event = Call | NamePart | UnderWay | Note | Lost | Strange
+
+
+def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events of lines that end in a newline, but for one that was cut."""
+    for raw in lines:
+        whole, line = raw.endswith(b"\n"), raw.decode(errors="surrogateescape").rstrip("\n")
+        if not line.strip():
+            continue
+        if not whole:
+            yield Strange(line)
+        elif line.startswith("{"):
+            yield from _of_json(line)
+        else:
+            yield from _of_text(line)
+
+
+def _of_json(line: str) -> Iterator[Event]:
+    try:
+        found = json.loads(line)
+        kind, data = found["type"], found.get("data")
+        if kind == "printf":
+            yield from _of_line(data.removesuffix("\n"))
+        elif kind == "lost_events":
+            yield Lost(_count(data["events"]))
+        elif kind == "map":
+            yield from _of_map(data)
+        elif kind not in ("attached_probes", "time", "join", "syscall"):
+            yield Strange(line)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        yield Strange(line)
+
+
+def _of_map(data: dict[str, Any]) -> Iterator[Event]:
+    for name, entries in data.items():
+        if not name.startswith("@call"):
+            continue
+        for key, values in entries.items():
+            pid, tid, function = (_count(int(word)) for word in key.split(","))
+            start, *rest = values
+            yield UnderWay(pid, tid, function, _count(start), tuple(map(_word, rest)))
+
+
+def _of_text(line: str) -> Iterator[Event]:
+    if found := LOST.fullmatch(line):
+        yield Lost(int(found[1]))
+    elif found := ENTRY.fullmatch(line):
+        start, *values = map(int, found[4].split(", "))
+        yield UnderWay(int(found[1]), int(found[2]), int(found[3]), start, tuple(map(_word, values)))
+    elif not line.startswith(QUIET):
+        yield from _of_line(line)
+
+
+def _of_line(line: str) -> Iterator[Event]:
+    try:
+        yield _parse(line)
+    except (ValueError, IndexError):
+        yield Strange(line)
+
+
+def _parse(line: str) -> Event:
+    kind, _, rest = line.partition(" ")
+    if kind in ("call", "kernel"):
+        words = rest.split()
+        pid, tid, start, duration = (_count(int(word)) for word in words[:4])
+        fields = {}
+        comm = ""
+        for word in words[6:]:
+            name, _, value = word.partition("=")
+            if name == "comm":
+                comm = value
+            else:
+                fields[name] = _word(int(value, 16))
+        return Call(kind == "kernel", pid, tid, start, duration, _signed(int(words[4])), words[5], fields, comm)
+    if kind == "name":
+        pid_, tid_, start_, part, *text = rest.split(" ", 4)
+        return NamePart(int(pid_), int(tid_), int(start_), int(part), text[0] if text else "")
+    if kind in KINDS and len(words := rest.split()) == KINDS[kind]:
+        return Note(kind, words)
+    if kind in ("functions", "library"):
+        return Note(kind, [rest])
+    raise ValueError
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError
+    return value
+
+
+def _word(value: Any) -> int:
+    """64 bits without a sign; bpftrace has one for some."""
+    if type(value) is not int:
+        raise ValueError
+    return value & (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """A C int: the upper half of its register means nothing."""
+    return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

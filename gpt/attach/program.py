@@ -1,0 +1,220 @@
+"""The bpftrace program that watches functions of the driver, made of what gpt-hook knows of them.
+
+A uprobe keeps when a call began and its arguments in a map, by process, thread and function; the uretprobe prints them
+in a line with the result, so that each line is a whole call, whichever CPU's buffer it comes from. What is in a map is
+under way: it is printed with each `beat`, and by bpftrace itself when it ends. The lines are
+
+    begin NSECS SECONDS.MICROSECONDS     time stamps, and the time of day at the same moment
+    machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
+    libraries TEXT                       what is watched, for people
+    functions N SYMBOL WORDS , ...       keys of the maps: a word for each value, with * if that is an address
+    call PID TID START NS RESULT SYMBOL FIELD=HEX ...
+    name PID TID START PART TEXT         the name that a call looks up, in parts of PART_BYTES
+    kernel PID TID START NS RESULT NAME FIELD=HEX ...
+    beat NSECS
+    exit PID NSECS
+    end NSECS
+
+and the maps: of `call` the name, a tuple of the start and the words, those with * not yet known.
+bpftrace of 2023 (0.17) runs it: no ternary operator on values of users, no arguments behind the stack's third word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gpt.attach.driver import DriverFunction
+
+PART_BYTES, PARTS = 63, 8  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
+BEAT_MS = 500
+NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # which argument is the name that is looked up
+ALIASES = {"cuKernelGetFunction": 1}  # which is the kernel that the function is another handle of
+
+U32 = "*(uint32 *)({} + {})"
+U64 = "*(uint64 *)({} + {})"
+
+
+class Stored(NamedTuple):
+    """A value of a call: its field, what the uprobe keeps, and what the uretprobe prints; `{}` is what was kept."""
+
+    field: str
+    kept: str
+    shown: str = "{}"
+
+
+class Watched(NamedTuple):
+    """What the two probes of a function do; `first` are statements before anything is kept."""
+
+    values: list[Stored]
+    first: str = ""
+    more: str = ""  # of the line: fields that are always the same
+
+
+def argument(number: int) -> str:
+    """An argument of a C function, as bpftrace calls it."""
+    return f"arg{number}" if number < 6 else f"sarg{number - 6}"
+
+
+def _value(field: str, where: str) -> Stored:
+    if where.startswith("*"):
+        return Stored(field, argument(int(where[1:])), "*(uint64 *){}")
+    return Stored(field, argument(int(where)))
+
+
+def _dims(*arguments: str) -> list[Stored]:
+    names = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")
+    return [Stored(name, value) for name, value in zip(names, arguments, strict=False)]
+
+
+def _low(number: int) -> str:
+    return f"{argument(number)} & 0xffffffff"  # an int: the upper half of its register means nothing
+
+
+LAUNCH = [Stored("function", "arg0"), *_dims(*map(_low, range(1, 8))), Stored("stream", argument(8))]
+LAUNCH_EX = [
+    Stored("function", "arg1"),
+    *_dims(*(U32.format("arg0", at) for at in range(0, 28, 4))),
+    Stored("stream", U64.format("arg0", 32)),
+]
+
+
+def _copied(to: int, source: int, sizes: Iterable[int]) -> Watched:
+    """CUDA_MEMCPY2D and CUDA_MEMCPY3D: where each end has its type of memory, then the host's and the GPU's address."""
+    first = ""
+    for name, at in (("to", to), ("from", source)):
+        first += f"${name} = {U64.format('arg0', at + 16)}; "
+        first += f"if ({U32.format('arg0', at)} == 1) {{ ${name} = {U64.format('arg0', at + 8)}; }} "
+    size = " * ".join(U64.format("arg0", at) for at in sizes)
+    return Watched([Stored("to", "$to"), Stored("from", "$from"), Stored("bytes", size)], first)
+
+
+def watch(function: DriverFunction) -> Watched:
+    """What is printed of a function's calls."""
+    values = [_value(field, where) for field, where in function.values.items()]
+    match (function.how or "").rpartition("_"):
+        case ("", "", "launch"):
+            return Watched(LAUNCH)
+        case ("launch", _, "cooperative"):
+            return Watched(LAUNCH, more=" cooperative=1")
+        case ("launch", _, "ex"):
+            return Watched(LAUNCH_EX)
+        case ("launch", _, "old"):
+            grid = [_low(number) for number in (1, 2)] if "Grid" in function.name else ["1", "1"]
+            stream = [Stored("stream", "arg3")] if "Async" in function.name else []
+            return Watched([Stored("function", "arg0"), *_dims(*grid, "1"), *stream])
+        case ("", "", "pitch"):
+            pitch = Stored("bytes", "arg1", "*(uint64 *){}")
+            return Watched([*values, pitch, Stored("rows", "arg3")])
+        case ("copy", _, "2d"):
+            return Watched([*values, *(copied := _copied(72, 16, (112, 120))).values], copied.first)
+        case ("copy", _, "3d"):
+            return Watched([*values, *(copied := _copied(120, 32, (176, 184, 192))).values], copied.first)
+        case ("times", _, size):
+            return Watched([v._replace(kept=f"{v.kept} * {size}") if v.field == "bytes" else v for v in values])
+        case ("area", _, size):
+            return Watched([*values, Stored("bytes", f"arg3 * arg4 * {size}")])
+        case _:
+            more = [Stored("kernel", argument(ALIASES[function.name]))] if function.name in ALIASES else []
+            return Watched([*values, *more])
+
+
+def _quote(path: str) -> str:
+    return f'"{path}"' if not path.replace("/", "").replace(".", "").replace("-", "").isalnum() else path
+
+
+def probe(path: str, number: int, function: DriverFunction) -> str:
+    """The two probes of a function."""
+    watched = watch(function)
+    values = watched.values
+    kept = [f"(uint64){_group(value.kept)}" for value in values]  # some are signed: tuples of a map are of one type
+    name = NAMED.get(function.name)
+    if name is not None:
+        kept.append(f"(uint64){argument(name)}")
+    map_ = f"@call{max(len(kept), 1)}[pid, tid, {number}]"
+    fields = "".join(f" {value.field}=%llx" for value in values) + watched.more
+    shown = "".join(f", {value.shown.format(f'$c.{at}')}" for at, value in enumerate(values, 1))
+    place = f"{_quote(path)}:{function.symbol}"
+    lines = [
+        f"uprobe:{place} {{ {watched.first}{map_} = (nsecs, {', '.join(kept) or '(uint64)0'}); }}",
+        f"uretprobe:{place} /{map_}.0/ {{",
+        f"  $c = {map_}; delete({map_});",
+    ]
+    if name is not None:
+        lines.append("  if (retval == 0) {")
+        for part in range(PARTS):
+            text = f"str($c.{len(kept)} + {part * PART_BYTES}, {PART_BYTES + 1})"
+            lines.append(f'    printf("name %d %d %llu {part} %s\\n", pid, tid, $c.0, {text});')
+        lines.append("  }")
+    lines += [
+        f'  printf("call %d %d %llu %llu %lld {function.symbol}{fields}\\n",',
+        f"         pid, tid, $c.0, nsecs - $c.0, retval{shown});",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def _group(expression: str) -> str:
+    return f"({expression})" if " " in expression else expression
+
+
+def _words(function: DriverFunction) -> str:
+    """The values that a map keeps of a call."""
+    values = watch(function).values
+    return " ".join(value.field + "*" * ("*" in value.shown) for value in values)
+
+
+class Machine(NamedTuple):
+    """What ties time stamps to other clocks: `suspended` are ns that CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
+
+    host: str
+    boot_id: str
+    suspended: int
+
+
+def generate(
+    paths: list[str],
+    functions: list[tuple[str, DriverFunction]],
+    machine: Machine,
+    kernel: list[str],
+    about: list[str],
+    exits: bool,
+) -> str:
+    """The program. `functions` are with their files, `kernel` more probes; `about` is a comment, a line each.
+
+    `exits`: the tracepoints of the kernel are there, and say when processes end.
+    """
+    listed = ", ".join(
+        f"{number} {function.symbol} {_words(function)}" for number, (_, function) in enumerate(functions)
+    )
+    maps = sorted({probe(path, 0, one).split("@call")[1].split("[")[0] for path, one in functions}, key=int)
+    lines = [
+        *(f"// {line}" for line in about),
+        "",
+        "BEGIN {",
+        '  printf("begin %llu %s\\n", nsecs, strftime("%s.%f", nsecs));',
+        f'  printf("machine {machine.host} {machine.boot_id} {machine.suspended}\\n");',
+        *(f'  printf("library {_escape(path)}\\n");' for path in paths),
+        f'  printf("functions {listed}\\n");',
+        "}",
+        "",
+        f"interval:ms:{BEAT_MS} {{",
+        *(f"  print(@call{size});" for size in maps),
+        '  printf("beat %llu\\n", nsecs);',
+        "}",
+        'END { printf("end %llu\\n", nsecs); }',
+        "",
+    ]
+    if exits:
+        lines += [
+            "tracepoint:sched:sched_process_exit /pid == tid/ {",
+            '  printf("exit %d %llu\\n", pid, nsecs);',
+            "}",
+            "",
+        ]
+    lines += [probe(path, number, function) for number, (path, function) in enumerate(functions)]
+    return "\n".join([*lines, *kernel, ""])
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

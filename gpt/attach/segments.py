@@ -1,0 +1,317 @@
+"""Records of a trace from what bpftrace printed: a segment for each process, which take turns.
+
+Each line is a whole call, so lines may come in any order, as buffers of CPUs do; rows are sorted where they are kept
+together. Time stamps are CLOCK_MONOTONIC: what the machine was suspended for is taken off. A clock that is behind that
+of another CPU makes a call shorter than nothing: it took 1 ns then.
+
+A kernel is known by the handle that a look-up returned. One that was looked up before, by a handle only, has a number
+and no `function` record. A process id that comes again after an `exit` is another process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpt import records
+from gpt.attach.driver import DriverFunction
+from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
+from gpt.attach.program import ALIASES, NAMED, PART_BYTES, PARTS
+
+Record = dict[str, Any]
+
+BASE = [("start", "u64"), ("duration", "u64"), ("api", "u32"), ("result", "i32")]
+LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; a call has that whose fields it has
+    "launch": [("stream", "u64"), ("function", "u32"), ("shared", "u32"), ("grid_x", "u32"), ("grid_y", "u32"),
+               ("grid_z", "u32"), ("block_x", "u16"), ("block_y", "u16"), ("block_z", "u16"), ("cooperative", "u8")],
+    "memory": [("to", "u64"), ("from", "u64"), ("bytes", "u64"), ("stream", "u64")],
+    "object": [("object", "u64"), ("stream", "u64")],
+    "plain": [],
+}  # fmt: skip
+LIMITS = {"u8": 0xFF, "u16": 0xFFFF, "u32": 0xFFFFFFFF, "u64": (1 << 64) - 1}
+ROWS = 512  # of a record
+KEPT = 1 << 15  # rows of all processes that are kept before they are written
+MAX_NAMES = 1 << 16  # that are looked up at once
+BACKWARDS = 1 << 63  # a duration above is one below 0
+ROOM = "bpftrace had no room for them: calls are missing, or names"
+BEFORE = "looked up before the process was watched: they have numbers only"
+
+
+class _Rows:
+    """Rows of a thread in one layout."""
+
+    def __init__(self, layout: str) -> None:
+        self._fields = [*BASE, *LAYOUTS[layout]]
+        self._dtype = np.dtype([(name, f"<{type_[0]}{int(type_[1:]) // 8}") for name, type_ in self._fields])
+        offsets = [self._dtype.fields[name][1] for name, _ in self._fields] if self._dtype.fields else []
+        self._layout = [
+            {"name": name, "type": type_, "offset": int(at)}
+            for (name, type_), at in zip(self._fields, offsets, strict=True)
+        ]
+        self._rows: list[tuple[int, ...]] = []
+
+    def add(self, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
+        more = (min(values.get(name, 0), LIMITS[type_]) for name, type_ in self._fields[len(BASE) :])
+        self._rows.append((*base, *more))
+
+    def records(self, thread: int) -> Iterator[Record]:
+        """What was kept, in the order in which calls began."""
+        self._rows.sort()
+        stride = self._dtype.itemsize
+        for at in range(0, len(self._rows), ROWS):
+            rows = np.array(self._rows[at : at + ROWS], self._dtype).tobytes()
+            yield records.make("calls", thread=thread, fields=self._layout, stride=stride, rows=rows)
+        self._rows.clear()
+
+
+class _Watched:
+    """A process: what was printed of it and is not written, and the numbers of what it uses."""
+
+    def __init__(self, number: int, header: Record) -> None:
+        self.number = number  # of its header in the stream
+        self.header = header
+        self.calls = 0
+        self.launches: Counter[int] = Counter()  # by function
+        self.last: dict[int, int] = {}  # when the last call of a thread began
+        self.ready: list[Record] = []  # records that stand before rows
+        self.functions: dict[int, int] = {}  # numbers by handle
+        self.names: dict[int, str] = {}  # of these numbers
+        self._apis: dict[str, int] = {}
+        self._rows: dict[tuple[int, str], _Rows] = {}
+
+    def api(self, symbol: str, known: DriverFunction | None, kernel: bool) -> int:
+        """The number of a function, which gets its record with it."""
+        if symbol not in self._apis:
+            number = self._apis[symbol] = len(self._apis) + 1
+            type_, op = (known.type, known.op) if known else ("other", "kernel" if kernel else symbol.lower())
+            name = known.name if known else symbol
+            self.ready.append(records.make("api", id=number, symbol=symbol, name=name, type=type_, op=op))
+        return self._apis[symbol]
+
+    def function(self, handle: int) -> int:
+        """The number of a handle."""
+        return self.functions.setdefault(handle, len(self.functions) + 1)
+
+    def look_up(self, handle: int, name: str) -> None:
+        """A look-up returned the handle: it is a function of this name from here on."""
+        if self.names.get(self.functions.get(handle, 0)) == name:
+            return
+        number = self.functions[handle] = max(self.functions.values(), default=0) + 1
+        self.names[number] = name
+        self.ready.append(records.make("function", id=number, name=name))
+
+    def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
+        """A row, in the layout that has its values."""
+        layout = next(name for name in LAYOUTS if name == "plain" or values.keys() & dict(LAYOUTS[name]).keys())
+        if layout == "launch" and "function" not in values:
+            layout = "memory" if values.keys() & {"to", "from", "bytes"} else "object"
+        self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
+        self.calls += 1
+
+    def take(self) -> Iterator[Record]:
+        """What there is to write."""
+        yield from self.ready
+        self.ready.clear()
+        for (thread, _), rows in self._rows.items():
+            yield from rows.records(thread)
+        self._rows.clear()
+
+    def counts(self) -> Iterator[Record]:
+        """How often kernels were launched."""
+        fields = [{"name": "count", "type": "u64", "offset": 0}, {"name": "function", "type": "u32", "offset": 8}]
+        rows = np.array([(n, id_) for id_, n in self.launches.items()], [("count", "<u8"), ("function", "<u4")])
+        if len(rows):
+            yield records.make("launches", fields=fields, stride=rows.dtype.itemsize, rows=rows.tobytes())
+
+    @property
+    def nameless(self) -> int:
+        """Kernels that were launched and never looked up by name."""
+        return sum(id_ not in self.names for id_ in self.launches)
+
+
+class Segments:
+    """Takes events in, and yields records. `command` returns the words that a process was started with.
+
+    After the last event `processes`, `calls` and `launches` are what there was; `nameless` are kernels without names,
+    `lost` events that bpftrace had no room for, `strange` lines that meant nothing, of which `example` is the first.
+    """
+
+    def __init__(self, functions: Iterable[DriverFunction], command: Callable[[int], list[str]]) -> None:
+        self.begun = False
+        self.ended = False
+        self.processes = self.calls = self.launches = self.nameless = self.lost = self.strange = 0
+        self.example = ""
+        self._functions = {function.symbol: function for function in functions}
+        self._command = command
+        self._realtime = self._begin = self._suspended = 0
+        self._machine: tuple[str, str | None] = ("", None)
+        self._keys: list[tuple[str, list[str]]] = []  # symbols and words of the maps' keys
+        self._open: dict[int, _Watched] = {}
+        self._headers = 0
+        self._turn = -1  # whose records were written last
+        self._kept = 0  # rows
+        self._names: dict[tuple[int, int, int], dict[int, str]] = {}
+        self._under_way: list[UnderWay] = []
+        self._printed: list[UnderWay] = []  # since the last beat
+        self._syncs = 0
+        self._written = 0  # the number of the last header
+        self._told = False  # whether a record says what was lost
+
+    def add(self, event: Event) -> Iterator[Record]:
+        """Takes an event in."""
+        match event:
+            case Call():
+                self._add_call(event)
+                if self._kept >= KEPT:
+                    yield from self.flush()
+            case NamePart():
+                self._names.setdefault(event[:3], {})[event.part] = event.text
+                if len(self._names) > MAX_NAMES:
+                    self._names.clear()
+            case UnderWay():
+                self._printed.append(event)
+            case Note():
+                yield from self._add_note(event)
+            case Lost():
+                self.lost += event.events
+            case Strange():
+                self._add_strange(event.line)
+
+    def _add_strange(self, line: str) -> None:
+        self.strange += 1
+        self.example = self.example or line[:80]
+
+    def _add_note(self, note: Note) -> Iterator[Record]:
+        try:
+            match note:
+                case Note("begin", [at, time]):
+                    second, _, part = time.partition(".")
+                    self._begin, self._realtime = int(at), int(second) * 10**9 + int(part.ljust(9, "0")[:9] or 0)
+                    self.begun = True
+                case Note("machine", [host, boot_id, suspended]):
+                    self._machine, self._suspended = (host, boot_id), int(suspended)
+                case Note("functions", [text]):
+                    lines = [line.split() for line in text.split(",")]
+                    self._keys = [(words[1], words[2:]) for words in lines]
+                case Note("beat"):
+                    self._under_way, self._printed = self._printed, []
+                    yield from self.flush()
+                case Note("exit", [pid, _]) if int(pid) in self._open:
+                    yield from self._close(int(pid), over=True)
+                case Note("end"):
+                    self.ended = True
+                    self._under_way, self._printed = [], []  # bpftrace prints them once more
+        except (ValueError, IndexError):
+            self._add_strange(" ".join([note.kind, *note.words]))
+
+    def _time(self, stamp: int) -> int:
+        return max(1, stamp - self._suspended)
+
+    def _process(self, pid: int, start: int) -> _Watched:
+        if pid not in self._open:
+            host, boot_id = self._machine
+            began = min(start, self._begin) if not self.processes else start
+            header = records.make(
+                "header", version="{}.{}".format(*records.VERSION), tool="gpt-attach", argv=self._command(pid),
+                host=host, pid=pid, boot_id=boot_id, realtime=max(0, self._realtime + began - self._begin),
+                monotonic=self._time(began), attached=1, via=[],
+            )  # fmt: skip
+            self._open[pid] = _Watched(self._headers, header)
+            self._headers += 1
+            self.processes += 1
+            self._open[pid].ready.append(records.make("recording", on=True, at=self._time(began)))
+        return self._open[pid]
+
+    def _add_call(self, call: Call) -> None:
+        self._add_row(call, max(1, call.duration if call.duration < BACKWARDS else 1))
+
+    def _add_row(self, call: Call, duration: int) -> None:
+        process = self._process(call.pid, call.start)
+        known = self._functions.get(call.symbol)
+        values = call.fields
+        returned = duration and not call.result
+        if known and known.name in NAMED and "object" in values:
+            parts = self._names.pop(call[1:4], {})
+            if returned and parts:
+                process.look_up(values["object"], _join(parts))
+        elif known and known.name in ALIASES and returned and "kernel" in values:
+            kernel = process.functions.get(values["kernel"])
+            if kernel is not None and "object" in values:
+                process.functions[values["object"]] = kernel
+        if "rows" in values:
+            values["bytes"] = values.get("bytes", 0) * values["rows"] & (1 << 64) - 1
+        if "function" in values:
+            values["function"] = process.function(values["function"])
+            if returned:
+                process.launches[values["function"]] += 1
+        start = self._time(call.start)
+        api = process.api(call.symbol, known, call.kernel)
+        process.add(call.tid, (start, duration, api, call.result), values)
+        process.last[call.tid] = max(call.start, process.last.get(call.tid, 0))
+        self._kept += 1
+
+    def flush(self) -> Iterator[Record]:
+        """All that is known by now, and a `sync`."""
+        for process in self._open.values():
+            found = list(process.take())
+            if found:
+                yield from self._turn_to(process)
+                yield from found
+        self._kept = 0
+        if self._headers:
+            self._syncs += 1
+            yield records.make("sync", id=self._syncs)
+
+    def _turn_to(self, process: _Watched) -> Iterator[Record]:
+        if process.header:
+            yield process.header
+            process.header = {}
+            self._written = process.number
+        elif self._turn != process.number:
+            yield records.make("resume", back=self._written - process.number)
+        self._turn = process.number
+
+    def finish(self, complete: bool) -> Iterator[Record]:
+        """Writes what is left; without `complete` the segments have no end."""
+        self._add_under_way(self._printed if self.ended else self._under_way)
+        for pid in list(self._open):
+            yield from self._close(pid, over=complete)
+
+    def _add_under_way(self, calls: list[UnderWay]) -> None:
+        """Calls that have not returned: rows with a duration of 0, but for those that did since."""
+        for one in calls:
+            process = self._open.get(one.pid)
+            if one.function >= len(self._keys) or (process and one.start <= process.last.get(one.tid, 0)):
+                continue
+            symbol, words = self._keys[one.function]
+            values = {word: value for word, value in zip(words, one.values, strict=False) if not word.endswith("*")}
+            self._add_row(Call(False, one.pid, one.tid, one.start, 0, 0, symbol, values), 0)
+
+    def _close(self, pid: int, over: bool) -> Iterator[Record]:
+        process = self._open.pop(pid)
+        found = [*process.take(), *process.counts()]
+        if process.nameless:
+            found.append(records.make("dropped", count=process.nameless, what="names of kernels", reason=BEFORE))
+        if self.lost and not self._told:
+            found.append(records.make("dropped", count=self.lost, what="events", reason=ROOM))
+            self._told = True
+        yield from self._turn_to(process)
+        yield from found
+        if over:
+            yield records.make("end", records=0, status=0)
+        self.calls += process.calls
+        self.launches += sum(process.launches.values())
+        self.nameless += process.nameless
+
+
+def _join(parts: dict[int, str]) -> str:
+    """A name of its parts; one that is too long for them, or of which a part was lost, ends in an ellipsis."""
+    name = ""
+    for part in range(PARTS):
+        name += parts.get(part, "…")
+        if len(parts.get(part, "").encode(errors="surrogateescape")) < PART_BYTES:
+            return name
+    return name + "…"

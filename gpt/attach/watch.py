@@ -1,0 +1,128 @@
+"""bpftrace, as long as it is wanted, and the lines that it prints.
+
+bpftrace ends by taking off its probes one by one, each of which takes the kernel up to a quarter of a second, and reads
+the last events only then. So where somebody ends the watching, it goes on for two more beats, by which all that was
+printed before has come, and is killed; the kernel takes the probes off. Where the process has ended bpftrace ends by
+itself, with events that it has not read, and is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpt import signals
+from gpt.attach.events import MAX_LINE
+from gpt.attach.program import BEAT_MS
+from gpt.errors import GptError, MissingError
+
+LIMITS = {  # of bpftrace, which are too small for a driver
+    "BPFTRACE_MAX_PROBES": "16384",
+    "BPFTRACE_MAX_BPF_PROGS": "16384",
+    "BPFTRACE_PERF_RB_PAGES": "1024",
+    "BPFTRACE_CACHE_USER_SYMBOLS": "0",
+}
+BEATS = 2  # that are waited for
+LOOK_SECONDS = 0.2  # for which a signal may wait
+PATIENCE = 5 * BEATS * BEAT_MS / 1000  # seconds for them
+QUIET = ("RLIMIT_MEMLOCK", "uprobe_events", "failed to detach", "Error while reading traceable functions")
+
+
+def find_bpftrace() -> str:
+    """Where it is. Raises MissingError if it is not there, or may not run."""
+    if os.geteuid() != 0:
+        raise MissingError("root is needed: bpftrace loads programs into the kernel", "attach")
+    found = shutil.which("bpftrace", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if not found:
+        raise MissingError("not found (Debian: apt-get install bpftrace)", "bpftrace")
+    return found
+
+
+class Watching:
+    """bpftrace with a program; `lines` are what it prints until it has ended, or is ended."""
+
+    def __init__(self, bpftrace: str, program: str, pid: int | None) -> None:
+        """Raises MissingError if it cannot be started."""
+        self._program = tempfile.NamedTemporaryFile("w", prefix="gpt-attach.", suffix=".bt", errors="surrogateescape")
+        self._program.write(program)
+        self._program.flush()
+        self._errors = tempfile.TemporaryFile()
+        words = [bpftrace, "-f", "json", *(["-p", str(pid)] if pid else []), self._program.name]
+        self._child = subprocess.Popen(  # in its own group: an interrupt is ours
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+            env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()},
+        )  # fmt: skip
+        self.begun = False  # whether it watches by now
+
+    def lines(self, duration: float | None) -> Iterator[bytes]:
+        """Lines until the process ends, `duration` seconds have passed since the first, or a signal comes.
+
+        Raises MissingError if bpftrace could not do what it should.
+        """
+        asked: list[int] = []
+        numbers = [number for number in signals.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in numbers}
+        try:
+            yield from self._read_until(duration, asked)
+        finally:
+            self._end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _read_until(self, duration: float | None, asked: list[int]) -> Iterator[bytes]:
+        left, rest = BEATS, b""
+        wanted = last = float("inf")  # until when it is watched; until when beats are waited for
+        while (data := self._read()) != b"":
+            *lines, rest = (rest + (data or b"")).split(b"\n")
+            if len(rest) > MAX_LINE:
+                raise GptError("prints a line without an end", "bpftrace")
+            for line in lines:
+                if b'"data": "begin ' in line and not self.begun:
+                    self.begun = True
+                    wanted = time.monotonic() + (duration or float("inf"))
+                left -= b'"data": "beat ' in line and last < float("inf")
+                yield line + b"\n"
+            now = time.monotonic()
+            if last == float("inf") and (asked or now >= wanted):
+                last = now + PATIENCE
+            if last < float("inf") and (left <= 0 or now >= last or len(asked) > 1 or not self.begun):
+                return
+        if rest:
+            yield rest
+        self._child.wait()
+        if not self.begun:
+            raise MissingError(self._reason(), "bpftrace")
+
+    def _read(self) -> bytes | None:
+        """What was printed, None if nothing came for a while."""
+        assert self._child.stdout
+        ready, _, _ = select.select([self._child.stdout], [], [], LOOK_SECONDS)
+        return os.read(self._child.stdout.fileno(), 1 << 16) if ready else None
+
+    def _end(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()  # the kernel takes its probes off
+        self._program.close()
+
+    def _reason(self) -> str:
+        """Why it printed nothing, in one line."""
+        self._errors.seek(0)
+        text = self._errors.read(1 << 20).decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not any(word in line for word in QUIET)]
+        said = next((line for line in lines if line.startswith("ERROR")), lines[0] if lines else "")
+        said = said.removeprefix("ERROR: ") or f"ended with status {self._child.returncode}"
+        try:
+            if "[none]" not in (state := Path("/sys/kernel/security/lockdown").read_text()):
+                return f"{said} (the kernel is locked down: {state.strip()})"
+        except OSError:
+            pass
+        forbidden = any(word in text for word in ("Operation not permitted", "Permission denied", "EPERM"))
+        return said + (" (the kernel forbids it: a container needs CAP_BPF, CAP_PERFMON and bpf() allowed by seccomp)"
+                       if forbidden else "")  # fmt: skip
