@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpt import messages, stream
+from gpt import messages, signals, stream
 from gpt.attach import driver
 from gpt.attach.events import MAX_LINE, iter_events
 from gpt.attach.program import Machine, generate
 from gpt.attach.segments import Segments
 from gpt.attach.watch import Watching, find_bpftrace
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.stage import STDIN
 
-TOOL = "gpt-hook"
+TOOL = "gpt-attach"
 TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
+
+
+class Output:
+    """The trace, a file that is made when something is written: what fails before leaves what was there."""
+
+    def __init__(self, name: str, force: bool) -> None:
+        """Raises GptError if it is there already."""
+        self.name = name
+        self._mode = "wb" if force else "xb"
+        self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else None
+        if name != "-" and not force and os.path.lexists(name):
+            raise GptError("exists; -f overwrites it", name)
+
+    def write(self, record: dict[str, object]) -> None:
+        """Writes a record. Raises OSError, and Terminated if its reader has gone away."""
+        self._file = self._file or open(self.name, self._mode)
+        try:
+            self._file.write(stream.pack(record))
+            if record["kind"] in ("sync", "end"):
+                self._file.flush()
+        except BrokenPipeError:
+            raise signals.Terminated(signal.SIGPIPE) from None
+        except OSError as error:
+            error.filename = self.name
+            raise
 
 
 class Asked(NamedTuple):
@@ -46,12 +73,12 @@ def write_program(asked: Asked) -> str:
         f"What {f'process {asked.pid}' if asked.pid else 'all processes'} and the CUDA driver say to each other, by",
         f"'gpt-hook attach --print', for this boot of this machine: {len(found)} functions of {', '.join(files)}.",
         "",
-        f"    bpftrace -f json {whole}FILE > OUTPUT; gpt-hook attach --read OUTPUT -o trace.mp",
+        f"    bpftrace -f json {whole}FILE > OUTPUT; gpt-hook attach -o trace.mp OUTPUT",
         "",
         f"BPFTRACE_MAX_PROBES has to be {2 * len(found) + 3} or more, BPFTRACE_MAX_BPF_PROGS too.",
     ]
     kernel: list[str] = []
-    return generate(files, found, _machine(), kernel, about, TRACING.exists() and not asked.pid)
+    return generate(files, found, _machine(asked.pid), kernel, about, TRACING.exists() and not asked.pid)
 
 
 def _find_files(asked: Asked) -> list[str]:
@@ -63,16 +90,16 @@ def _find_files(asked: Asked) -> list[str]:
     return [one.path for one in found]
 
 
-def _machine() -> Machine:
+def _machine(pid: int | None) -> Machine:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    suspended = min(  # two clocks are not read at once
-        max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC))
-        for _ in range(9)
-    )
-    return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0)
+    clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
+    pairs = [tuple(map(time.clock_gettime_ns, clocks)) for _ in range(9)]
+    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # two clocks are not read at once
+    commands = {pid: _command_of(pid)} if pid else {}
+    return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 
 
-def watch(asked: Asked, file: IO[bytes], name: str) -> int:
+def watch(asked: Asked, output: Output) -> int:
     """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
     bpftrace = find_bpftrace()
     watching = Watching(bpftrace, write_program(asked), asked.pid)
@@ -85,14 +112,19 @@ def watch(asked: Asked, file: IO[bytes], name: str) -> int:
             yield line
 
     told: list[str] = []
-    return convert(lines(), file, name, asked.quiet, _command_of, live=True)
+    return convert(lines(), output, asked.quiet, _command_of, live=True)
 
 
-def read(path: Path, file: IO[bytes], name: str, quiet: bool) -> int:
-    """Makes a trace of what bpftrace printed earlier. Returns the exit status."""
-    with open(0 if str(path) == "-" else path, "rb") as source:
-        lines = iter(lambda: source.readline(MAX_LINE), b"")
-        return convert(lines, file, name, quiet, lambda _: [], live=False, source=str(path))
+def read(paths: list[Path], output: Output, quiet: bool) -> int:
+    """Makes a trace of what bpftrace printed earlier, of nothing but standard input. Returns the exit status."""
+    status = 0
+    inputs: list[Path | None] = [*paths]
+    for path in inputs or [None]:
+        with open(path or 0, "rb", closefd=path is not None) as source:
+            lines = iter(lambda: source.readline(MAX_LINE), b"")
+            where = str(path or STDIN)
+            status = max(status, convert(lines, output, quiet, lambda _: [], live=False, source=where))
+    return status
 
 
 def _command_of(pid: int) -> list[str]:
@@ -105,8 +137,7 @@ def _command_of(pid: int) -> list[str]:
 
 def convert(
     lines: Iterable[bytes],
-    file: IO[bytes],
-    name: str,
+    output: Output,
     quiet: bool,
     command: Callable[[int], list[str]],
     live: bool,
@@ -116,21 +147,14 @@ def convert(
     segments = Segments(driver.read_functions("all"), command)
     for event in iter_events(lines):
         for record in segments.add(event):
-            _write(file, record)
+            output.write(record)
     if not live and not segments.begun:
         raise MalformedError("not what bpftrace prints for a program of 'gpt-hook attach --print'", source)
     for record in segments.finish(complete=live or segments.ended):
-        _write(file, record)
-    file.flush()
+        output.write(record)
     if not segments.processes:
-        raise GptError("nothing called a function that was watched", name)
-    return _report(segments, name, quiet, live, source)
-
-
-def _write(file: IO[bytes], record: dict[str, object]) -> None:
-    file.write(stream.pack(record))
-    if record["kind"] == "sync":
-        file.flush()
+        raise GptError("nothing called a function that was watched", output.name)
+    return _report(segments, output.name, quiet, live, source)
 
 
 def _report(segments: Segments, name: str, quiet: bool, live: bool, source: str) -> int:

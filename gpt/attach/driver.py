@@ -92,7 +92,8 @@ def find_driver(pid: int) -> list[DriverFile]:
     try:
         maps = (folder / "maps").read_text(errors="surrogateescape")
     except PermissionError:
-        raise MissingError("it belongs to another user: root is needed", where) from None
+        fact = "root is needed" if os.geteuid() else "not ours to look at (user namespaces, ptrace)"
+        raise MissingError(fact, where) from None
     except OSError as error:
         raise GptError.of(error, where) from None
     if not maps:

@@ -53,7 +53,7 @@ class UnderWay(NamedTuple):
 
 
 class Note(NamedTuple):
-    """`begin`, `machine`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
+    """`begin`, `machine`, `command`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
 
     kind: str
     words: list[str]
@@ -150,6 +150,8 @@ def _parse(line: str) -> Event:
         return NamePart(int(pid_), int(tid_), int(start_), int(part), text[0] if text else "")
     if kind in KINDS and len(words := rest.split()) == KINDS[kind]:
         return Note(kind, words)
+    if kind == "command":
+        return Note(kind, rest.split(" ", 1))
     if kind in ("functions", "library"):
         return Note(kind, [rest])
     raise ValueError

@@ -6,7 +6,8 @@ under way: it is printed with each `beat`, and by bpftrace itself when it ends. 
 
     begin NSECS SECONDS.MICROSECONDS     time stamps, and the time of day at the same moment
     machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
-    libraries TEXT                       what is watched, for people
+    command PID WORDS                    how the process was started, as a shell reads it
+    library PATH                         what is watched, for people
     functions N SYMBOL WORDS , ...       keys of the maps: a word for each value, with * if that is an address
     call PID TID START NS RESULT SYMBOL FIELD=HEX ...
     name PID TID START PART TEXT         the name that a call looks up, in parts of PART_BYTES
@@ -21,13 +22,16 @@ bpftrace of 2023 (0.17) runs it: no ternary operator on values of users, no argu
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpt.attach.driver import DriverFunction
+from gpt.printable import printable
 
-PART_BYTES, PARTS = 63, 8  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
+PART_BYTES, PARTS = 63, 16  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
 BEAT_MS = 500
+MAX_COMMAND = 2000  # characters of a command line
 NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # which argument is the name that is looked up
 ALIASES = {"cuKernelGetFunction": 1}  # which is the kernel that the function is another handle of
 
@@ -170,6 +174,7 @@ class Machine(NamedTuple):
     host: str
     boot_id: str
     suspended: int
+    commands: dict[int, list[str]]  # of the processes that are watched
 
 
 def generate(
@@ -194,6 +199,10 @@ def generate(
         "BEGIN {",
         '  printf("begin %llu %s\\n", nsecs, strftime("%s.%f", nsecs));',
         f'  printf("machine {machine.host} {machine.boot_id} {machine.suspended}\\n");',
+        *(
+            f'  printf("command {pid} {_escape(shlex.join(words)[:MAX_COMMAND])}\\n");'
+            for pid, words in machine.commands.items()
+        ),
         *(f'  printf("library {_escape(path)}\\n");' for path in paths),
         f'  printf("functions {listed}\\n");',
         "}",
@@ -217,4 +226,6 @@ def generate(
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    """A text for printf, which takes any % for a value."""
+    text = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("%", "?")
+    return text.encode("ascii", "replace").decode()

@@ -10,6 +10,7 @@ and no `function` record. A process id that comes again after an `exit` is anoth
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -119,6 +120,11 @@ class _Watched:
             yield from rows.records(thread)
         self._rows.clear()
 
+    @property
+    def newest(self) -> int:
+        """When the last call began."""
+        return max(self.last.values(), default=0)
+
     def counts(self) -> Iterator[Record]:
         """How often kernels were launched."""
         fields = [{"name": "count", "type": "u64", "offset": 0}, {"name": "function", "type": "u32", "offset": 8}]
@@ -147,6 +153,8 @@ class Segments:
         self._functions = {function.symbol: function for function in functions}
         self._command = command
         self._realtime = self._begin = self._suspended = 0
+        self._now = 0  # when something was last said of the time
+        self._commands: dict[int, list[str]] = {}
         self._machine: tuple[str, str | None] = ("", None)
         self._keys: list[tuple[str, list[str]]] = []  # symbols and words of the maps' keys
         self._open: dict[int, _Watched] = {}
@@ -196,13 +204,17 @@ class Segments:
                 case Note("functions", [text]):
                     lines = [line.split() for line in text.split(",")]
                     self._keys = [(words[1], words[2:]) for words in lines]
-                case Note("beat"):
+                case Note("command", [pid, text]):
+                    self._commands[int(pid)] = shlex.split(text)
+                case Note("beat", [at]):
+                    self._now = int(at)
                     self._under_way, self._printed = self._printed, []
                     yield from self.flush()
-                case Note("exit", [pid, _]) if int(pid) in self._open:
+                case Note("exit", [pid, at]) if int(pid) in self._open:
+                    self._now = int(at)
                     yield from self._close(int(pid), over=True)
-                case Note("end"):
-                    self.ended = True
+                case Note("end", [at]):
+                    self._now, self.ended = int(at), True
                     self._under_way, self._printed = [], []  # bpftrace prints them once more
         except (ValueError, IndexError):
             self._add_strange(" ".join([note.kind, *note.words]))
@@ -214,8 +226,9 @@ class Segments:
         if pid not in self._open:
             host, boot_id = self._machine
             began = min(start, self._begin) if not self.processes else start
+            argv = self._command(pid) or self._commands.get(pid, [])
             header = records.make(
-                "header", version="{}.{}".format(*records.VERSION), tool="gpt-attach", argv=self._command(pid),
+                "header", version="{}.{}".format(*records.VERSION), tool="gpt-attach", argv=argv,
                 host=host, pid=pid, boot_id=boot_id, realtime=max(0, self._realtime + began - self._begin),
                 monotonic=self._time(began), attached=1, via=[],
             )  # fmt: skip
@@ -293,6 +306,8 @@ class Segments:
     def _close(self, pid: int, over: bool) -> Iterator[Record]:
         process = self._open.pop(pid)
         found = [*process.take(), *process.counts()]
+        if over and self._now:
+            found.append(records.make("recording", on=False, at=self._time(max(self._now, process.newest))))
         if process.nameless:
             found.append(records.make("dropped", count=process.nameless, what="names of kernels", reason=BEFORE))
         if self.lost and not self._told:

@@ -1,18 +1,18 @@
-"""gpt-attach, which is gpt-hook attach: a trace of processes that already run, by bpftrace."""
+"""gpt-attach, also gpt-hook attach: a trace of processes that already run, by bpftrace."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
 from gpt import cli
-from gpt.errors import GptError, UsageError
+from gpt.errors import UsageError
 
-TOOL = "gpt-hook"
+TOOL = "gpt-attach"
 
 
 def main() -> int:
@@ -21,6 +21,10 @@ def main() -> int:
 
 
 def attach(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[OUTPUT]...", help="What bpftrace printed; standard input by default."),
+    ] = None,
     pid: Annotated[int | None, typer.Option("--pid", "-p", metavar="PID", min=1, help="Watch this process.")] = None,
     system: Annotated[
         bool, typer.Option("--system", help="Watch all processes that use the driver, later ones too.")
@@ -46,36 +50,26 @@ def attach(
     ] = None,
     duration: Annotated[float | None, typer.Option(metavar="S", min=0.001, help="End after so many seconds.")] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the bpftrace program, and do nothing.")] = False,
-    read: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Make a trace of what bpftrace printed; - is standard input.")
-    ] = None,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """Watch processes that already run, as root, by bpftrace."""
+    """Watch processes that already run, as root, by bpftrace; or read what bpftrace printed."""
     from gpt.attach import command
 
-    if (pid is not None) + system + (read is not None) != 1:
-        raise UsageError("one of -p PID, --system and --read FILE is needed", "attach")
-    if read is not None and (kernel or show or duration is not None or calls is not None or library):
-        raise UsageError("only -o, -f and -q go with it", "--read")
+    watched = pid is not None or system
+    if (pid is not None and system) or (watched and files):
+        raise UsageError("-p PID, --system and OUTPUT exclude each other")
+    if not watched and (kernel or show or duration is not None or calls is not None or library):
+        raise UsageError("-p PID or --system is needed: what is to be watched")
     if calls == "":
         raise UsageError("names nothing", "--calls")
     asked = command.Asked(pid, library or [], calls, kernel, duration, quiet)
     if show:
         sys.stdout.write(command.write_program(asked))
         return 0
-    with _open(output, force) as file:
-        return command.read(read, file, output, quiet) if read else command.watch(asked, file, output)
-
-
-def _open(path: str, force: bool) -> IO[bytes]:
-    """The trace. Raises GptError if it is there already."""
-    if path == "-":
-        if os.isatty(1):
-            raise UsageError("a trace does not go to a terminal", "-o")
-        return open(os.dup(1), "wb")
-    try:
-        return open(path, "wb" if force else "xb")
-    except FileExistsError:
-        raise GptError("exists; -f overwrites it", path) from None
+    if not watched and not files and os.isatty(0):
+        raise UsageError("-p PID or --system is needed, or output of bpftrace", "<stdin>")
+    if output == "-" and os.isatty(1):
+        raise UsageError("a trace does not go to a terminal", "-o")
+    trace = command.Output(output, force)
+    return command.watch(asked, trace) if watched else command.read(files or [], trace, quiet)

@@ -136,6 +136,11 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
         for process in iter_processes(iter(trace), LOADS):
             if process.header["tool"] == "gpt-extract":  # nothing of its would count as used
                 raise MalformedError("not a trace, but output of gpt-extract ('gpt-hook run' records one)", trace.name)
+            if process.header.get("attached"):
+                fact = "its process ran before it was watched ('gpt-hook attach'): earlier use is unknown"
+                if not allow_incomplete:
+                    raise GptError(f"{fact}; --allow-incomplete uses it", trace.name)
+                used.warnings.append((trace.name, fact))
             _add_process(process, used)
     except TruncatedError as error:
         if not allow_incomplete:

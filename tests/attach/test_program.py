@@ -1,0 +1,104 @@
+"""The bpftrace program: what it has for each way in which arguments are read, and that bpftrace takes it."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from gpt.attach import driver, program
+from gpt.errors import GptError
+from tests.runtime import hooked
+
+MACHINE = program.Machine("host", "boot", 0, {})
+SIM = str(hooked.runtime() / "sim" / "libcuda.so.1")
+
+
+def functions(calls="all"):
+    return {function.symbol: function for function in driver.read_functions(calls)}
+
+
+def text(path=SIM, calls=None, **options):
+    has = driver.exports(SIM)
+    found = [(path, function) for function in driver.read_functions(calls) if function.symbol in has]
+    return program.generate([path], found, MACHINE, [], ["about"], False, **options)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "fields"),
+    [
+        ("cuMemAlloc_v2", {"to": "*arg0", "bytes": "arg1"}),
+        ("cuMemAlloc", {}),  # of 32 bits: other arguments
+        ("cuMemcpyHtoDAsync_v2", {"to": "arg0", "from": "arg1", "bytes": "arg2", "stream": "arg3"}),
+        ("cuMemsetD32_v2", {"to": "arg0", "bytes": "arg2 * 4"}),
+        ("cuMemsetD2D16_v2", {"to": "arg0", "bytes": "arg3 * arg4 * 2"}),
+        ("cuMemAllocPitch_v2", {"to": "*arg0", "bytes": "*arg1", "rows": "arg3"}),
+        ("cuLaunchGridAsync", {"function": "arg0", "grid_x": "arg1 & 0xffffffff", "stream": "arg3"}),
+        ("cuLaunchCooperativeKernel", {"function": "arg0", "block_z": "sarg0 & 0xffffffff", "stream": "sarg2"}),
+        ("cuLaunchKernelEx", {"function": "arg1", "stream": "*(uint64 *)(arg0 + 32)"}),
+        ("cuMemcpy2D_v2", {"bytes": "*(uint64 *)(arg0 + 112) * *(uint64 *)(arg0 + 120)", "stream": None}),
+        ("cuMemcpy3DAsync_v2", {"to": "$to", "stream": "arg1"}),
+        ("cuModuleGetFunction", {"object": "*arg0"}),
+        ("cuKernelGetFunction", {"object": "*arg0", "kernel": "arg1"}),
+        ("cuCtxSynchronize", {}),
+    ],
+)
+def test_values_of_a_call_are_those_of_the_table(symbol, fields):
+    values = {
+        value.field: "*" * ("*" in value.shown) + value.kept for value in program.watch(functions()[symbol]).values
+    }
+    assert {name: values.get(name) for name in fields} == fields
+    assert bool(values) == bool(fields)
+
+
+def test_each_function_with_arguments_is_watched_and_each_that_waits():
+    wanted = functions(None)
+    assert {"cuLaunchKernel", "cuMemcpyHtoD_v2", "cuCtxSynchronize", "cuGraphLaunch"} <= wanted.keys()
+    assert not {"cuDeviceGetAttribute", "cuMemAlloc", "cuGetErrorString"} & wanted.keys()
+
+
+def test_all_values_of_a_map_are_of_one_type():
+    """Else bpftrace refuses the program: tuples, of so many words as the name of the map says."""
+    kept = re.findall(r"@call(\d+)\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
+    assert len(kept) > 300
+    for size, values in kept:
+        assert values.count("(uint64)") == int(size)
+
+
+def test_what_people_call_their_files_is_text():
+    odd = 'a "b" %s \\ {};\n'
+    machine = MACHINE._replace(commands={1: ["sh", odd]})
+    made = program.generate([f"/x/{odd}.so"], [], machine, [], [], False)
+    lines = [line for line in made.splitlines() if "printf" in line]
+    assert len(lines) == 7
+    for line in lines:
+        assert re.fullmatch(r'.*printf\("(\\.|[^"\\])*"(, [^"]*("%s.%f"[^"]*)?)?\);.*', line), line
+        assert "%s" not in line.split("printf")[1] or "begin" in line
+
+
+@pytest.mark.parametrize(
+    ("data", "fact"), [(b"", "not a shared library"), (b"\x7fELF" + bytes(60), "not a shared"), (b"x" * 99, "not a")]
+)
+def test_a_file_that_is_no_library_is_refused(data, fact, tmp_path):
+    (tmp_path / "libcuda.so.1").write_bytes(data)
+    with pytest.raises(GptError, match=fact):
+        driver.exports(str(tmp_path / "libcuda.so.1"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("folder", ["plain", "with spaces (and) {braces}"])
+def test_bpftrace_takes_the_program(folder, tmp_path):
+    """Parsed and compiled; whether the kernel takes it is another question (test_live.py)."""
+    if not shutil.which("bpftrace") or os.geteuid():
+        pytest.skip("bpftrace -d needs bpftrace (Debian: apt-get install bpftrace) and root")
+    path = tmp_path / folder / "libcuda.so.1"
+    path.parent.mkdir()
+    shutil.copy(SIM, path)
+    (tmp_path / "program.bt").write_text(text(str(path)))
+    limits = {"BPFTRACE_MAX_PROBES": "9999", "BPFTRACE_MAX_BPF_PROGS": "9999"}
+    line = ["bpftrace", "-d", str(tmp_path / "program.bt")]
+    done = subprocess.run(line, env=os.environ | limits, capture_output=True, text=True, timeout=120, check=False)
+    errors = [line for line in done.stderr.splitlines() if "ERROR: " in line and "RLIMIT" not in line]
+    assert not errors
+    assert done.returncode == 0

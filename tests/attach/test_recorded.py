@@ -1,0 +1,221 @@
+"""gpt-attach on what bpftrace printed: the trace, and what it does with lines that are not what they should be."""
+
+import json
+import subprocess
+
+import pytest
+
+from gpt.attach import command
+from gpt.errors import GptError, MalformedError
+from gpt.trace import model, used
+from tests.attach.printed import BEGIN, END, as_json, as_text, call, launch, name
+from tests.tiers import first
+
+KERNEL = "_Z" + "k" * 150
+
+
+def attach(folder, text, capfd=None):
+    """Makes `trace.mp` of it, in this process. Returns what that says on standard error."""
+    (folder / "seen").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert command.read([folder / "seen"], command.Output(str(folder / "trace.mp"), force=True), quiet=True) == 0
+    return capfd.readouterr().err if capfd else ""
+
+
+def trace(folder, text):
+    attach(folder, text)
+    return model.read([folder / "trace.mp"])
+
+
+WHOLE = [
+    *BEGIN,
+    call("cuMemAlloc_v2", 5_000_001_000, 300, to=0x7000, bytes=4096),
+    launch(0x10, 5_000_002_000),
+    *name(KERNEL, 5_000_003_000),
+    call("cuModuleGetFunction", 5_000_003_000, object=0x20),
+    launch(0x20, 5_000_004_000),
+    call("cuMemAlloc_v2", 5_000_005_000, result=2, tid=8, to=0, bytes=1 << 40),
+    "beat 5500000000",
+    *END,
+    "@call1[7, 8, 1]: (5000006000, 0)",
+]
+
+
+@pytest.mark.parametrize("form", [as_text, as_json])
+def test_a_recording_is_a_trace(form, tmp_path):
+    found = trace(tmp_path, form(WHOLE))
+    calls = found.calls("bytes", "to", "function", "grid_x", "block_x", "stream", "shared")
+    assert [found.api(row).name for row in calls] == [
+        "cuMemAlloc", "cuLaunchKernel", "cuModuleGetFunction", "cuLaunchKernel", "cuMemAlloc", "cuCtxSynchronize",
+    ]  # fmt: skip
+    assert calls["start"].tolist() == [1000, 2000, 3000, 4000, 5000, 6000]
+    assert calls["duration"].tolist() == [300, 1000, 1000, 1000, 1000, 0]  # the last one has not returned
+    assert calls["result"].tolist() == [0, 0, 0, 0, 2, 0]
+    assert calls["thread"].tolist() == [7, 7, 7, 7, 8, 8]
+    assert calls["bytes"].tolist() == [4096, 0, 0, 0, 1 << 40, 0]
+    assert calls[1][["grid_x", "block_x", "stream", "shared"]].tolist() == (3, 32, 0x55, 16)
+    assert [found.kernel(row) for row in calls[[1, 3]]] == ["#1", KERNEL]
+    (process,) = found.processes
+    assert process.header["argv"] == ["python3", "my app.py"]
+    assert process.header["attached"] == 1
+    assert process.header["realtime"] == 1795445621439691000
+    assert process.recorded(0) == 4_000_000_000
+    assert len(found.incomplete) == 2  # it ran before, and one kernel has no name
+
+
+def test_lines_may_come_in_any_order(tmp_path):
+    lines = [call("cuMemFree_v2", 5_000_000_000 + at, tid=at % 3 + 1, to=at) for at in range(1, 2000)]
+    one = trace(tmp_path, as_json([*BEGIN, *lines, *END])).calls("to")
+    mixed = sorted(lines, key=lambda line: hash((line, 1)))
+    other = trace(tmp_path, as_json([*BEGIN, *mixed, *END])).calls("to")
+    assert one["to"].tolist() == other["to"].tolist() == list(range(1, 2000))
+
+
+def test_time_that_the_machine_slept_is_no_time_of_the_clock(tmp_path):
+    begin = [line.replace(" 0", " 4000000000") if line.startswith("machine") else line for line in BEGIN]
+    found = trace(tmp_path, as_json([*begin, call("cuMemFree_v2", 5_000_001_000), *END]))
+    assert found.processes[0].header["monotonic"] == 1_000_000_000
+    assert found.calls()["start"].tolist() == [1000]
+
+
+def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
+    found = trace(tmp_path, as_json([*BEGIN, call("cuMemFree_v2", 5_000_001_000, duration=2**64 - 50), *END]))
+    assert found.calls()["duration"].tolist() == [1]
+
+
+def test_what_was_lost_is_said_by_trace_and_analysis(tmp_path, capfd):
+    said = attach(tmp_path, as_json([*BEGIN, "Lost 12 events", WHOLE[4], "Lost 3 events", *END]), capfd)
+    assert "no room for 15 events" in said
+    done = subprocess.run(
+        ["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "15 events: bpftrace had no room" in " ".join(done.stdout.split())
+
+
+def test_processes_take_turns_and_an_id_may_come_again(tmp_path):
+    lines = [
+        call("cuMemFree_v2", 5_000_001_000, pid=7),
+        call("cuMemFree_v2", 5_000_002_000, pid=9),
+        "beat 5500000000",
+        call("cuMemFree_v2", 5_600_000_000, pid=7),
+        "exit 7 5700000000",
+        call("cuMemFree_v2", 5_800_000_000, pid=9),
+        call("cuMemFree_v2", 5_900_000_000, pid=7),
+    ]
+    found = trace(tmp_path, as_json([*BEGIN, *lines, *END]))
+    assert [process.pid for process in found.processes] == [7, 9, 7]
+    assert found.calls()["process"].tolist() == [0, 1, 0, 1, 2]
+    assert not [line for line in found.incomplete if "no end" in line]
+
+
+def test_a_recording_that_was_cut_is_an_interrupted_trace(tmp_path, capfd):
+    text = as_json(WHOLE[:-3])
+    said = attach(tmp_path, text[:-9], capfd)
+    assert "not understood, first" in said
+    assert "the trace is interrupted" in said
+    found = model.read([tmp_path / "trace.mp"])
+    assert any("no end of process 7" in line for line in found.incomplete)
+    assert len(found.calls()) == 4
+
+
+STRANGE = [
+    "call", "call 1 2 3", "call 7 7 x 1 0 cuInit", "call -7 7 1 1 0 cuInit", "call 7 7 1 99999999999999999999 0 cuInit",
+    "call 7 7 1 1 0 cuInit to=xyz", "name 7 7", "begin", "beat", "exit x y", "functions", "machine a", "@call1[1]: (2)",
+    "@call1[7, 7, 999]: (5000000001, 1)", "@other[1]: 4", "hello", "\ufffd\ufffd", "x" * 5000, "command x 'unclosed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [as_text, as_json])
+def test_lines_that_mean_nothing_are_counted_and_harm_nothing(form, tmp_path):
+    lines = [line for line in STRANGE if not (form is as_json and line.startswith("@"))]
+    found = trace(tmp_path, form([*BEGIN, *lines, WHOLE[4], *lines, *END]))
+    assert len(found.calls()) == 1
+
+
+def test_json_that_is_none_harms_nothing(tmp_path):
+    text = as_json([*BEGIN, WHOLE[4], *END])
+    odd = ["{", "{}", '{"type": "printf"}', '{"type": "printf", "data": 5}', '{"type": "map", "data": []}', "[" * 5000,
+           '{"type": "map", "data": {"@call1": {"a,b,c": [1]}}}', '{"type": "lost_events", "data": {"events": -4}}',
+           '{"type": "map", "data": {"@call1": {"7,7,1": 5}}}', "{" * 5000, json.dumps({"type": "value"})]  # fmt: skip
+    found = trace(tmp_path, text.encode() + b"\xff\xfe\n" + "\n".join(odd).encode() + b"\n")
+    assert len(found.calls()) == 1
+
+
+def test_a_name_with_a_line_break_forges_no_line(tmp_path):
+    evil = "k\ncall 7 7 5000007000 1 0 cuMemFree_v2"
+    lines = [
+        *BEGIN,
+        *name(evil, 5_000_003_000),
+        call("cuModuleGetFunction", 5_000_003_000, object=0x20),
+        launch(0x20, 5_000_004_000),
+    ]
+    found = trace(tmp_path, as_json([*lines, *END]))
+    calls = found.calls("function")
+    assert len(calls) == 2
+    assert found.kernel(calls[1]) == evil
+
+
+@pytest.mark.parametrize("size", [0, 1, 62, 63, 64, 126, 1007, 1008, 1100])
+def test_names_are_joined_of_their_parts(size, tmp_path):
+    text = "é" * 0 + "n" * size
+    parts = name(text, 5_000_003_000)[:16]
+    lines = [*BEGIN, *parts, call("cuModuleGetFunction", 5_000_003_000, object=0x20), launch(0x20, 5_000_004_000), *END]
+    found = trace(tmp_path, as_json(lines))
+    assert found.kernel(found.calls("function")[1]) == (text if size < 1008 else text[:1008] + "…")
+
+
+def test_a_part_of_a_name_that_was_lost_shows(tmp_path):
+    parts = name("n" * 200, 5_000_003_000)
+    lines = [
+        *BEGIN,
+        *parts[:1],
+        *parts[2:],
+        call("cuModuleGetFunction", 5_000_003_000, object=0x20),
+        launch(0x20, 5_000_004_000),
+    ]
+    found = trace(tmp_path, as_json([*lines, *END]))
+    assert found.kernel(found.calls("function")[1]) == "n" * 63 + "…"
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "\0" * 5000])
+def test_other_files_are_refused_and_leave_no_trace(text, tmp_path):
+    with pytest.raises(MalformedError, match="not what bpftrace prints"):
+        attach(tmp_path, text)
+    assert not (tmp_path / "trace.mp").exists()
+
+
+def test_a_recording_of_nothing_is_no_trace(tmp_path):
+    with pytest.raises(GptError, match="nothing called a function"):
+        attach(tmp_path, as_json([*BEGIN, *END]))
+    assert not (tmp_path / "trace.mp").exists()
+
+
+def test_it_is_no_evidence_of_what_is_unused(tmp_path):
+    attach(tmp_path, as_json(WHOLE))
+    with pytest.raises(GptError, match="ran before it was watched"):
+        used.read_used([tmp_path / "trace.mp"], allow_incomplete=False)
+
+
+def test_an_existing_trace_is_left_alone(tmp_path):
+    (tmp_path / "trace.mp").write_text("mine")
+    (tmp_path / "seen").write_text(as_json(WHOLE))
+    line = ["gpt-hook", "attach", "seen"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "gpt-attach: error: trace.mp: exists; -f overwrites it\n")
+    assert (tmp_path / "trace.mp").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    first(
+        (["-p", "1", "--system"], "exclude"),
+        (["--duration", "1"], "-p PID or --system is needed"),
+        (["-p", "0"], "x>=1"),
+        (["--system", "--calls", "cuMemAllok"], "cuMemAlloc"),
+        (["--system", "--calls", ""], "names nothing"),
+    ),
+)
+def test_wrong_options_are_refused(words, fact, tmp_path):
+    line = ["gpt-hook", "attach", *words, *(["--library", "/nothing"] if "--calls" in words else []), "--print"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 2
+    assert fact in done.stderr
