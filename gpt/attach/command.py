@@ -144,7 +144,7 @@ def convert(
     source: str = "",
 ) -> int:
     """Writes the trace of lines of bpftrace, and says what it holds. Returns the exit status."""
-    segments = Segments(driver.read_functions("all"), command)
+    segments = Segments(command)
     for event in iter_events(lines):
         for record in segments.add(event):
             output.write(record)

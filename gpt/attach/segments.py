@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from gpt import records
-from gpt.attach.driver import DriverFunction
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.program import ALIASES, NAMED, PART_BYTES, PARTS
+from gpt.trace.apis import find_api
 
 Record = dict[str, Any]
 
@@ -83,12 +83,11 @@ class _Watched:
         self._apis: dict[str, int] = {}
         self._rows: dict[tuple[int, str], _Rows] = {}
 
-    def api(self, symbol: str, known: DriverFunction | None, kernel: bool) -> int:
+    def api(self, symbol: str, kernel: bool) -> int:
         """The number of a function, which gets its record with it."""
         if symbol not in self._apis:
             number = self._apis[symbol] = len(self._apis) + 1
-            type_, op = (known.type, known.op) if known else ("other", "kernel" if kernel else symbol.lower())
-            name = known.name if known else symbol
+            type_, op, name, _ = ("other", "kernel", symbol, symbol) if kernel else find_api(symbol)
             self.ready.append(records.make("api", id=number, symbol=symbol, name=name, type=type_, op=op))
         return self._apis[symbol]
 
@@ -145,12 +144,11 @@ class Segments:
     `lost` events that bpftrace had no room for, `strange` lines that meant nothing, of which `example` is the first.
     """
 
-    def __init__(self, functions: Iterable[DriverFunction], command: Callable[[int], list[str]]) -> None:
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
         self.begun = False
         self.ended = False
         self.processes = self.calls = self.launches = self.nameless = self.lost = self.strange = 0
         self.example = ""
-        self._functions = {function.symbol: function for function in functions}
         self._command = command
         self._realtime = self._begin = self._suspended = 0
         self._now = 0  # when something was last said of the time
@@ -243,14 +241,14 @@ class Segments:
 
     def _add_row(self, call: Call, duration: int) -> None:
         process = self._process(call.pid, call.start)
-        known = self._functions.get(call.symbol)
+        name = find_api(call.symbol).name
         values = call.fields
         returned = duration and not call.result
-        if known and known.name in NAMED and "object" in values:
+        if name in NAMED and "object" in values:
             parts = self._names.pop(call[1:4], {})
             if returned and parts:
                 process.look_up(values["object"], _join(parts))
-        elif known and known.name in ALIASES and returned and "kernel" in values:
+        elif name in ALIASES and returned and "kernel" in values:
             kernel = process.functions.get(values["kernel"])
             if kernel is not None and "object" in values:
                 process.functions[values["object"]] = kernel
@@ -261,7 +259,7 @@ class Segments:
             if returned:
                 process.launches[values["function"]] += 1
         start = self._time(call.start)
-        api = process.api(call.symbol, known, call.kernel)
+        api = process.api(call.symbol, call.kernel)
         process.add(call.tid, (start, duration, api, call.result), values)
         process.last[call.tid] = max(call.start, process.last.get(call.tid, 0))
         self._kept += 1

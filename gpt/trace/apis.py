@@ -1,6 +1,6 @@
 """What the functions of the CUDA driver do, by their names, for traces that only have these.
 
-gpt-hook knows the same (runtime/hook/entry/decode.c), and a test holds both equal: functions that are listed have a
+gpt-hook knows the same (runtime/hook/entry/table.h), and a test holds both equal: functions that are listed have a
 type and an op, that of another follows from the beginning of its name.
 """
 
