@@ -6,11 +6,11 @@ from pathlib import Path
 from gpt.trace.apis import LISTED, PREFIXES, find_api
 
 ENTRY = Path(__file__).parents[2] / "runtime/hook/entry"
-TABLE = "\n".join(path.read_text() for path in sorted(ENTRY.glob("*.[ch]")))
+DECODE = "\n".join(path.read_text() for path in sorted(ENTRY.glob("*.[ch]")))
 
 
 def test_functions_are_of_the_hooks_types_and_ops():
-    listed = re.findall(r'^    \{"(cu\w+)", (?:"(\w+)", "(\w+)"|INSTANTIATES)', TABLE, re.M)
+    listed = re.findall(r'^    \{"(cu\w+)", (?:"(\w+)", "(\w+)"|INSTANTIATES)', DECODE, re.M)
     assert len(listed) > 120
     for name, type_, op in listed:
         assert find_api(name)[:3] == (type_ or "graph", op or "instantiate", name)
@@ -18,7 +18,7 @@ def test_functions_are_of_the_hooks_types_and_ops():
 
 
 def test_beginnings_of_names_are_the_hooks():
-    (table,) = re.findall(r"types\[\] = \{(.*?)\n\};", TABLE, re.S)
+    (table,) = re.findall(r"types\[\] = \{(.*?)\n\};", DECODE, re.S)
     assert re.findall(r'\{"(\w*)", "(\w+)"\}', table) == [*PREFIXES]
 
 
