@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gpt.printable import printable_json, valid
 from gpt.timeline.tracks import (
     CALL,
+    CORRELATION,
     IOCTL,
     KERNEL,
     MEMCPY,
@@ -151,7 +152,7 @@ class _Writer:
 
     def _tell_calls(self, places: Whole, _: int) -> list[list[str]]:
         calls = self._timeline.calls[places]
-        return [_tell("correlation", places + 1), *(_tell(name, calls[name]) for name in ("result", "bytes"))]
+        return [_tell("correlation", places + CORRELATION), *(_tell(name, calls[name]) for name in ("result", "bytes"))]
 
     def _tell_work(self, places: Whole, stream: int) -> list[list[str]]:
         callers = self._timeline.callers[places]
@@ -164,7 +165,7 @@ class _Writer:
         rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto has it
         return [
             same,
-            _tell("correlation", callers + 1),
+            _tell("correlation", np.where(callers >= 0, callers + CORRELATION, 0)),
             *told,
             [f',"memory bandwidth (GB/s)":{rate:.6g}' if rate else "" for rate in rates.tolist()],
             *(_tell_shape(name, calls) for name in ("grid", "block")),

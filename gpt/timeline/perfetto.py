@@ -19,6 +19,7 @@ from gpt.timeline import wire
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import (
     CATEGORIES,
+    CORRELATION,
     KERNEL,
     RANGE,
     SHAPE,
@@ -36,7 +37,7 @@ from gpt.timeline.wire import Columns
 WINDOW = 1 << 13  # packets that are encoded at once
 SEQUENCE = 1  # of the packets: names that were said once hold for all of it
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
-CORRELATION, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
+LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
 ARROWS = 1000  # that a call has at most
 NO_CALL = 1 << 62  # of a range
 LIMIT = 1 << 63  # of what int64 holds
@@ -167,8 +168,8 @@ class _Writer:
         schema = self._schema.DebugAnnotation
         field = _field(self._schema.TrackEvent, "debug_annotations")
         source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
-        calls = self._called[source]
-        for iid, values in enumerate((source + 1, calls["bytes"], calls["result"]), 1):
+        calls, number = self._called[source], np.where(source >= 0, source + CORRELATION, 0)
+        for iid, values in enumerate((number, calls["bytes"], calls["result"]), 1):
             name = wire.constant(_pack(schema(name_iid=iid)), len(spans))
             note = wire.message(field, name, wire.number(_field(schema, "int_value"), values))
             yield wire.where(values != 0, note)
@@ -198,7 +199,7 @@ class _Writer:
             ids = np.zeros(len(spans), np.int64)
             ids[has] = self._made[first[has] + turn] + 1
             parts.append(wire.where(has, wire.number(EVENT_IDS, ids)))
-        told = wire.message(CORRELATION, *parts) if parts else wire.constant(b"", len(spans))
+        told = wire.message(LINKS, *parts) if parts else wire.constant(b"", len(spans))
         return wire.where(counts > 0, told)
 
     def _work(self, spans: Spans) -> bytes:
@@ -223,7 +224,7 @@ class _Writer:
             wire.number(_field(event, "event_id"), source + 1),
             wire.number(_field(event, "duration"), spans["end"] - spans["begin"]),
             _repeated(keys, same),
-            wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + 1)),
+            wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + CORRELATION)),
             wire.where(kernels, self._launches(calls)),
             wire.where(~kernels & (calls["bytes"] > 0), wire.message(size[0], *size[1])),
             _repeated(spans["fact"], self._extra),

@@ -28,6 +28,7 @@ Whole = npt.NDArray[np.int64]
 Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
+CORRELATION = 1 << 16  # of the first call. HTA 0.5 with pandas 3 keeps places of rows in as many bits as these take
 TOGETHER = 4  # calls of different threads that may begin in the same nanosecond
 
 # `source` is the place in the calls, GPU times or ranges. A span that is `open` has no end in the trace, and is drawn

@@ -178,3 +178,11 @@ def test_spans_of_no_length_lie_within_others():
     page = draw("html", trace).decode()
     texts = json.loads(page.split('id="texts">')[1].split("</script>")[0])
     assert [row[4:] for row in texts["rows"]] == [[0, 0, 1], [1, 1, 3]]
+
+
+def test_kernels_that_are_left_out_are_not_missed():
+    args = "timeline", "--format", "chrome", "--kernel"
+    for glob, facts in (("nothing", 0), ("add*", 1)):
+        found = json.loads(run(*args, glob, data=forge.pack(KERNEL)).stdout)
+        assert found["incomplete"] == []
+        assert sum("gmem_bytes.read" in event.get("args", {}) for event in found["traceEvents"]) == facts
