@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from gpt import messages, signals, stream
-from gpt.attach import driver
+from gpt.attach import driver, kernel
 from gpt.attach.events import MAX_LINE, iter_events
 from gpt.attach.program import Machine, generate
 from gpt.attach.segments import Segments
@@ -77,8 +77,9 @@ def write_program(asked: Asked) -> str:
         "",
         f"BPFTRACE_MAX_PROBES has to be {2 * len(found) + 3} or more, BPFTRACE_MAX_BPF_PROGS too.",
     ]
-    kernel: list[str] = []
-    return generate(files, found, _machine(asked.pid), kernel, about, TRACING.exists() and not asked.pid)
+    names = kernel.find_functions() if asked.kernel else []
+    about += [line for line in ("", f"kprobes: {', '.join(names)}") if names]
+    return generate(files, found, _machine(asked.pid), kernel.probes(names), about, TRACING.exists() and not asked.pid)
 
 
 def _find_files(asked: Asked) -> list[str]:
@@ -103,12 +104,13 @@ def watch(asked: Asked, output: Output) -> int:
     """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
     bpftrace = find_bpftrace()
     watching = Watching(bpftrace, write_program(asked), asked.pid)
+    kprobes = f", and in the kernel {', '.join(kernel.find_functions())}" if asked.kernel else ""
 
     def lines() -> Iterator[bytes]:
         for line in watching.lines(asked.duration):
             if watching.begun and not told and not asked.quiet:
                 told.append(f"process {asked.pid}" if asked.pid else "all processes")
-                messages.write(f"{TOOL}: watching {told[0]}; an interrupt (Ctrl-C) ends it\n")
+                messages.write(f"{TOOL}: watching {told[0]}{kprobes}; an interrupt (Ctrl-C) ends it\n")
             yield line
 
     told: list[str] = []

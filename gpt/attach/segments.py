@@ -19,6 +19,7 @@ import numpy as np
 
 from gpt import records
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
+from gpt.attach.kernel import IOCTLS, name_request
 from gpt.attach.program import ALIASES, NAMED, PART_BYTES, PARTS
 from gpt.trace.apis import find_api
 
@@ -80,6 +81,7 @@ class _Watched:
         self.ready: list[Record] = []  # records that stand before rows
         self.functions: dict[int, int] = {}  # numbers by handle
         self.names: dict[int, str] = {}  # of these numbers
+        self.ioctls: dict[int, list[Record]] = {}  # by thread
         self._apis: dict[str, int] = {}
         self._rows: dict[tuple[int, str], _Rows] = {}
 
@@ -111,10 +113,20 @@ class _Watched:
         self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
         self.calls += 1
 
-    def take(self) -> Iterator[Record]:
-        """What there is to write."""
+    def settle(self, thread: int, start: int, duration: int) -> None:
+        """A call of the driver has returned: ioctls of its time are part of it."""
+        for record in self.ioctls.get(thread, ()):
+            if "parent" not in record and start <= record["start"] < start + duration:
+                record["parent"] = start
+
+    def take(self, last: bool = False) -> Iterator[Record]:
+        """What there is to write; unless it is the `last` time, ioctls wait a while for their calls."""
         yield from self.ready
         self.ready.clear()
+        for thread, found in list(self.ioctls.items()):
+            for one in found if last or len(found) > ROWS else [one for one in found if "parent" in one]:
+                yield records.make(**one)
+            self.ioctls[thread] = [] if last or len(found) > ROWS else [one for one in found if "parent" not in one]
         for (thread, _), rows in self._rows.items():
             yield from rows.records(thread)
         self._rows.clear()
@@ -237,7 +249,23 @@ class Segments:
         return self._open[pid]
 
     def _add_call(self, call: Call) -> None:
+        if call.kernel and call.symbol in IOCTLS:
+            self._add_ioctl(call, IOCTLS[call.symbol])
+            return
         self._add_row(call, max(1, call.duration if call.duration < BACKWARDS else 1))
+
+    def _add_ioctl(self, call: Call, device: str) -> None:
+        """An ioctl: it waits for the driver's call that it is part of, which returns later."""
+        name, command = name_request(call.fields.get("request", 0), call.fields)
+        record = records.make(
+            "ioctl", thread=call.tid, device=device, request=call.fields.get("request", 0), name=name, command=command,
+            start=self._time(call.start), duration=max(1, call.duration if call.duration < BACKWARDS else 1),
+            error=-call.result if call.result < 0 else None,
+        )  # fmt: skip
+        process = self._process(call.pid, call.start)
+        process.ioctls.setdefault(call.tid, []).append(record)
+        process.calls += 1
+        self._kept += 1
 
     def _add_row(self, call: Call, duration: int) -> None:
         process = self._process(call.pid, call.start)
@@ -260,6 +288,8 @@ class Segments:
                 process.launches[values["function"]] += 1
         start = self._time(call.start)
         api = process.api(call.symbol, call.kernel)
+        if not call.kernel:
+            process.settle(call.tid, start, duration)
         process.add(call.tid, (start, duration, api, call.result), values)
         process.last[call.tid] = max(call.start, process.last.get(call.tid, 0))
         self._kept += 1
@@ -303,7 +333,7 @@ class Segments:
 
     def _close(self, pid: int, over: bool) -> Iterator[Record]:
         process = self._open.pop(pid)
-        found = [*process.take(), *process.counts()]
+        found = [*process.take(last=True), *process.counts()]
         if over and self._now:
             found.append(records.make("recording", on=False, at=self._time(max(self._now, process.newest))))
         if process.nameless:

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from gpt.attach import driver, program
-from gpt.errors import GptError
+from gpt.attach import driver, kernel, program
+from gpt.errors import GptError, MissingError
 from tests.runtime import hooked
 
 MACHINE = program.Machine("host", "boot", 0, {})
@@ -84,6 +84,16 @@ def test_a_file_that_is_no_library_is_refused(data, fact, tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(data)
     with pytest.raises(GptError, match=fact):
         driver.exports(str(tmp_path / "libcuda.so.1"))
+
+
+def test_kernel_functions_are_those_that_the_kernel_has(tmp_path):
+    symbols = tmp_path / "kallsyms"
+    lines = ["0 t nvidia_ioctl\t[nvidia]", "0 T nvidia_unlocked_ioctl\t[nvidia]", "0 t nvidia_isr\t[other]"]
+    symbols.write_text("".join(f"{line}\n" for line in [*lines, "0 d uvm_ioctl\t[nvidia_uvm]", "0 t vfs_read"]))
+    assert kernel.find_functions(symbols) == ["nvidia_unlocked_ioctl"]
+    symbols.write_text("0 t vfs_read\n")
+    with pytest.raises(MissingError, match="not loaded"):
+        kernel.find_functions(symbols)
 
 
 @pytest.mark.full

@@ -219,3 +219,21 @@ def test_wrong_options_are_refused(words, fact, tmp_path):
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 2
     assert fact in done.stderr
+
+
+def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
+    lines = [
+        call("nvidia_unlocked_ioctl", 5_000_001_100, kind="kernel", request=0xC020462A, command=0xA06C0101),
+        call("nvidia_unlocked_ioctl", 5_000_009_000, kind="kernel", result=-14, request=0xC0304627),
+        call("nvidia_isr", 5_000_009_500, pid=0, tid=0, kind="kernel"),
+        call("cuMemAlloc_v2", 5_000_001_000, duration=3000, to=0x7000, bytes=64),
+    ]
+    found = trace(tmp_path, as_json([*BEGIN, *lines, *END]))
+    process = next(one for one in found.processes if one.pid == 7)
+    (control, other) = sorted(process.ioctls, key=lambda one: one["start"])
+    assert (control["name"], control["command"], control["parent"]) == ("NV_ESC_RM_CONTROL", 0xA06C0101, 5_000_001_000)
+    assert (other["name"], other["error"]) == ("0xc0304627", 14)
+    assert "parent" not in other
+    assert [found.api(row).op for row in found.calls() if row["process"] != found.processes.index(process)] == [
+        "kernel"
+    ]
