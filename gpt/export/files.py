@@ -129,6 +129,7 @@ class ParquetFiles:
             self._types |= {f"i{size}": getattr(pyarrow, f"int{size}")(), f"u{size}": getattr(pyarrow, f"uint{size}")()}
         self._writers: dict[str, Any] = {}
         self._waiting: dict[str, list[Any]] = {}
+        self._rows: dict[str, int] = {}  # that wait
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -143,7 +144,7 @@ class ParquetFiles:
         with self._reported():
             path = self._folder / f"{table.name}.parquet"
             self._writers[table.name] = self._parquet.ParquetWriter(path, schema, compression="zstd")
-        self._waiting[table.name] = []
+        self._waiting[table.name], self._rows[table.name] = [], 0
         if table.rows:
             columns = {field.name: [row[at] for row in table.rows] for at, field in enumerate(table.fields)}
             self.write(table, len(table.rows), columns)
@@ -155,7 +156,8 @@ class ParquetFiles:
             end = min(count, at + GROUP)
             arrays = [self._array(field, columns.get(field.name), at, end) for field in table.fields]
             waiting.append(self._pyarrow.record_batch(arrays, schema=schema))
-            if sum(batch.num_rows for batch in waiting) >= GROUP:
+            self._rows[table.name] += end - at
+            if self._rows[table.name] >= GROUP:
                 self._flush(table.name)
 
     def _array(self, field: Field, column: Any, at: int, end: int) -> Any:
@@ -168,7 +170,7 @@ class ParquetFiles:
         return self._pyarrow.array(_cut(field, column, at, end), type_)
 
     def _flush(self, name: str) -> None:
-        waiting, self._waiting[name] = self._waiting[name], []
+        waiting, self._waiting[name], self._rows[name] = self._waiting[name], [], 0
         if waiting:
             with self._reported():
                 self._writers[name].write_table(self._pyarrow.Table.from_batches(waiting))

@@ -153,7 +153,7 @@ class ProcessRows:
                 work[name] = rows[name]
         if "device" not in known:
             cards = self.process.cards
-            work["device"] = min(cards, default=0) if len(cards) < 2 else NONE
+            work["device"] = min(min(cards, default=0), LOW) if len(cards) < 2 else NONE
         work["key"] = NONE
         if "call" in known and "thread" in known:
             named = rows["call"] != 0

@@ -6,6 +6,7 @@ Eight threads take turns chunk by chunk, with the mix of calls of a PyTorch deco
 driver, some copies and waits, 27 functions and 200 kernels in all. Beside the summary stands what reading alone
 takes (every record of the same file, not looked at), so that the figure shows what of it is analysis; and what jq and
 pandas take for count and time of each function, from the JSON lines that `events` makes of a tenth of the calls.
+`export` writes all that these calls say to a database, `sqlite` five columns of the JSON lines.
 The exit status is 1 if a bound was missed.
 """
 
@@ -37,6 +38,13 @@ PANDAS = """import sys, pandas
 parts = pandas.read_json(sys.argv[1], lines=True, chunksize=200_000)
 sums = [part.groupby("name").duration_us.agg(["count", "sum", "max"]) for part in parts]
 print(pandas.concat(sums).groupby("name").agg({"count": "sum", "sum": "sum", "max": "max"}))"""
+SQLITE = """import json, sqlite3, sys
+columns = "ts", "name", "tid", "duration_us", "result"
+database = sqlite3.connect(sys.argv[2])
+database.executescript("DROP TABLE IF EXISTS calls; CREATE TABLE calls (ts, name, tid, duration_us, result)")
+rows = (tuple(map(json.loads(line).get, columns)) for line in open(sys.argv[1]))
+database.executemany("INSERT INTO calls VALUES (?, ?, ?, ?, ?)", rows)
+database.commit()"""
 
 MIX = (  # layout, functions, batches of a round: 512 calls each
     (forge.LAUNCH, ("cuLaunchKernel", "cuLaunchKernelEx"), 5),
@@ -114,12 +122,14 @@ def check(trace: Path, calls: int) -> None:
 
 
 def others(folder: Path, calls: int) -> dict[str, list[str | Path]]:
-    """Commands that sum up a part of the calls, as far as their tools are installed."""
+    """Commands that sum up a part of the calls, or write it to a database, as far as their tools are installed."""
     trace, lines = folder / "part.mp", folder / "part.jsonl"
     write_trace(trace, calls // PART)
     with open(lines, "wb") as file:
         subprocess.run(["gpt-analyze", "events", "--json", trace], stdout=file, check=True)
     ways: dict[str, list[str | Path]] = {"a part": ["gpt-analyze", "summary", trace]}
+    ways["export"] = ["gpt-analyze", "export", "--format", "sqlite", "-o", folder / "tables.sqlite", trace]
+    ways["sqlite"] = [sys.executable, "-c", SQLITE, lines, folder / "lines.sqlite"]
     if shutil.which("jq"):
         ways["jq"] = ["jq", "-n", JQ, lines]
     if find_spec("pandas"):
@@ -148,7 +158,7 @@ def main() -> int:
     held = median(found["summary"], "cpu") <= allowed and max(r["rss"] for r in found["summary"]) <= MEMORY
     if missing := {"jq", "pandas"} - found.keys():
         print(f"not installed: {', '.join(sorted(missing))}")
-    print(f"'a part', jq and pandas: a {PART}th of the calls")
+    print(f"'a part', export, sqlite, jq and pandas: a {PART}th of the calls")
     print(f"bound: {allowed:.0f} s CPU, {MEMORY / 1e6:.0f} MB: {'held' if held else 'MISSED'}")
     return 0 if held else 1
 

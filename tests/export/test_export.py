@@ -253,6 +253,19 @@ def test_texts_of_any_kind_come_through(tmp_path):
     assert parquet.read_table(folder / "NVTX_EVENTS.parquet")["text"].to_pylist() == wanted
 
 
+@pytest.mark.parametrize("number", [1 << 32, 1 << 63, (1 << 64) - 1])
+def test_numbers_of_any_size_come_through(number, tmp_path):
+    changes = {"device": {"index": number, "sms": number}}
+    odd = [
+        record | changes.get(record["kind"], {"thread": number} if "thread" in record else {})
+        for record in small(pid=number, rank=number)
+    ]
+    for shape in Form:
+        write(tmp_path / shape, odd, shape=shape)
+    told = ask(tmp_path / "sqlite", "SELECT pid, rank FROM PROCESSES")
+    assert [value % (1 << 64) for value in told[0]] == [number, number]
+
+
 def test_several_traces_and_standard_input(tmp_path):
     """Processes of one pid have numbers of their own; times are those since the first of all began."""
     (tmp_path / "b.mp").write_bytes(forge.pack(small(pid=10, host="other", boot_id="c", realtime=10**18 + 500)))
