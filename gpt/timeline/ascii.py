@@ -204,8 +204,9 @@ def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cel
         end = OPEN if span["open"] else "]"
         _write(cells, first, f"[{name}{'-' * (last - first - 2 - cell_len(name))}{end}")
         free = last
-    for mark in marks:
-        place = _cell(mark.time, edges)
+    times = np.array([mark.time for mark in marks], np.float64)
+    places, firsts = np.unique(np.clip(np.searchsorted(edges, times) - 1, 0, len(cells) - 1), return_index=True)
+    for place, mark in zip(places.tolist(), (marks[at] for at in firsts.tolist()), strict=True):
         if cells[place] == " ":
             taken = next((at for at in range(place, len(cells)) if cells[at] != " "), len(cells))
             name = printable(mark.name)
