@@ -7,7 +7,7 @@ which another run could. What is known of a process is a page, so that it can be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
@@ -306,10 +306,3 @@ def _scheduler(totals: Totals, facts: Sequence[Facts]) -> Said:
     told = ", ".join(f"{what} {found[command]:,}" for command, what in SCHEDULING.items() if found[command])
     fact = f"{why}; {told or 'none of the ioctls is such'}; 'gpt-hook run -p block_sched' records when blocks ran"
     return Said(question, f"{amount(calls, 'ioctl')} to schedule channels", calls, "calls", fact)
-
-
-def iter_facts(processes: Sequence[Facts], current: ProcessTotals | None) -> Iterator[Facts]:
-    """Those of processes that are over, and of the one that is read."""
-    yield from processes
-    if current:
-        yield make_facts(current)

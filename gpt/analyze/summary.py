@@ -75,27 +75,24 @@ class Summary:
         self._done = Totals()  # of processes that are over
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of the same, and the columns after WHO
         self._facts: list[Facts] = []  # of the same
-        self._current: ProcessTotals | None = None
+        self._open: dict[Process, ProcessTotals] = {}  # of those that are read: they may take turns
 
     def take(self, process: Process) -> None:
         """Sums up the rows that a process has collected."""
         from gpt.analyze.totals import ProcessTotals
 
-        current, self._current = self._current, None  # a process whose rows are nonsense does not count
-        if current is None or current.process is not process:
-            current = ProcessTotals(process)
+        current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
-        self._current = current
+        self._open[process] = current  # one whose rows are nonsense does not count
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
         from gpt.analyze.questions import make_facts
 
-        if self._current:
-            self._facts.append(make_facts(self._current))
-            self._done.merge(self._current.named())
-            self._processes.append(_process_row(self._current))
-        self._current = None
+        if current := self._open.pop(process, None):
+            self._facts.append(make_facts(current))
+            self._done.merge(current.named())
+            self._processes.append(_process_row(current))
 
     def merge(self, other: Summary) -> None:
         """Takes in what another one has of later traces."""
@@ -109,14 +106,14 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """The sums."""
-        from gpt.analyze.questions import answer_questions, iter_facts
+        from gpt.analyze.questions import answer_questions, make_facts
         from gpt.analyze.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
         totals.merge(self._done)
-        if self._current:
-            totals.merge(self._current.named())
-            processes.append(_process_row(self._current))
+        for current in self._open.values():
+            totals.merge(current.named())
+            processes.append(_process_row(current))
         yield _make_processes(processes)
         if totals.functions:
             yield _make_functions(totals)
@@ -127,7 +124,7 @@ class Summary:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
             yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
-        if facts := list(iter_facts(self._facts, self._current)):
+        if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
 
 
