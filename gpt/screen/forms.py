@@ -27,6 +27,7 @@ GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and heig
 BARS = 30  # that are drawn
 ROOM = 0.1  # right of the longest bar, for what it says
 LABELS = 40  # of rows, at most
+NUMBER = 16  # columns of what a bar says
 MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
 BAR = 0.9  # height of the bars of a row
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
@@ -58,7 +59,7 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     ends = [human(value) if value == value else "" for value in np.nansum(values, axis=0).tolist()]
     if "end" in plot:
         ends = [f"{value:.2f}x" if value == value else "" for value in columns[plot["end"]][places].tolist()]
-    for at, text in enumerate(ends):
+    for at, text in enumerate(text_of(end, NUMBER) for end in ends):
         back = left[at] < 0
         form: Any = {"va": "center", "ha": "right" if back else "left", "fontsize": SMALL - 1, "color": GRAY}
         axes.annotate(text, (left[at], at), (-3 if back else 3, 0), textcoords="offset points", **form)

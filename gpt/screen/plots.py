@@ -78,7 +78,18 @@ def _bars_of(answer: Record) -> list[Record]:
 
 
 def _read(answer: Record) -> Columns:
-    """The columns of an answer."""
+    """The columns of an answer. What is not finite has no place in a picture."""
+    found = _read_all(answer)
+    return {name: column if isinstance(column, list) else _finite(column) for name, column in found.items()}
+
+
+def _finite(column: Any) -> Any:
+    import numpy as np
+
+    return np.where(np.isfinite(column), column, np.nan)
+
+
+def _read_all(answer: Record) -> Columns:
     import numpy as np
 
     fields, rows = packed.unpack_rows(answer)

@@ -1,6 +1,7 @@
 """Pictures of answers: what stands beside the data says what it is, whatever names and numbers are drawn."""
 
 import html
+import math
 import re
 
 import pytest
@@ -48,6 +49,13 @@ def test_bins_of_a_logarithmic_histogram_have_a_logarithmic_axis(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rows", [[("k", 0)], [("k", None)], [("k" * 4000, (1 << 64) - 2)], [("", 1)]])
-def test_little_and_much_is_drawn(rows, tmp_path):
-    assert "time" in " ".join(drawn(tmp_path, [NAME, TIME], rows))
+@pytest.mark.parametrize("form", ["bars", "lines", "levels"])
+@pytest.mark.parametrize(
+    "rows",
+    [[("k", 0)], [("k", None)], [("k" * 4000, 1e300)], [("", 1)], [("a", math.inf), ("b", math.nan), ("c", -math.inf)],
+     [("a", -5), ("b", 3)], [("a", -math.inf)]],
+)  # fmt: skip
+def test_little_and_much_is_drawn(form, rows, tmp_path):
+    columns = [NAME, Column("time", "f64?", "ns"), Column("x", "f64?")]
+    rows = [(*row, row[1]) for row in rows]
+    assert "time" in " ".join(drawn(tmp_path, columns, rows, plot(form, "name" if form == "bars" else "x", "time")))
