@@ -133,6 +133,60 @@ int main(int argc, char **argv) {
 """
 )
 
+CAPTURED = ("captured", "joined", "legacy")  # which stream it launches into, beside captures
+# One thread launches, and captures a moment later; another waits all the while for a stream in which nothing is, after
+# which what was launched is collected.
+CAPTURES = (
+    GRAPHS
+    + r"""
+static volatile int over;
+static void *context;
+static void *wait_on(void *stream) {
+    OK(cuCtxSetCurrent(context));
+    while (!over)
+        OK(D(cuStreamSynchronize)(stream));
+    return NULL;
+}
+int main(int argc, char **argv) {
+    void *graph, *event, *idle, *launched_into, *joined = NULL;
+    pthread_t thread;
+    unsigned moment = (unsigned)atoi(argv[4]), blocking = strcmp(argv[2], "legacy") ? 1 : 0;
+    setup(argv[1]);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuCtxGetCurrent)(&context));
+    OK(D(cuEventCreate)(&event, 2));
+    OK(D(cuStreamCreate)(&streams[0], blocking));
+    OK(D(cuStreamCreate)(&streams[1], 1));
+    OK(D(cuStreamCreate)(&idle, 1));
+    if (!strcmp(argv[2], "joined"))
+        joined = streams[1];
+    launched_into = blocking ? joined ? joined : streams[0] : NULL;
+    pthread_create(&thread, NULL, wait_on, idle);
+    for (int i = 0; i < atoi(argv[3]); i++) {
+        put(launched_into), launched(1);
+        usleep((unsigned)rand() % moment);
+        OK(D(cuStreamBeginCapture_v2)(streams[0], 1 + i % 2)); // of the thread, relaxed
+        if (joined) {
+            OK(D(cuEventRecord)(event, streams[0]));
+            OK(D(cuStreamWaitEvent)(joined, event, 0));
+            put(joined);
+            OK(D(cuEventRecord)(event, joined));
+            OK(D(cuStreamWaitEvent)(streams[0], event, 0));
+        }
+        put(streams[0]);
+        usleep(3 * moment);
+        OK(D(cuStreamEndCapture)(streams[0], &graph));
+        OK(D(cuGraphDestroy)(graph));
+    }
+    over = 1;
+    pthread_join(thread, NULL);
+    OK(D(cuStreamSynchronize)(launched_into));
+    check();
+    return 0;
+}
+"""
+)
+
 
 def compile_scenarios(folder, scenarios, helpers=""):
     """The program that runs the scenario that its second argument names."""
@@ -166,3 +220,11 @@ def check_scenario(folder, program, name, launches, reasons, idle=()):
         assert units["slots"]["read"].sum() == units["slots"]["written"].sum() == 8 * COUNT
     if reasons is not None:
         assert unprobed(trace) == reasons
+
+
+def check_captures(trace, turns):
+    """What is wrong with a trace of CAPTURES."""
+    lost = Counter(record["lost"] for record in trace.of("buffer") if "lost" in record)
+    counts = len(trace.of("probed")), len(trace.of("buffer"))
+    wrong = [f"{counts} launches with probes and buffers, not {turns}"] * (counts != (turns, turns))
+    return wrong + [f"{count}: {reason}" for reason, count in [*lost.items(), *unprobed(trace).items()]]
