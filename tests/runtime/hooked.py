@@ -117,7 +117,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command under gpt-hook, its trace in `out`."""
     line = command("run", "-o", out, "--device", device, *options, "--", *args)
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **more)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, **more)
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:

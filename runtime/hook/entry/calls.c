@@ -258,6 +258,8 @@ uint64_t hook_enter(struct frame *frame) {
     frame->timed = NULL;
     frame->probed = false;
     frame->off = frame->flags & SLOT_UNCOUNTED;
+    frame->outer = hook_calling > (const void *)frame ? hook_calling : NULL;
+    hook_calling = frame;
     if (slot->layout == LAYOUT_LAUNCH)
         frame->launch = decode_launch(frame, slot);
     if (LIKELY(thread)) {
@@ -353,4 +355,5 @@ void hook_leave(struct frame *frame) {
         run(slot->known->probe_after, frame);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_probing)
         run(wait_is_over, frame);
+    hook_calling = frame->outer;
 }

@@ -325,8 +325,9 @@ void hook_end_probing(void) {
         return;
     const struct thread *thread =
         hook_thread; // as it is: a process without the driver begins no trace for this
-    bool within_driver =
-        thread && thread->pid == (uint32_t)getpid() && hook_call_in_flight(thread); // whose locks it may have
+    bool calls = hook_calling > (const void *)__builtin_frame_address(0); // else that was left
+    bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
+                         (calls || hook_call_in_flight(thread)); // whose locks it may have
     if (!within_driver)
         hook_drain_all(PROCESS_ENDS);
     hook_probe_stop();

@@ -86,7 +86,8 @@ struct frame {
     uint32_t flags; // of the slot, when the call began
     bool probed;    // a launch was made with probes
     bool off;       // nothing was recorded when the call began
-    char pad[10];
+    char pad[2];
+    const void *outer; // the call in which this one is made, by a signal handler for example
 };
 
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {

@@ -23,6 +23,7 @@
 #include "thread.h"
 
 TLS struct thread *hook_thread;
+TLS const void *hook_calling;
 TLS bool hook_in_vfork;
 static pthread_key_t exit_key;
 

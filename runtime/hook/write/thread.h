@@ -41,6 +41,7 @@ struct thread {
 };
 
 extern TLS struct thread *hook_thread;
+extern TLS const void *hook_calling;    // frame of the call that this thread makes; stale if that was left
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
 struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
 
