@@ -13,6 +13,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,16 @@ class _Rows:
         self._rows.clear()
 
 
+@lru_cache(4096)
+def _layout_of(fields: tuple[str, ...]) -> str:
+    """The layout that has these fields."""
+    marks = {"launch": {"function"}, "memory": {"to", "from", "bytes"}, "object": {"object", "stream"}}
+    return next((layout for layout, names in marks.items() if names & {*fields}), "plain")
+
+
+_find_api = lru_cache(4096)(find_api)
+
+
 class _Watched:
     """A process: what was printed of it and is not written, and the numbers of what it uses."""
 
@@ -107,9 +118,7 @@ class _Watched:
 
     def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
         """A row, in the layout that has its values."""
-        layout = next(name for name in LAYOUTS if name == "plain" or values.keys() & dict(LAYOUTS[name]).keys())
-        if layout == "launch" and "function" not in values:
-            layout = "memory" if values.keys() & {"to", "from", "bytes"} else "object"
+        layout = _layout_of(tuple(values))
         self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
         self.calls += 1
 
@@ -269,7 +278,7 @@ class Segments:
 
     def _add_row(self, call: Call, duration: int) -> None:
         process = self._process(call.pid, call.start)
-        name = find_api(call.symbol).name
+        name = _find_api(call.symbol).name
         values = call.fields
         returned = duration and not call.result
         if name in NAMED and "object" in values:

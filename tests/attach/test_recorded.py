@@ -248,3 +248,12 @@ def test_a_summary_counts_processes_that_take_turns(tmp_path):
     )
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("  cuMemFree")]
     assert row[1] == "10"
+
+
+def test_a_wait_has_its_stream_and_an_object_is_kept(tmp_path):
+    lines = [
+        call("cuStreamSynchronize", 5_000_001_000, stream=5),
+        call("cuEventRecord", 5_000_002_000, object=6, stream=7),
+    ]
+    calls = trace(tmp_path, as_json([*BEGIN, *lines, *END])).calls("object", "stream")
+    assert calls[["object", "stream"]].tolist() == [(0, 5), (6, 7)]
