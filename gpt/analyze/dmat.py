@@ -3,10 +3,10 @@
 A launch can have made a hundred million accesses, 32 bytes each, in a file that is mapped: they are walked through
 BATCH at a time, three times. First, from where to where they go; then, which pages there are (page_ranks.py). Then
 they count in a matrix of at most ROWS by COLUMNS: of pages that are accessed at all (the map is *dense*: addresses in
-between take no room), and of clocks since the first access. Clocks are those of the SM that accesses: SMs whose clocks
-differ are drawn beside each other. A row has the name of the
-tensor that is in its first page, if `gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several
-accesses, `count`, as in a `.dmat`.
+between take no room), and of clocks since the first access. Each SM has a clock of its own, which counts from its first
+access in the launch; where entries do not name the SM (Neutrino's do not), SMs whose clocks differ are drawn beside
+each other. A row has the name of the tensor that is in its first page, if `gpt.tensors` or TensorTrace recorded the
+tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ TENSORS_OF = (
 NONE = (1 << 32) - 1  # no text
 BATCH = 4 << 20  # accesses that are looked at together
 ROWS, COLUMNS = 1024, 1024  # of the matrix
+MOST_SMS = 4096  # numbers above are not of SMs
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
@@ -91,7 +92,7 @@ class Dmat(MapAnalysis):
 
     name = "dmat"
     fields = ("address", "clock")
-    optional = ("bytes", "count")  # how many accesses an entry stands for
+    optional = ("bytes", "sm", "count")  # how many accesses an entry stands for
     log = True
 
     def __init__(self, launch: int | None = None, page: int | None = None, tensors: Path | None = None) -> None:
@@ -111,15 +112,16 @@ class Dmat(MapAnalysis):
         """Counts the accesses of a launch, and how many each page has if it may be the one that is shown."""
         self._number += 1
         slots, known = saved.slots, buffer.map.unsigned
+        clock = _Clock(slots, "sm" in known)
         found = _find_pages(slots, self._shift)
         size = _sum(slots, "bytes") if "bytes" in known else None
         accesses = _sum(slots, "count") if "count" in known else len(slots)
-        row = accesses, size, len(found.pages), found.last - found.first, saved.dropped
+        row = accesses, size, len(found.pages), clock.last, saved.dropped
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *row))
         best = self._shown.accesses if self._shown else 0
         if accesses and (self._wanted == self._number or (self._wanted is None and accesses > best)):
-            matrix = _make_matrix(slots, found, self._shift, "count" in known)
+            matrix = _make_matrix(slots, found, clock, self._shift, "count" in known)
             self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
@@ -184,15 +186,32 @@ def _describe(tensor: Tensor) -> str:
 
 
 class _Pages(NamedTuple):
-    """The numbers of the pages that are accessed, in order, and the first and the last clock.
-
-    `rank` returns the places of pages among them.
-    """
+    """The numbers of the pages that are accessed, in order; `rank` returns the places of pages among them."""
 
     pages: Any
     rank: Callable[..., Any]
-    first: int
-    last: int
+
+
+class _Clock:
+    """Clocks since the first access, of each SM if entries name theirs; `last` is the last of them."""
+
+    def __init__(self, slots: Any, named: bool) -> None:
+        import numpy as np
+
+        batches = list(_iter_batches(slots))
+        named = named and all(batch["sm"].max() < MOST_SMS for batch in batches)
+        self._named = named
+        self._first = np.full(MOST_SMS if named else 1, np.iinfo(np.uint64).max, np.uint64)
+        for batch in batches:
+            if named:
+                np.minimum.at(self._first, batch["sm"], batch["clock"])
+            else:
+                self._first[0] = min(self._first[0], batch["clock"].min())
+        self.last = max((int(self.since(batch).max()) for batch in batches), default=0)
+
+    def since(self, batch: Any) -> Any:
+        """For each entry."""
+        return batch["clock"] - (self._first[batch["sm"]] if self._named else self._first[0])
 
 
 def _iter_batches(slots: Any) -> Iterator[Any]:
@@ -210,24 +229,22 @@ def _find_pages(slots: Any, shift: int) -> _Pages:
             yield batch["address"] >> np.uint64(shift)
 
     if not len(slots):
-        return _Pages(np.zeros(0, np.uint64), np.zeros_like, 0, 0)
-    ends = [(batch["address"].min(), batch["address"].max(), batch["clock"].min(), batch["clock"].max())
-            for batch in _iter_batches(slots)]  # fmt: skip
-    low, high, first, last = np.array(ends, np.uint64).T
-    found = rank_pages(pages, int(low.min()) >> shift, int(high.max()) >> shift)
-    return _Pages(*found, int(first.min()), int(last.max()))
+        return _Pages(np.zeros(0, np.uint64), np.zeros_like)
+    ends = [(batch["address"].min(), batch["address"].max()) for batch in _iter_batches(slots)]
+    low, high = np.array(ends, np.uint64).T
+    return _Pages(*rank_pages(pages, int(low.min()) >> shift, int(high.max()) >> shift))
 
 
-def _make_matrix(slots: Any, found: _Pages, shift: int, counted: bool) -> Matrix:
+def _make_matrix(slots: Any, found: _Pages, clock: _Clock, shift: int, counted: bool) -> Matrix:
     import numpy as np
 
     rows = -(-len(found.pages) // ROWS)
-    step = (found.last - found.first) // COLUMNS + 1
-    height, width = -(-len(found.pages) // rows), (found.last - found.first) // step + 1
+    step = clock.last // COLUMNS + 1
+    height, width = -(-len(found.pages) // rows), clock.last // step + 1
     counts = np.zeros(height * width, np.int64)
     for batch in _iter_batches(slots):
         row = found.rank(batch["address"] >> np.uint64(shift)) // rows
-        column = ((batch["clock"] - np.uint64(found.first)) // np.uint64(step)).astype(np.int64)
+        column = (clock.since(batch) // np.uint64(step)).astype(np.int64)
         counts += np.bincount(row * width + column, batch["count"] if counted else None, height * width).astype(
             np.int64
         )

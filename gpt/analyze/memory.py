@@ -50,6 +50,7 @@ MEMORY = (
 SITES_OF = (
     Column("library", "text", title="asked for by"),
     Column("function", "text?", "kernel", shown="under"),
+    Column("site", "text?", shown="never"),  # both
     *(column for column in SUMS if column.name != "failed"),
 )
 FRAGMENTS = (
@@ -206,7 +207,7 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
     """Libraries, that which had most at the peak first, and their functions."""
     import numpy as np
 
-    sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 2))
+    sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 3))
     for pieces, known in zip(found, names, strict=True):
         numbers, which = np.unique(pieces.stacks, return_inverse=True)
         places = [known.find(stack) for stack in numbers.tolist()]
@@ -217,9 +218,14 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
             for key, number in at.items():
                 sums[key] += np.array(_sums(pieces, group == number, None))
     order = sorted(sums, key=lambda key: (*-sums[key[0], None][[4, 2]], key[0], *-sums[key][[4, 2]], key[1] or ""))
-    rows = [(*key, *sums[key]) for key in order]
-    drawn = plot("bars", "function", "at_peak", title="GPU memory at its peak, by who asked for it")
+    rows = [(*key, _site(*key), *sums[key]) for key in order]
+    drawn = plot("bars", "site", "at_peak", title="GPU memory at its peak, by who asked for it")
     return make_answer("sites", SITES_OF, rows, top=TOP, plots=[drawn])
+
+
+def _site(library: str, function: str | None) -> str | None:
+    """The names of both; None of a library, which is the sum of its functions."""
+    return library if function == UNKNOWN else function and f"{library} {_readable(function)}"
 
 
 def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:

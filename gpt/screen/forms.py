@@ -56,7 +56,8 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
         axes.barh(range(len(places)), row / scale, left=left, height=0.8, label=title, color=hue(number))
         left += np.nan_to_num(row) / scale
     human = human_of(first)
-    ends = [human(value) if value == value else "" for value in np.nansum(values, axis=0).tolist()]
+    sums = np.where(np.isnan(values).all(axis=0), np.nan, np.nansum(values, axis=0))
+    ends = [human(value) if value == value else "" for value in sums.tolist()]
     if "end" in plot:
         ends = [f"{value:.2f}x" if value == value else "" for value in columns[plot["end"]][places].tolist()]
     for at, text in enumerate(text_of(end, NUMBER) for end in ends):
@@ -77,7 +78,8 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
     """What stands beside each bar: of a part of what is above it, its name."""
     texts = [columns[plot["x"]][at] for at in places]
-    under = next((name for name, column in told.items() if column.get("shown") == "under"), plot["x"])
+    whole = told[plot["x"]].get("shown") == "never"  # it is there for the picture
+    under = next((name for name, of in told.items() if of.get("shown") == "under" and not whole), plot["x"])
     names = labels_of(texts) if told[plot["x"]].get("unit") == "kernel" else {name: _cut(name) for name in texts}
     parts = [columns[under][at] if under != plot["x"] else None for at in places]
     return [names[text] if part is None else _cut(part) for text, part in zip(texts, parts, strict=True)]

@@ -53,6 +53,26 @@ def test_accesses_by_page_and_clock():
     assert cells == [(0, 0, 1), (4, 0, 1)]
 
 
+def test_each_sm_has_a_clock_of_its_own():
+    """What is no number of an SM makes all clocks one."""
+    accesses = [(LOW, CLOCK + 7), (LOW, CLOCK + 9), (LOW, 100), (LOW, 103)]
+    for sms, clocks in (((0, 0, 131, 131), [0, 2, 0, 3]), ((0, 0, 1 << 31, 131), [CLOCK - 93, CLOCK - 91, 0, 3])):
+        entries = np.zeros(4, ENTRY)
+        entries["address"], entries["clock"] = np.array(accesses, np.uint64).T
+        entries["pad"] = sms  # it is there that the probe has it
+        map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=4, **FIELDS, sm="u32")
+        records = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
+        records += [forge.probed(0, 3, 4, 1, 32), forge.buffer(0, struct.pack("<Q", 4) + entries.tobytes())]
+        found = ask("dmat", forge.trace(*records))
+        assert found.rows["launches"][0]["clocks"] == max(clocks)
+        step = max(clocks) // 1024 + 1
+        cells = {row["clock"]: row["accesses"] for row in found.rows["accesses"]}
+        wanted = {}
+        for clock in clocks:
+            wanted[clock // step * step] = wanted.get(clock // step * step, 0) + 1
+        assert cells == wanted
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("far", [1 << 20, 1 << 45])  # with a bitmap, and without
 def test_many_pages_share_rows(far):

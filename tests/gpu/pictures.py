@@ -4,7 +4,7 @@
     python tests/gpu/pictures.py draw FOLDER [docs/figures/analyses]
 
 The programs are a transformer of GPT-2's size that is trained (`train`) or generates (`generate`), and attention by a
-kernel of Triton. `record` needs PyTorch and Triton; `draw` the plot extra, and chromium for the page.
+kernel of Triton. `record` needs PyTorch and Triton; `draw` the plot extra.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a 
     "ioctl.png": ("ioctl", "ioctl"),
     "graphs.png": ("graphs", "graphed"),
     "diff.png": ("diff", "plain", "compiled"),
-    "block_sched.png": ("block_sched", "train"),
+    "block_sched.png": ("block_sched", "attention_times"),
     "gmem_bytes.png": ("gmem_bytes", "bytes"),
-    "tensorop_count.png": ("tensorop_count", "bytes"),
+    "tensorop_count.png": ("tensorop_count", "attention_times"),
     "roofline.png": ("roofline", "bytes", "attention_times"),
     "overhead.png": ("overhead", "times"),
     "exposed_latency.png": ("exposed_latency", "times"),
@@ -80,7 +80,7 @@ PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a 
     "value_range.png": ("value_range", "values"),
     "maps.png": ("maps", "attention_times"),
 }
-TIMELINE = "compiled"
+COLORS = 64  # of a picture: a fifth of the bytes
 
 
 def record_one(folder: Path, name: str) -> str:
@@ -127,6 +127,8 @@ def record(folder: Path) -> int:
 
 def draw(folder: Path, out: Path) -> int:
     """All pictures of the traces in a folder."""
+    from PIL import Image  # matplotlib has it
+
     out.mkdir(parents=True, exist_ok=True)
     wrong = []
     for name, (analysis, *runs) in PICTURES.items():
@@ -134,6 +136,9 @@ def draw(folder: Path, out: Path) -> int:
         line: list[str | Path] = [BIN / "gpt-analyze", analysis, "--plot", out / name, *traces]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
+        if (out / name).exists():
+            image = Image.open(out / name).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+            image.save(out / name, optimize=True)
         if done.returncode or not (out / name).exists():
             wrong.append(f"{name}: {done.returncode}: {done.stderr[-300:]}")
     print(json.dumps(wrong, indent=1))
