@@ -4,7 +4,9 @@ A program launches kernels to warm up, then the same ones in the same order for 
 here and there. Of a *period* p, the places where s[i] = s[i + p] are runs; a run of 2p places or more is a *stretch*
 in which a unit of p comes three times or more. The period whose stretches cover most of the sequence is that of the
 iteration. The layers of a model have a period too, but its stretches leave out what comes before and after the
-layers; an odd kernel ends a stretch of any period, and the next one begins after it: nothing else is lost.
+layers; an odd kernel ends a stretch of any period, and the next one begins after it: nothing else is lost. Where
+iterations are few, an odd one among them costs more than that: a longer period that covers nearly as much, and in each
+of its units launches that the shorter one leaves out, is that of the iteration.
 
 Which periods are tried? At some places, anchors, it is asked where what follows the anchor comes again: first what has
 one launch in common with it, and with each answer what has more in common than that. In a stretch these distances grow
@@ -27,6 +29,7 @@ Places = npt.NDArray[np.int64]
 SHARE = 0.5  # of a sequence that the unit of its iterations covers
 REPEATS = 3  # times that a unit comes one after the other
 ANCHORS, FEW = 32, 4
+NEARLY = 0.9  # of what the period that covers most does
 ENOUGH = 0.95  # share that a period covers: no more anchors are asked then, but for the first few
 WINDOW = 1 << 17  # launches of the longest unit that is looked for
 STEPS = 64  # distances that are asked about at an anchor
@@ -53,7 +56,7 @@ class Period(NamedTuple):
 
 
 def find_periods(codes: Codes) -> list[Period]:
-    """The units that repeat themselves, that which covers most first: iterations, and what repeats inside of them."""
+    """The units that repeat themselves: the iteration, then that which covers most first."""
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
     for tried, anchor in enumerate(anchors, 1):
@@ -62,7 +65,30 @@ def find_periods(codes: Codes) -> list[Period]:
         if tried >= FEW and max((period.covered for period in found.values()), default=0) >= ENOUGH * len(codes):
             break
     known = [period for period in found.values() if period.times]
-    return sorted(known, key=lambda period: (-period.covered, period.length))
+    known.sort(key=lambda period: (-period.covered, period.length))
+    outer = _find_outer(known, len(codes))
+    return sorted(known, key=lambda period: period is not outer)
+
+
+def _find_outer(known: list[Period], size: int) -> Period | None:
+    """The first, or a longer one that holds its units and more."""
+    outer = known[0] if known else None
+    near = [period for period in known if known[0].covered > period.covered >= NEARLY * known[0].covered]
+    for period in sorted(near, key=lambda period: period.length):
+        assert outer
+        left_out = np.count_nonzero(_mark(period, size) & ~_mark(outer, size))
+        if period.length > outer.length and left_out >= period.times:
+            outer = period
+    return outer
+
+
+def _mark(period: Period, size: int) -> npt.NDArray[np.bool_]:
+    """Which launches are in its stretches."""
+    edges = np.zeros(size + 1, np.int8)
+    np.add.at(edges, period.begins, 1)
+    np.add.at(edges, period.ends, -1)
+    marked: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+    return marked
 
 
 def make_period(codes: Codes, length: int) -> Period:

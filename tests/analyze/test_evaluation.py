@@ -1,4 +1,4 @@
-"""docs/evaluation.md: each command that it names is there, and takes the options that it shows."""
+"""docs/evaluation.md, docs/analyses.md: each command that they name is there, and takes the options that they show."""
 
 import re
 from importlib import import_module
@@ -9,8 +9,9 @@ import pytest
 from gpt.analyze.command import ANSWERED, COMMON, FILTERS
 from gpt.stages.analyze import ANALYSES
 
-TEXT = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
-COMMANDS = sorted(set(re.findall(r"`gpt-analyze (?!--script)([^`]*)`", TEXT)))
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT, DRAWN = ((DOCS / name).read_text() for name in ("evaluation.md", "analyses.md"))
+COMMANDS = sorted(set(re.findall(r"`gpt-analyze (?!--script)([^`]*)`", TEXT + DRAWN)))
 SEEDS = {"Neutrino's static notebook": range(1, 7), "Neutrino's dynamic notebook": range(1, 8)}
 
 
@@ -23,6 +24,13 @@ def test_each_command_is_there(command):
     infos = [info for one in [*declared, *FILTERS.values()] for info in one.__metadata__]
     known = {flag for info in infos for flag in (info.default, *(info.param_decls or ()))} | {"--format"}
     assert [word for word in words if word.startswith("-") and word not in known] == []
+
+
+def test_each_picture_is_there():
+    drawn = {f"figures/analyses/{file.name}" for file in (DOCS / "figures" / "analyses").iterdir()}
+    assert set(re.findall(r"\]\((figures/[^)]*)\)", DRAWN)) == drawn
+    missing = set(ANALYSES) - set(re.findall(r"`gpt-analyze (\w+)", DRAWN))
+    assert missing == {"events", "export", "collectives", "nvtx"}
 
 
 @pytest.mark.parametrize(("title", "numbers"), SEEDS.items())

@@ -44,6 +44,9 @@ def count_covered(sequence, length):
         ([*[1, 2, 3] * 4, 9, *[1, 2, 3] * 4], [(3, 8, 24)]),  # an odd one is all that is lost
         ([*[1, 2, 3] * 4, 1, 2, 9, *[1, 2, 3] * 4], [(3, 8, 26)]),
         ([*[1] * 4, 2] * 6, [(5, 6, 30), (1, 24, 24)]),  # layers inside of an iteration
+        # few iterations: the odd one costs more than what is between the layers
+        ([*([1] * 30 + [2]) * 3, 9, 8, *[1] * 30, 7, 6, *([1] * 30 + [2]) * 19], [(31, 22, 682), (1, 690, 690)]),
+        ([3, *[1] * 30, 3, 4, 5, *[*[1] * 30, 2] * 3], [(1, 120, 120), (31, 3, 93)]),
     ],
 )
 def test_units_of_known_sequences(sequence, expected):
