@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,7 +16,7 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.timed_launches import NO_ORIGINAL, TimedFold, TimedLaunches
+from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.errors import MalformedError
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
@@ -100,7 +100,7 @@ def _read_row(header: list[str], tools: list[str], row: list[str], where: str) -
         raise MalformedError("no time in column 'original'", where)
     for tool in tools:
         if (time := times[tool]) is not None:
-            parts = tuple(_divide(times.get(part), original) for part in PARTS) if tool == tools[-1] else (None,) * 3
+            parts = tuple(divide(times.get(part), original) for part in PARTS) if tool == tools[-1] else (None,) * 3
             yield Figure(cells["probe"], cells.get("name") or None, tool, time / original, parts)
 
 
@@ -114,38 +114,38 @@ def _read_time(cell: str, where: str) -> float:
     return time
 
 
-def _divide(time: float | None, by: float | None) -> float | None:
-    return None if time is None or not by else time / by
-
-
 class Bar:
-    """The launches of a kernel with some probes; times are ns, added."""
+    """What the launches of a kernel with some probes took, in ns."""
 
     def __init__(self) -> None:
-        self.sums = Counter[str]()
+        self.samples = Samples()
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
         """A launch. One of --benchmark has no buffers to wait for, and a time without probes."""
         compared = "original" in times and "kernel" in times
         how = "compared" if compared else "plain"
-        self.sums.update({f"{how}_{name}": times[name] for name in ("prologue", "epilogue")} | {how: 1})
+        self.samples.add(**{f"{how}_{name}": times[name] for name in ("prologue", "epilogue")})
         if compared:
-            self.sums.update(original=times["original"], with_probes=times["kernel"])
+            self.samples.add(original=times["original"], with_probes=times["kernel"])
         elif on_gpu is not None:
-            self.sums.update({"timed": 1, "on_gpu": on_gpu})
+            self.samples.add(on_gpu=on_gpu)
 
     def merge(self, other: Bar) -> None:
         """Takes in what another one has."""
-        self.sums.update(other.sums)
+        self.samples.merge(other.samples)
+
+    @property
+    def launches(self) -> int:
+        """Of both sorts."""
+        return sum(self.samples.count(f"{how}_prologue") for how in ("plain", "compared"))
 
     def times(self) -> dict[str, float | None]:
-        """Means: `prologue`, `kernel`, `epilogue`, `total` and `original`, None where that is not known."""
-        sums = self.sums
-        how = "plain" if sums["plain"] else "compared"
-        found: dict[str, float | None] = {name: sums[f"{how}_{name}"] / sums[how] for name in ("prologue", "epilogue")}
-        found["original"] = sums["original"] / sums["compared"] if sums["compared"] else None
-        timed = sums["on_gpu"] / sums["timed"] if sums["timed"] else None
-        found["kernel"] = sums["with_probes"] / sums["compared"] if sums["compared"] else timed
+        """Medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`, None where it is not known."""
+        median = self.samples.median
+        how = "plain" if self.samples.count("plain_prologue") else "compared"
+        found = {name: median(f"{how}_{name}") for name in ("prologue", "epilogue")}
+        found["original"] = median("original")
+        found["kernel"] = median("with_probes" if self.samples.count("with_probes") else "on_gpu")
         parts = [found[part] for part in PARTS]
         found["total"] = None if None in parts else sum(part for part in parts if part is not None)
         return found
@@ -190,11 +190,11 @@ class ExposedLatency(TimedFold[Key, Bar]):
 
 
 def _our_row(probes: str, name: str, bar: Bar, label: str | None, beside: bool) -> tuple[Any, ...]:
-    times, launches = bar.times(), bar.sums["plain"] + bar.sums["compared"]
+    times, launches = bar.times(), bar.launches
     original = times["original"]
-    shares = [_divide(times[part], original) for part in PARTS]
+    shares = [divide(times[part], original) for part in PARTS]
     values = [times[title] for title in (*PARTS, "total", "original")]
-    exposed = _divide(times["total"], original)
+    exposed = divide(times["total"], original)
     bar_of = ", ".join([*([label] if label else []), *([probes, OURS] if beside else [])])
     return name, probes, OURS, exposed, *values, launches, bar_of, *shares, None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.analyze.timed_launches import NO_ORIGINAL, TimedFold, TimedLaunches
+from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
@@ -31,30 +31,36 @@ TOP = 30  # rows that tables show
 
 
 class Costs:
-    """Sums of the launches of a kernel, in ns, and what its code needs."""
+    """What the launches of a kernel took, in ns, and what its code needs."""
 
     def __init__(self) -> None:
-        self.sums = Counter[str]()
+        self.samples = Samples()
         self.registers: tuple[int | None, int | None] = None, None  # without probes, and with
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
         """A launch; `on_gpu` is what --gpu-time says of it."""
-        self.sums.update(launches=1, prologue=times["prologue"], epilogue=times["epilogue"])
+        self.samples.add(prologue=times["prologue"], epilogue=times["epilogue"])
         kernel = times.get("kernel", on_gpu)
         if kernel is not None:
-            self.sums.update(timed=1, kernel=kernel)
+            self.samples.add(kernel=kernel)
         if "original" in times and "kernel" in times:
-            self.sums.update(compared=1, original=times["original"], with_probes=times["kernel"])
+            self.samples.add(original=times["original"], with_probes=times["kernel"])
 
     def merge(self, other: Costs) -> None:
         """Takes in what another one has."""
-        self.sums.update(other.sums)
+        self.samples.merge(other.samples)
         self.registers = other.registers if other.registers[1] is not None else self.registers
 
     @property
     def slowdown(self) -> float | None:
         """How many times as long the kernel with probes takes."""
-        return self.sums["with_probes"] / self.sums["original"] if self.sums["original"] else None
+        return divide(self.samples.median("with_probes"), self.samples.median("original"))
+
+    @property
+    def lost(self) -> float:
+        """ns of all launches that ran without probes, too."""
+        more = (self.samples.median("with_probes") or 0.0) - (self.samples.median("original") or 0.0)
+        return more * self.samples.count("original")
 
     @property
     def added(self) -> int | None:
@@ -64,11 +70,10 @@ class Costs:
 
     def row(self) -> tuple[Any, ...]:
         """From `launches` on."""
-        sums, launches = self.sums, self.sums["launches"]
-        original = sums["original"] / sums["compared"] if sums["compared"] else None
-        kernel = sums["kernel"] / sums["timed"] if sums["timed"] else None
-        host = sums["prologue"] / launches, sums["epilogue"] / launches
-        return launches, original, kernel, self.slowdown, *self.registers, *host, sums["timed"], sums["compared"]
+        median, count = self.samples.median, self.samples.count
+        times = median("original"), median("kernel"), self.slowdown
+        counts = count("kernel"), count("original")
+        return count("prologue"), *times, *self.registers, median("prologue"), median("epilogue"), *counts
 
 
 class Overhead(TimedFold[str, Costs]):
@@ -91,16 +96,12 @@ class Overhead(TimedFold[str, Costs]):
 
     def tell(self, costs: dict[str, Costs], coverage: list[str]) -> Answers:
         """The kernels, that which lost most time first."""
-        ordered = sorted(costs.items(), key=lambda kernel: (-_lost(kernel[1]), kernel[0]))
+        ordered = sorted(costs.items(), key=lambda kernel: (-kernel[1].lost, kernel[0]))
         rows = [(name, *cost.row()) for name, cost in ordered]
         title = "slowdown: how many times as long the kernel takes with probes"
         known = any(cost.slowdown is not None for cost in costs.values())
         drawn = [plot("bars", "name", "slowdown", title=title)] if known else []
         yield make_answer("kernels", KERNELS, rows, [*_means(costs), *coverage], top=TOP, plots=drawn)
-
-
-def _lost(costs: Costs) -> int:
-    return costs.sums["with_probes"] - costs.sums["original"]
 
 
 def _means(costs: dict[str, Costs]) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -61,6 +63,39 @@ class TimedLaunches:
             if launch := self._probed.get(times["launch"]):
                 gpu = on_gpu.get((launch.thread, launch.start))
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
+
+
+class Samples:
+    """Values of launches by name, of which medians are told: the first launch of a kernel contains its loading."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, array[float]] = defaultdict(lambda: array("d"))
+
+    def add(self, **values: float) -> None:
+        """What is known of a launch."""
+        for name, value in values.items():
+            self._values[name].append(value)
+
+    def merge(self, other: Samples) -> None:
+        """Takes in what another one has."""
+        for name, values in other._values.items():
+            self._values[name].extend(values)
+
+    def count(self, name: str) -> int:
+        """Launches of which it is known."""
+        return len(self._values.get(name, ()))
+
+    def median(self, name: str) -> float | None:
+        """None if it is known of no launch."""
+        import numpy as np
+
+        values = self._values.get(name)
+        return float(np.median(values)) if values else None
+
+
+def divide(time: float | None, by: float | None) -> float | None:
+    """None where one is not known, or the second is 0."""
+    return None if time is None or not by else time / by
 
 
 class Mergeable(Protocol):

@@ -38,6 +38,14 @@ def test_parts_are_multiples_of_the_kernel_without_probes():
     assert (alone["prologue"], alone["total"]) == (900, 1300)
 
 
+def test_parts_are_medians():
+    """The first launch contains the loading of its code, before the kernel and in it."""
+    took = ((3_500_000, 90_000, 10, 3_300_000), (14, 2, 10, 10), (16, 3, 12, 11))
+    told = [times(n, before, after, kernel=on, original=plain) for n, (before, after, on, plain) in enumerate(took)]
+    (row,) = ask("exposed_latency", trace(*told)).rows["latency"]
+    assert [row[n] for n in ("prologue", "kernel", "epilogue", "total", "original")] == [16, 10, 3, 29, 11]
+
+
 def test_without_times_of_kernels_there_are_no_multiples():
     found = ask("exposed_latency", PLAIN)
     (row,) = found.rows["latency"]
