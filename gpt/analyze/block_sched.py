@@ -151,9 +151,10 @@ class BlockSched(MapAnalysis):
 
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks
-        schedule = make_schedule(saved)
+        card = process.cards.get(launch.device, {})
+        schedule = make_schedule(saved, card)
         totals.silent = schedule.silent if schedule else launch.blocks
-        totals.occupancy = make_occupancy(schedule, launch, process.cards.get(launch.device, {}))
+        totals.occupancy = make_occupancy(schedule, launch, card)
         span: float | None = None
         if schedule:
             totals.running, totals.scheduling = float(schedule.running.mean()), float(schedule.scheduling.mean())

@@ -161,7 +161,7 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
         if not meant:
             continue
         try:
-            schedule = make_schedule(buffer.read())
+            schedule = make_schedule(buffer.read(), launch.process.cards.get(launch.device, {}))
         except (MissingError, TruncatedError):
             schedule = None
         key = max(meant, key=lambda graph: graph.since).number, launch.launch.function

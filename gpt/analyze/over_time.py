@@ -117,7 +117,7 @@ def _of_warps(launch: Launch) -> Warps:
 
 
 def _of_blocks(launch: Launch) -> Warps | None:
-    schedule = make_schedule(launch.saved("block_sched"))
+    schedule = make_schedule(launch.saved("block_sched"), launch.process.cards.get(launch.device, {}))
     if schedule is None or schedule.ns_per_clock is None:
         return None
     return schedule.began, schedule.ended, -(-launch.threads // WARP)

@@ -141,7 +141,7 @@ class Roofline(MapAnalysis):
                 if "gmem_bytes" in unsaved:
                     sums.add("bytes", 0)
             case _:
-                schedule = make_schedule(saved)
+                schedule = make_schedule(saved, process.cards.get(buffer.launch.device, {}))
                 if schedule and schedule.ns_per_clock is not None:
                     sums.add("block_sched", float(schedule.ended.max()))
 

@@ -81,6 +81,31 @@ def test_times_across_sms_are_those_of_the_common_clock():
     assert found.began.min() == 0
 
 
+def test_a_short_launch_has_the_clock_of_its_device():
+    """Warps of an H200 end within a few steps of the timer, 32 ns: their slope is off by a factor of up to 15."""
+    rng = np.random.default_rng(1)
+    for blocks, warps in (([(1000, 2000, 0)], 4), ([(1000 + 90 * sm, 7500, sm) for sm in range(96)], 4)):
+        data = np.frombuffer(saved(blocks, warps), SLOT).copy()
+        data["elapsed"] += rng.integers(0, 40, len(data), np.uint32)
+        data["end"] = EPOCH + ((data["start"] + data["elapsed"]) / 1.98).astype(np.uint64) // 32 * 32
+        read = MapLayout(MAP).read(data.tobytes(), len(blocks), 32 * warps)
+        found = make_schedule(read, {"clock_hz": 1_980_000_000})
+        span = (data["start"] + data["elapsed"]).max() - data["start"].min()
+        assert found.ns_per_clock == pytest.approx(1 / 1.98, rel=0.02)
+        assert found.ended.max() == pytest.approx(span / 1.98, abs=40)
+        data["end"] = EPOCH  # all in one step
+        one = make_schedule(MapLayout(MAP).read(data.tobytes(), len(blocks), 32 * warps), {"clock_hz": 1_980_000_000})
+        assert one.ns_per_clock == pytest.approx(1 / 1.98)
+        for clock in (None, 0, 1, (1 << 64) - 1):  # nonsense is not taken
+            make_schedule(read, {"clock_hz": clock})
+
+
+def test_a_long_launch_has_its_own_clock():
+    blocks = [(start, 1000, sm) for sm in range(4) for start in range(0, 20000, 1100)]
+    read = MapLayout(MAP).read(saved(blocks, 2), len(blocks), 64)
+    assert make_schedule(read, {"clock_hz": 1_000_000_000}).ns_per_clock == pytest.approx(0.5, rel=0.01)
+
+
 @pytest.mark.parametrize("end", [0, 10**9])
 def test_times_that_fit_no_clock_are_not_given(end):
     data = np.frombuffer(saved(BLOCKS), SLOT).copy()
