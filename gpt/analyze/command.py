@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,7 +28,8 @@ from gpt import cli, signals
 from gpt.analyze import base, live
 from gpt.analyze.answer import Answers
 from gpt.errors import UsageError
-from gpt.formats.paths import real_path
+from gpt.formats.paths import is_regular, open_regular, real_path
+from gpt.mistaken import is_stream
 from gpt.screen import plots
 from gpt.stage import Stage
 from gpt.trace.inputs import STDIN
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
+SIDE = ".buffers"  # how the name of the file beside a trace ends that has the buffers of its probes
 
 
 class Engine(StrEnum):
@@ -234,6 +236,16 @@ def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
         raise UsageError("--engine dask reads files that all workers see: name them")
 
 
+def _check_output(traces: Sequence[Path], path: Path | None) -> None:
+    """Raises UsageError if a file that is written would take the place of a trace: of what is read, or of any other."""
+    if path is None or not is_regular(path):
+        return
+    with open_regular(path) as file:
+        kept = is_stream(file.peek(64)) or path.suffix == SIDE
+    if kept or any(is_regular(trace) and trace.samefile(path) for trace in traces):
+        raise UsageError(f"'{path}' is a trace, and not replaced: name another file")
+
+
 def make_command(analysis: Analysis) -> Callable[..., int]:
     """The command of an analysis, for typer."""
 
@@ -241,6 +253,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
         own = {name: given[name] for name in analysis.options}
         _check_engine(analysis, given)
+        _check_output(traces, own.get("output") or path)
         if analysis.two and (len(traces) != 2 or len({*map(real_path, traces)}) != 2 or any(map(Path.is_dir, traces))):
             raise UsageError("two traces are compared: name two files, that of before and that of after")
 

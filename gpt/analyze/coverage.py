@@ -85,7 +85,11 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
         known[function] += count
         if count and process.is_chosen(names.get(function, "")):
             found.unprobed[names.get(function, f"#{function}"), reason] += count
-    for function, count in (launches or {}).items():
-        if count > known[function]:
-            found.unprobed[names.get(function, f"#{function}"), NOT_ASKED] += count - known[function]
+    all_ = launches or {}
+    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but no kernel, which is known of the launch only
+    for function, count in all_.items():
+        left = max(0, count - known[function])
+        told, unnamed = min(left, unnamed), max(0, unnamed - left)
+        if left > told:
+            found.unprobed[names.get(function, f"#{function}"), NOT_ASKED] += left - told
     return found

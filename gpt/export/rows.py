@@ -26,6 +26,7 @@ LOW = (1 << ID_BITS) - 1
 OPEN_RANGES = 1 << 18  # that are kept
 LAUNCHING = ("kernel", "memcpy", "memset", "graph")  # types of calls that make the GPU do something
 WIDE = {"object": "object", "to": "dst", "from": "src", "bytes": "bytes", "stream": "streamId"}
+PARTS = ("prologue", "epilogue", "kernel", "original")  # of a launch with probes that are timed
 SHAPE = {
     **{f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block", "cluster") for axis in "xyz"},
     "shared": "dynamicSharedMemory",
@@ -55,6 +56,7 @@ class ProcessRows:
         self._ranges: dict[int, dict[str, Any]] = {}  # that are open, by id
         self._ends: dict[int, dict[str, Any]] = {}  # of ranges that have not come
         self._domains: dict[str, int] = {}
+        self._unchosen: set[int] = set()  # launches with probes of kernels that were not asked for
 
     def take(self, over: bool = False) -> None:
         """Writes what has come. If the process is `over` nothing waits any longer."""
@@ -265,15 +267,27 @@ class ProcessRows:
 
     def _add_probed(self) -> None:
         probes = self.process.probes
-        if launches := probes.take_told("probed"):
+        if launches := [one for one in probes.take_told("probed") if self._is_chosen(one.function, one.id)]:
             self._write_launches(launches)
         for buffer in probes.take():
             try:
                 self._maps.add(self.global_pid, buffer)
             except (MissingError, TruncatedError) as error:
                 self.lost[error.fact] += 1
-        for kind in ("times", "memusage"):  # no table has them
-            probes.take_told(kind)
+        if times := [one for one in probes.take_told("times") if one["launch"] not in self._unchosen]:
+            columns = {name: [one.get(name) for one in times] for name in PARTS}
+            columns["launchId"] = [one["launch"] for one in times]
+            self._tables.write(schema.TIMES, len(times), {"globalPid": self.global_pid, **columns})
+        if needs := [one for one in probes.take_told("memusage") if self._is_chosen(one["function"])]:
+            columns = {name: [one[name] for one in needs] for name in ("launches", "bytes", "most")}
+            self._write_by_kernel(schema.NEEDS, [one["function"] for one in needs], columns)
+
+    def _is_chosen(self, function: int, launch: int | None = None) -> bool:
+        """Whether a kernel was asked for; launches of others are noted, whose times come later."""
+        chosen = self.process.is_chosen(self.process.kernels().get(function, ""))
+        if launch is not None and not chosen:
+            self._unchosen.add(launch)
+        return chosen
 
     def _write_launches(self, launches: Sequence[Any]) -> None:
         threads = np.array([launch.thread for launch in launches], np.uint64)
@@ -301,6 +315,7 @@ class ProcessRows:
     # The end
 
     def _end(self) -> None:
+        self._write_counts()
         process, strings = self.process, self._strings
         for id_, number in self._late.items():
             strings.texts[number] = process.api(id_).name
@@ -310,11 +325,13 @@ class ProcessRows:
             for number, known in zip(numbers, strings.kernel(names.get(id_, f"#{id_}")), strict=True):
                 strings.texts[number] = strings.texts[known]
         self._late, self._late_kernels = {}, {}
+
+    def _write_counts(self) -> None:
         launches, calls = self._counts
-        if launches:
-            columns = {"globalPid": self.global_pid, "launches": [*launches.values()]}
-            columns |= self._name_kernels(np.array([*launches], np.uint32))
-            self._tables.write(schema.LAUNCH_COUNTS, len(launches), columns)
+        self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
+        unprobed = [(*key, count) for key, count in self.process.probes.unprobed.items() if self._is_chosen(key[0])]
+        functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
+        self._write_by_kernel(schema.UNPROBED, functions, {"reason": reasons, "launches": counts})
         if calls:
             columns = {"globalPid": self.global_pid, "calls": [*calls.values()]}
             columns["nameId"] = self._name_apis(np.array([*calls], np.uint32))
@@ -322,6 +339,11 @@ class ProcessRows:
         if domains := self._domains:
             columns = {"eventType": schema.DOMAIN, "text": [*domains], "domainId": [*domains.values()]}
             self._tables.write(schema.NVTX, len(domains), columns | {"globalTid": self.global_pid})
+
+    def _write_by_kernel(self, table: schema.ExportTable, functions: list[int], columns: dict[str, Any]) -> None:
+        if functions:
+            names = self._name_kernels(np.array([id_ & 0xFFFFFFFF for id_ in functions], np.uint32))
+            self._tables.write(table, len(functions), {"globalPid": self.global_pid, **names, **columns})
 
     def iter_lost(self) -> Iterator[str]:
         """What is missing."""

@@ -104,6 +104,11 @@ PROBED = ExportTable(
         "u32 gridX gridY gridZ blockX blockY blockZ; u64 graphExecId"
     ),
 )
+UNPROBED = ExportTable("GPT_UNPROBED_LAUNCHES", make_fields(f"i64 globalPid; {NAMES}; text reason; u64 launches"))
+TIMES = ExportTable(
+    "GPT_PROBE_TIMES", make_fields("u64 launchId; i64 globalPid; u64 prologue epilogue kernel original")
+)
+NEEDS = ExportTable("GPT_PROBE_MEMORY", make_fields(f"i64 globalPid; {NAMES}; u64 launches bytes most"))
 ENUMS = (
     ExportTable(
         "ENUM_NSYS_EVENT_CLASS",
@@ -151,6 +156,7 @@ ENUMS = (
 )
 TABLES = (
     RUNTIME, KERNEL, MEMCPY, MEMSET, GRAPH, IOCTLS, NVTX, STRINGS, PROCESSES, THREADS, GPUS, DEVICES, SESSION, SYSTEM,
-    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, CALL_COUNTS, PROBED, *ENUMS,
+    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, CALL_COUNTS, PROBED, UNPROBED, TIMES,
+    NEEDS, *ENUMS,
 )  # fmt: skip
 MAP = "u64 launchId; i64 globalPid; u64 block unit"  # of a table GPT_MAP_*, before the fields of its records

@@ -1,0 +1,22 @@
+"""Which launches ran without probes: each counts once, whatever is known of it."""
+
+import io
+
+from gpt import records, stream
+from gpt.analyze.coverage import make_coverage
+from gpt.trace.kinds import COVERED
+from gpt.trace.process import iter_processes
+from tests.trace import forge
+
+
+def test_a_launch_whose_reason_names_no_kernel_counts_once():
+    told = [
+        forge.launches({5: 3, 6: 1}),
+        records.make("unprobed", function=5, launches=1, reason="late"),
+        records.make("unprobed", function=0, launches=2, reason="closed"),
+    ]
+    (process,) = iter_processes(stream.read_records(io.BytesIO(forge.pack(forge.trace(*told))), "in"), COVERED)
+    found = make_coverage(process, {5: 3, 6: 1})
+    assert found.unprobed.total() == 4
+    assert {reason for _, reason in found.unprobed} == {"late", "closed", "no probe was asked for"}
+    assert make_coverage(process, {0: 2, 5: 1}).unprobed.total() == 3

@@ -1,0 +1,72 @@
+"""gpt-analyze export: what probes cost, what was counted, and which files are not replaced."""
+
+import pytest
+
+from gpt import records
+from tests.analyze.asked import run
+from tests.export.exported import KERNEL, NS, ask, small, write
+from tests.trace import forge
+
+
+def test_counts_of_what_has_no_name_name_its_number(tmp_path):
+    counted = records.make("counts", **forge.rows([(8, 3)], {"api": "u32", "count": "u64"}))
+    found = write(tmp_path / "t.sqlite", forge.trace(forge.launches({5: 2}), counted, **NS))
+    of_name, of_kernel = (f"JOIN StringIds ON id = {name}" for name in ("nameId", "mangledName"))
+    assert ask(found, f"SELECT value, launches FROM GPT_LAUNCH_COUNTS {of_kernel}") == [("#5", 2)]
+    assert ask(found, f"SELECT value, calls FROM GPT_CALL_COUNTS {of_name}") == [("#8", 3)]
+
+
+def test_what_probes_cost_and_what_ran_without_them_is_there(tmp_path):
+    told = [
+        records.make("function", id=9, name=KERNEL),
+        records.make("times", launch=3, prologue=10, epilogue=20, kernel=40),
+        records.make("memusage", function=9, launches=2, bytes=100, most=60),
+        records.make("unprobed", function=9, launches=4, reason="no PTX comes with it"),
+        records.make("unprobed", function=9, launches=5, reason="no PTX comes with it"),
+        records.make("unprobed", function=0, launches=1, reason="closed"),
+    ]
+    found = write(tmp_path / "t.sqlite", forge.trace(*told, **NS))
+    of_kernel = "LEFT JOIN StringIds ON id = shortName"
+    assert ask(found, "SELECT * FROM GPT_PROBE_TIMES") == [(3, 10 << 24, 10, 20, 40, None)]
+    assert ask(found, f"SELECT value, launches, bytes, most FROM GPT_PROBE_MEMORY {of_kernel}") == [
+        ("gemm", 2, 100, 60)
+    ]
+    assert ask(found, f"SELECT value, reason, launches FROM GPT_UNPROBED_LAUNCHES {of_kernel}") == [
+        ("gemm", "no PTX comes with it", 9), (None, "closed", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["export --format sqlite", "timeline --format chrome"])
+def test_a_trace_is_not_replaced(command, tmp_path):
+    data = forge.pack(small())
+    lines, link = tmp_path / "calls.jsonl", tmp_path / "link"
+    lines.write_bytes(b'{"func": "cuInit", "t_us": 1, "dur_us": 1}\n')
+    link.symlink_to("t.mp")
+    for name in ("t.mp", "t.mp.11", "t.mp.buffers"):
+        (tmp_path / name).write_bytes(data)
+    name, *form = command.split()
+    for read, written in (("t.mp", "t.mp"), ("t.mp", "t.mp.11"), ("t.mp", "t.mp.buffers"), ("t.mp", "link"),
+                          ("calls.jsonl", "calls.jsonl")):  # fmt: skip
+        kept = (tmp_path / written).read_bytes()
+        done = run(name, *form, "-o", tmp_path / written, tmp_path / read)
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1) and b"is a trace, and not replaced" in done.stderr
+        assert (tmp_path / written).read_bytes() == kept and link.is_symlink()
+    for _ in range(2):  # what it wrote itself is
+        assert run(name, *form, "-o", tmp_path / "out", tmp_path / "t.mp").returncode == 0
+
+
+def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
+    segment = forge.trace(
+        *(records.make("function", id=at, name=name) for at, name in ((9, KERNEL), (10, "_Z4copyi"))),
+        forge.kernel(1, 9, KERNEL), forge.kernel(2, 10, "_Z4copyi"), forge.probed(1, 1, 9, 2, 32),
+        forge.probed(2, 2, 10, 2, 32), records.make("times", launch=1, prologue=1, epilogue=1),
+        records.make("times", launch=2, prologue=1, epilogue=1),
+        records.make("memusage", function=10, launches=2, bytes=100, most=60),
+        records.make("unprobed", function=10, launches=4, reason="no PTX comes with it"), **NS,
+    )  # fmt: skip
+    path = tmp_path / "t.sqlite"
+    done = run("export", "--format", "sqlite", "-o", path, "--kernel", "*gemm*", data=forge.pack(segment))
+    assert done.returncode == 0, done.stderr
+    counts = [len(ask(path, f"SELECT * FROM GPT_{one}")) for one in
+              ("PROBED_LAUNCHES", "PROBE_TIMES", "PROBE_MEMORY", "UNPROBED_LAUNCHES")]  # fmt: skip
+    assert counts == [1, 1, 0, 0]
