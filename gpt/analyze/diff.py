@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     Column("differs", "text", title="differs in"),
-    Column("count_a", "u64", title="A"),
-    Column("count_b", "u64", title="B"),
-    Column("change", "f64?", "ns", "B - A"),
+    Column("count_a", "u64", title="in A"),
+    Column("count_b", "u64", title="in B"),
+    Column("change", "f64?", "ns"),
     Column("total_a", "u64?", "ns", "time A"),
     Column("total_b", "u64?", "ns", "time B"),
     Column("mean_a", "u64?", "ns", "mean A"),

@@ -7,7 +7,8 @@ The stages are found from the calls of the process that launches most:
   than 1 % of the bytes together, are the input.
 - Input Transfer: copies to the device after the weights.
 - Kernel Compile: from loading code after the weights, or the first launch, until no kernel is launched that was not
-  launched before, and the program has waited for that; Warmup, if no code is loaded then.
+  launched before, those aside that are launched once, and the program has waited for that; Warmup, if no code is
+  loaded then.
 - Inference: from there to the last launch, or the end of the wait after it, without what has a line of its own.
 - Sync: waiting, in that time. Output Transfer: copies from the device after the first launch.
 - Other: the rest.
@@ -59,6 +60,7 @@ WORDS = (  # in names of NVTX ranges, lower case; the first that fits
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
+AHEAD = 0.5  # of the time of an inference: rounds that are launched in less are not waited for one by one
 LITTLE = 0.01  # of the bytes before the first launch: the input
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
@@ -115,9 +117,12 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
     if period and INFERENCE in (names := [row[0] for row in rows]):
         times = (period.ends - period.begins) // period.length
         took = float(np.median(find_steps(starts[starts >= inference], period.begins, times, period.length)))
+        told, whole = "the median of their times", sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
+        if not marked and took * period.times < AHEAD * whole:
+            took = whole / period.times
+            told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
         rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
-        rounds = f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same"
-        verdict.append(f"{rounds}; the median of their times")
+        verdict.append(f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same; {told}")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
     return rows, verdict
 
@@ -137,14 +142,15 @@ def _find_inference(timeline: Timeline) -> tuple[int, int]:
     import numpy as np
 
     starts = timeline.start[timeline.launch]
-    _, firsts = np.unique(timeline.kernels, return_index=True)
-    last = int(firsts.max())
+    _, firsts, counts = np.unique(timeline.kernels, return_index=True, return_counts=True)
+    again = counts > 1  # one that the program launches once may come at its end
+    last = int((firsts[again] if again.any() else firsts).max())
     waits = timeline.sync | timeline.copies["DtoH"]
     after = timeline.end[waits & (timeline.start >= starts[last])]
-    again = len(starts) - 1 > last
-    inference = int(after.min()) if again and len(after) and (starts > after.min()).any() else None
+    follow = len(starts) - 1 > last
+    inference = int(after.min()) if follow and len(after) and (starts > after.min()).any() else None
     if inference is None:  # no launch follows a wait for the kernel that came last
-        inference = int(starts[0]) if not again else int(starts[last])
+        inference = int(starts[0]) if not follow else int(starts[last])
     return int(starts[0]), inference
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze import base
 from gpt.analyze.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import WHO, tell_apart
-from gpt.screen.units import amount
+from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
     from gpt.analyze.questions import Facts
@@ -59,6 +60,7 @@ KERNELS = (
     Column("gpu_share", "f64?", "%", "share", "any"),
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
 )
+MUCH = 0.05  # of the time on the GPU: worth a line
 TOP = 30  # kernels that tables show
 
 
@@ -119,7 +121,7 @@ class Summary:
             yield _make_functions(totals)
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
-        verdict = list(totals.coverage.verdict())
+        verdict = [*_describe_loading(totals), *totals.coverage.verdict()]
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
@@ -196,6 +198,17 @@ def _iter_kernels(totals: Totals) -> Rows:
         gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
         yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)
+
+
+def _describe_loading(totals: Totals) -> Iterator[str]:
+    """How much of the time on the GPU is that of launches that loaded code, if it is much of it."""
+    from gpt.analyze.totals import FAR
+
+    kernels = totals.kernels.values()
+    loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
+    if time > MUCH * sum(kernel.gpu.total for kernel in kernels):
+        launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
+        yield f"{human_time(time)} of the GPU time are of {launches}: a first launch contains the loading of its code"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

@@ -20,6 +20,7 @@ from gpt.trace.durations import Durations
 from gpt.trace.process import Api, Process
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
+FEW, FAR = 3, 10  # of so many launches one takes so many times as long as the others: it contains the loading of code
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
@@ -38,12 +39,14 @@ class GpuTime:
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
+        self.longest = 0.0
         self.squares = 0.0  # of ns, added
 
     def merge(self, other: GpuTime) -> None:
         """Takes in what another one has."""
         self.count += other.count
         self.total += other.total
+        self.longest = max(self.longest, other.longest)
         self.squares += other.squares
 
     @property
@@ -101,12 +104,21 @@ class KernelTotals:
     """The launches of one kernel."""
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches = self.loads = 0
+        self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
         self.gpu = GpuTime()
+
+    def find_loading(self) -> None:
+        """Sets `loads`, of one process: the first launch of a kernel loads its code."""
+        gpu = self.gpu
+        far = gpu.count >= FEW and gpu.longest > FAR * (gpu.total - gpu.longest) / (gpu.count - 1)
+        self.loads, self.loading = (1, gpu.longest) if far else (0, 0.0)
 
     def merge(self, other: KernelTotals) -> None:
         """Takes in what another one has."""
         self.launches += other.launches
+        self.loads += other.loads
+        self.loading += other.loading
         self.gpu.merge(other.gpu)
 
 
@@ -202,6 +214,7 @@ class ProcessTotals:
         for id_, function in self._functions.items():
             found.functions[process.api(id_)._replace(symbol="")].merge(function)
         for id_, kernel in self._kernels.items():
+            kernel.find_loading()
             found.kernels[kernels.get(id_, f"#{id_}")].merge(kernel)
         graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
         for id_, launches in process.graphs.count_launches(graphs).items():
@@ -220,4 +233,5 @@ def _check_number(functions: Sized) -> None:
 def _add_time(gpu: GpuTime, took: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     gpu.count += len(took)
     gpu.total += float(took.sum())
+    gpu.longest = max(gpu.longest, float(took.max(initial=0.0)))
     gpu.squares += float(took @ took)

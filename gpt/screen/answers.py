@@ -25,12 +25,12 @@ from gpt.printable import printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.grid import GAP, LEAST, Grid, fold
-from gpt.screen.units import UNITS, human_count
+from gpt.screen.units import UNITS, amount, human_count
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
 INDENT = "    "  # of a text that has lines of its own
-TITLE = 24  # columns of a title
+TITLE = 32  # columns of a title
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
 MARKDOWN_NAME = 80  # columns of a text
@@ -70,12 +70,16 @@ class AnswerTable:
                 sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
+        self.hidden = answer.get("top") == 0 and len(answer["rows"]) > 0  # a picture's
         if len(answer["rows"]) > len(first) * answer["stride"]:
             counts = [field for _, field, told in numbers if "unit" not in told and field.code not in "efd"]
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:
         """What to print on a screen of so many columns. Numbers for which there is no room are left out, and named."""
+        if self.hidden:
+            yield from (line for text in self.verdict for line in fold(text, width))
+            return
         columns = zip(self.titles, *self.rows, strict=True)
         widest = [max(map(cell_len, cells)) for cells in columns]
         least = [min(LEAST, size) if at < self.texts else size for at, size in enumerate(widest)]
@@ -97,7 +101,7 @@ class AnswerTable:
     def markdown(self) -> Iterator[str]:
         """The lines of a table in Markdown, and what is to be said below it."""
         marks = ["---" if at < self.texts else "---:" for at in range(len(self.titles))]
-        for row in ([*map(_escape, self.titles)], marks):
+        for row in () if self.hidden else ([*map(_escape, self.titles)], marks):
             yield f"| {' | '.join(row)} |"
         columns: list[Sequence[str]] = [*zip(*self.rows, strict=True)]
         for at in self._kernels if columns else ():
@@ -130,12 +134,16 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
     """How many rows follow the first, and what they count together, sums aside."""
+    if answer.get("top") == 0:
+        return f"{answer['name']}: {amount(len(answer['rows']) // answer['stride'], 'row')}, which only CSV and JSON have"
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
     text = f"and {len(rows) // stride:,} more {answer['name']}"
     if not counts:
         return text
+    names = {told["name"]: told.get("title", told["name"]) for told in answer["columns"]}
+    title = names[counts[0].name]
 
     def column(field: packed.RowField) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.ndarray((len(rows) // stride,), "<" + field.code, rows, field.offset, (stride,))
@@ -147,7 +155,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
             known &= column(field) != field.none
     with np.errstate(all="ignore"):
         total = float(values[known].sum(dtype=np.float64))
-    return f"{text}: {human_count(round(total))} {counts[0].name}" if math.isfinite(total) else text
+    return f"{text}: {human_count(round(total))} {title}" if math.isfinite(total) else text
 
 
 def _escape(text: str) -> str:

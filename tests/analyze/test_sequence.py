@@ -120,6 +120,26 @@ def test_stages_are_found_from_the_calls():
                        "4 rounds of 2 launches that are the same; the median of their times"]  # fmt: skip
 
 
+def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
+    """As a generation on an H200: what joins all tokens comes once, at the end, after kernels of many tokens."""
+    calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (1000, 2), (2000, 3))]
+    for token in range(10):
+        calls += launches(*((2100 + 10 * token + 3 * part, 1 + part) for part in range(2)))
+    calls += [*launches((2200, 5)), ("cuMemcpyDtoH", 2203, 1, 64)]
+    (row,) = (r for r in ask("stages", made(*calls)).rows["stages"] if r["category"] == "Inference" and "part" not in r)
+    assert row["time"] < 1300 * MS
+
+
+def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
+    """Launches of graphs are made in 40 us each, and run for 600."""
+    calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
+    calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
+    found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
+    rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    assert rows["Per token"] == pytest.approx((1030 - 25) / 10, rel=0.2)
+    assert "launched ahead of the GPU" in found.verdicts["stages"][1]
+
+
 def test_stages_are_those_of_nvtx_where_the_program_has_them():
     def range_(id_, name, start, end):
         begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS)

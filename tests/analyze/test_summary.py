@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
 from tests import loaded
+from tests.analyze.asked import ask
 from tests.tiers import examples
 from tests.trace import forge
 
@@ -150,6 +151,20 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
     ]
     (row,) = found["copies"]
     assert (row["op"], row["gpu_calls"], row["gpu_total"]) == ("HtoD", 1, 33)
+
+
+def test_first_launches_that_load_their_code_are_told():
+    """As an H200 says: the event before a launch is in the stream long before the driver has loaded the kernel."""
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
+    took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
+    times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
+    segment = [*APIS, *kernel, forge.launches({1: 3, 2: 2, 3: 2})]
+    assert ask("summary", forge.trace(*segment, times)).verdicts["kernels"] == [
+        "73.0ms of the GPU time are of 1 launch that took over 10 times as long as the others of the same kernel: "
+        "a first launch contains the loading of its code"
+    ]
+    times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took[1:], 1)])
+    assert not ask("summary", forge.trace(*segment, times)).verdicts["kernels"]
 
 
 def test_kernels_that_graphs_launched():

@@ -49,7 +49,16 @@ def test_rows_that_are_not_shown_are_counted_without_sums():
     assert table(answer([*columns], rows, top=2))[-1] == "and 3 more things: 10 calls"
     assert table(answer(columns[:3], rows=[row[:3] for row in rows], top=4))[-1] == "and 1 more things"
     floats = [("a", math.inf), ("b", math.nan), ("c", -math.inf)]
-    assert table(answer([columns[0], ("x", "f32", {})], floats, top=0))[-1] == "and 3 more things"
+    assert table(answer([columns[0], ("x", "f32", {})], floats, top=1))[-1] == "and 2 more things"
+    titled = [columns[0], ("count_a", "u64", {"title": "calls A"})]
+    assert table(answer(titled, [("a", 1), ("b", 2), ("c", 3)], top=1))[-1] == "and 2 more things: 5 calls A"
+
+
+def test_rows_of_a_picture_alone_have_no_table():
+    made = answer([("kind", "text", {}), ("n", "u64", {})], [("a", 1), ("b", 2)], top=0, verdict=["so it is"])
+    told = "things: 2 rows, which only CSV and JSON have"
+    assert table(made) == [told, "so it is"]
+    assert [line for line in AnswerTable(made).markdown() if line] == [told, "so it is"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
