@@ -135,7 +135,8 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
     """How many rows follow the first, and what they count together, sums aside."""
     if answer.get("top") == 0:
-        return f"{answer['name']}: {amount(len(answer['rows']) // answer['stride'], 'row')}, which only CSV and JSON have"
+        hidden = amount(len(answer["rows"]) // answer["stride"], "row")
+        return f"{answer['name']}: {hidden}, which only CSV and JSON have"
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
