@@ -114,7 +114,10 @@ def watch(asked: Asked, output: Output) -> int:
             yield line
 
     told: list[str] = []
-    return convert(lines(), output, asked.quiet, _command_of, live=True)
+    status = convert(lines(), output, asked.quiet, _command_of, live=watching)
+    if watching.fault:
+        messages.say(TOOL, "warning", output.name, f"bpftrace {watching.fault}: the trace is interrupted")
+    return status
 
 
 def read(paths: list[Path], output: Output, quiet: bool) -> int:
@@ -125,7 +128,7 @@ def read(paths: list[Path], output: Output, quiet: bool) -> int:
         with open(path or 0, "rb", closefd=path is not None) as source:
             lines = iter(lambda: source.readline(MAX_LINE), b"")
             where = str(path or STDIN)
-            status = max(status, convert(lines, output, quiet, lambda _: [], live=False, source=where))
+            status = max(status, convert(lines, output, quiet, lambda _: [], source=where))
     return status
 
 
@@ -142,21 +145,24 @@ def convert(
     output: Output,
     quiet: bool,
     command: Callable[[int], list[str]],
-    live: bool,
+    live: Watching | None = None,
     source: str = "",
 ) -> int:
-    """Writes the trace of lines of bpftrace, and says what it holds. Returns the exit status."""
+    """Writes the trace of lines of bpftrace, and says what it holds. Returns the exit status.
+
+    `live` is that which prints the lines now.
+    """
     segments = Segments(command)
     for event in iter_events(lines):
         for record in segments.add(event):
             output.write(record)
     if not live and not segments.begun:
         raise MalformedError("not what bpftrace prints for a program of 'gpt-hook attach --print'", source)
-    for record in segments.finish(complete=live or segments.ended):
+    for record in segments.finish(complete=segments.ended or (live is not None and not live.fault)):
         output.write(record)
     if not segments.processes:
         raise GptError("nothing called a function that was watched", output.name)
-    return _report(segments, output.name, quiet, live, source)
+    return _report(segments, output.name, quiet, live is not None, source)
 
 
 def _report(segments: Segments, name: str, quiet: bool, live: bool, source: str) -> int:

@@ -92,7 +92,9 @@ class _Watched:
         self.ready: list[Record] = []  # records that stand before rows
         self.functions: dict[int, int] = {}  # numbers by handle
         self.names: dict[int, str] = {}  # of these numbers
+        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the number, and when it was first used
         self.ioctls: dict[int, list[Record]] = {}  # by thread
+        self._numbers = 0  # that were given
         self._apis: dict[str, int] = {}
         self._rows: dict[tuple[int, str], _Rows] = {}
 
@@ -104,17 +106,32 @@ class _Watched:
             self.ready.append(records.make("api", id=number, symbol=symbol, name=name, type=type_, op=op))
         return self._apis[symbol]
 
-    def function(self, handle: int) -> int:
-        """The number of a handle."""
-        return self.functions.setdefault(handle, len(self.functions) + 1)
+    def function(self, handle: int, start: int) -> int:
+        """The number of a handle that is used at `start`."""
+        number = self.functions.get(handle)
+        if number is None:
+            number = self.functions[handle] = self._new_number()
+        if number not in self.names:
+            self._early[handle] = number, min(start, self._early.get(handle, (number, start))[1])
+        return number
 
-    def look_up(self, handle: int, name: str) -> None:
-        """A look-up returned the handle: it is a function of this name from here on."""
-        if self.names.get(self.functions.get(handle, 0)) == name:
-            return
-        number = self.functions[handle] = max(self.functions.values(), default=0) + 1
+    def look_up(self, handle: int, name: str, start: int) -> None:
+        """A look-up at `start` returned the handle: it is a function of this name from here on."""
+        number, used = self._early.get(handle, (0, 0))
+        if number and start <= used:  # another CPU's line of what used it came first
+            del self._early[handle]
+            self._name(number, name)
+        if self.names.get(self.functions.get(handle, 0)) != name:
+            self.functions[handle] = self._new_number()
+            self._name(self.functions[handle], name)
+
+    def _name(self, number: int, name: str) -> None:
         self.names[number] = name
         self.ready.append(records.make("function", id=number, name=name))
+
+    def _new_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
     def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
         """A row, in the layout that has its values."""
@@ -284,7 +301,7 @@ class Segments:
         if name in NAMED and "object" in values:
             parts = self._names.pop(call[1:4], {})
             if returned and parts:
-                process.look_up(values["object"], _join(parts))
+                process.look_up(values["object"], _join(parts), call.start)
         elif name in ALIASES and returned and "kernel" in values:
             kernel = process.functions.get(values["kernel"])
             if kernel is not None and "object" in values:
@@ -292,7 +309,7 @@ class Segments:
         if "rows" in values:
             values["bytes"] = values.get("bytes", 0) * values["rows"] & (1 << 64) - 1
         if "function" in values:
-            values["function"] = process.function(values["function"])
+            values["function"] = process.function(values["function"], call.start)
             if returned:
                 process.launches[values["function"]] += 1
         start = self._time(call.start)

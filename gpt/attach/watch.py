@@ -45,6 +45,14 @@ def find_bpftrace() -> str:
     return found
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is over, or waits for nothing but its parent."""
+    try:
+        return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return True
+
+
 class Watching:
     """bpftrace with a program; `lines` are what it prints until it has ended, or is ended."""
 
@@ -59,12 +67,14 @@ class Watching:
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
             env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()},
         )  # fmt: skip
+        self._pid = pid
         self.begun = False  # whether it watches by now
+        self.fault = ""  # why it ended before it was told to, and before the process
 
     def lines(self, duration: float | None) -> Iterator[bytes]:
         """Lines until the process ends, `duration` seconds have passed since the first, or a signal comes.
 
-        Raises MissingError if bpftrace could not do what it should.
+        Raises MissingError if bpftrace could not do what it should, Terminated for a signal before it watches.
         """
         asked: list[int] = []
         numbers = [number for number in signals.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
@@ -92,13 +102,18 @@ class Watching:
             now = time.monotonic()
             if last == float("inf") and (asked or now >= wanted):
                 last = now + PATIENCE
-            if last < float("inf") and (left <= 0 or now >= last or len(asked) > 1 or not self.begun):
+            if asked and not self.begun:
+                raise signals.Terminated(asked[0])
+            if last < float("inf") and (left <= 0 or now >= last or len(asked) > 1):
                 return
         if rest:
             yield rest
         self._child.wait()
         if not self.begun:
+            if self._pid and has_ended(self._pid):
+                raise GptError("has ended", f"process {self._pid}")
             raise MissingError(self._reason(), "bpftrace")
+        self.fault = self._reason() if self._child.returncode else ""
 
     def _read(self) -> bytes | None:
         """What was printed, None if nothing came for a while."""

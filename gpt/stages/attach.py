@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -63,6 +64,8 @@ def attach(
         raise UsageError("-p PID or --system is needed: what is to be watched")
     if calls == "":
         raise UsageError("names nothing", "--calls")
+    if duration is not None and math.isnan(duration):
+        raise UsageError("not a number", "--duration")
     asked = command.Asked(pid, library or [], calls, kernel, duration, quiet)
     if show:
         sys.stdout.write(command.write_program(asked))

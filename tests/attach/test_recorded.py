@@ -1,10 +1,12 @@
 """gpt-attach on what bpftrace printed: the trace, and what it does with lines that are not what they should be."""
 
 import json
+import os
 import subprocess
 
 import pytest
 
+from gpt import signals
 from gpt.attach import command
 from gpt.errors import GptError, MalformedError
 from gpt.trace import model, used
@@ -68,6 +70,26 @@ def test_lines_may_come_in_any_order(tmp_path):
     mixed = sorted(lines, key=lambda line: hash((line, 1)))
     other = trace(tmp_path, as_json([*BEGIN, *mixed, *END])).calls("to")
     assert one["to"].tolist() == other["to"].tolist() == list(range(1, 2000))
+
+
+def launched(found):
+    """The name of the kernel of each launch."""
+    return [found.kernel(row) for row in found.calls("function") if found.api(row).name == "cuLaunchKernel"]
+
+
+def test_a_launch_whose_line_comes_before_that_of_the_look_up_has_the_name(tmp_path):
+    look_up = [*name("kernel", 5_000_002_000), call("cuModuleGetFunction", 5_000_002_000, object=0x20)]
+    again = [line.replace(" 7 7 5000002000", " 7 9 5000005000") for line in look_up]
+    lines = [launch(0x20, 5_000_004_000, tid=8), *again, *look_up, launch(0x20, 5_000_006_000)]
+    found = trace(tmp_path, as_json([*BEGIN, *lines, *END]))
+    assert launched(found) == ["kernel", "kernel"]
+    assert len(found.incomplete) == 1
+
+
+def test_a_kernel_without_a_name_has_none_of_another_that_was_looked_up_again(tmp_path):
+    look_up = [*name("kernel", 5_000_002_000), call("cuModuleGetFunction", 5_000_002_000, object=0x20)]
+    lines = [launch(0x20, 5_000_001_000), *look_up, launch(0x20, 5_000_004_000), launch(0x30, 5_000_005_000)]
+    assert launched(trace(tmp_path, as_json([*BEGIN, *lines, *END]))) == ["#1", "kernel", "#3"]
 
 
 def test_time_that_the_machine_slept_is_no_time_of_the_clock(tmp_path):
@@ -210,6 +232,7 @@ def test_an_existing_trace_is_left_alone(tmp_path):
         (["-p", "1", "--system"], "exclude"),
         (["--duration", "1"], "-p PID or --system is needed"),
         (["-p", "0"], "x>=1"),
+        (["--system", "--duration", "nan"], "not a number"),
         (["--system", "--calls", "cuMemAllok"], "cuMemAlloc"),
         (["--system", "--calls", ""], "names nothing"),
     ),
@@ -257,3 +280,39 @@ def test_a_wait_has_its_stream_and_an_object_is_kept(tmp_path):
     ]
     calls = trace(tmp_path, as_json([*BEGIN, *lines, *END])).calls("object", "stream")
     assert calls[["object", "stream"]].tolist() == [(0, 5), (6, 7)]
+
+
+# A bpftrace that is not what it should be
+
+BEGUN = """printf '%s\\n' '{"type": "printf", "data": "begin 1000000000 1.0\\n"}' """
+CALLED = """'{"type": "printf", "data": "call 7 7 1000001000 9 0 cuCtxSynchronize\\n"}'"""
+
+
+def watch(folder, script, pid, monkeypatch):
+    """Watches with this script for bpftrace."""
+    (folder / "bpftrace").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bpftrace").chmod(0o755)
+    monkeypatch.setattr(command, "find_bpftrace", lambda: str(folder / "bpftrace"))
+    monkeypatch.setattr(command, "write_program", lambda asked: "")
+    asked = command.Asked(pid, [], None, kernel=False, duration=None, quiet=True)
+    return command.watch(asked, command.Output(str(folder / "trace.mp"), force=True))
+
+
+def test_a_bpftrace_that_is_killed_leaves_an_interrupted_trace(tmp_path, monkeypatch, capfd):
+    assert watch(tmp_path, f"{BEGUN} {CALLED}; kill -9 $$", os.getpid(), monkeypatch) == 0
+    assert capfd.readouterr().err.endswith("bpftrace ended with status -9: the trace is interrupted\n")
+    assert any("no end" in line for line in model.read([tmp_path / "trace.mp"]).incomplete)
+
+
+def test_a_process_that_ends_before_it_is_watched(tmp_path, monkeypatch):
+    with subprocess.Popen("true") as process:
+        process.wait()
+    with pytest.raises(GptError, match="has ended") as found:
+        watch(tmp_path, "echo 'ERROR: : No such process' >&2; exit 1", process.pid, monkeypatch)
+    assert found.value.status == 1
+
+
+def test_an_interrupt_before_it_watches_is_one(tmp_path, monkeypatch):
+    with pytest.raises(signals.Terminated):
+        watch(tmp_path, "kill -INT $PPID; exec sleep 60", os.getpid(), monkeypatch)
+    assert not (tmp_path / "trace.mp").exists()
