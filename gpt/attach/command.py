@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -106,15 +107,16 @@ def watch(asked: Asked, output: Output) -> int:
     watching = Watching(bpftrace, write_program(asked), asked.pid)
     kprobes = f", and in the kernel {', '.join(kernel.find_functions())}" if asked.kernel else ""
 
-    def lines() -> Iterator[bytes]:
-        for line in watching.lines(asked.duration):
+    def lines(printed: Iterable[bytes]) -> Iterator[bytes]:
+        for line in printed:
             if watching.begun and not told and not asked.quiet:
                 told.append(f"process {asked.pid}" if asked.pid else "all processes")
                 messages.write(f"{TOOL}: watching {told[0]}{kprobes}; an interrupt (Ctrl-C) ends it\n")
             yield line
 
     told: list[str] = []
-    status = convert(lines(), output, asked.quiet, _command_of, live=watching)
+    with closing(watching.lines(asked.duration)) as printed:  # whatever happens, bpftrace is ended
+        status = convert(lines(printed), output, asked.quiet, _command_of, live=watching)
     if watching.fault:
         messages.say(TOOL, "warning", output.name, f"bpftrace {watching.fault}: the trace is interrupted")
     return status

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from gpt import signals
@@ -71,7 +71,7 @@ class Watching:
         self.begun = False  # whether it watches by now
         self.fault = ""  # why it ended before it was told to, and before the process
 
-    def lines(self, duration: float | None) -> Iterator[bytes]:
+    def lines(self, duration: float | None) -> Generator[bytes]:
         """Lines until the process ends, `duration` seconds have passed since the first, or a signal comes.
 
         Raises MissingError if bpftrace could not do what it should, Terminated for a signal before it watches.
