@@ -181,5 +181,6 @@ def _find_need(trace: TraceModel) -> str | None:
     return None if _find_graphs(trace) else "no graph was launched, as far as calls are recorded: 'gpt-hook run' does"
 
 
-ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", CALLS | GPU_TIMES | SAVES | {"graph"},
-                    _find_lack, need=_find_need, types=frozenset(("graph",)))  # fmt: skip
+KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
+ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", KINDS, _find_lack, need=_find_need,
+                    types=frozenset(("graph",)))  # fmt: skip

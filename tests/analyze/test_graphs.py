@@ -60,6 +60,10 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     assert (row["time"], row["p50"], row["longest"]) == (160, 70, 90)
     rows = [(r["kernel"], r["probed"], r["time"], r["mean"], r["share"]) for r in found.rows["kernels"]]
     assert rows == [("k2", 1, 1200, 1200, 60), ("k1", 2, 800, 400, 40)]
+    card = records.make("device", index=0, name="X", arch="sm_90", uuid="GPU-1", runs="sass", clock_hz=500_000_000)
+    short = [forge.buffer(number, warp(100, 300) * 2) for number in range(3)]  # its warps end at once
+    rows = ask("graphs", forge.trace(card, *segment, MAP, *codes, *probed, *short)).rows["kernels"]
+    assert [(r["kernel"], r["time"]) for r in rows] == [("k1", 1200), ("k2", 600)]
 
 
 @pytest.mark.full
