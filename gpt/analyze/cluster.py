@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TOOL = "gpt-analyze"
 SECONDS = 10  # that a scheduler has to answer
+LOGGERS = ("distributed", "distributed.client")  # which Dask gives levels of their own
 
 
 class Job(NamedTuple):
@@ -133,7 +134,8 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]
         import distributed
     except ImportError:
         raise MissingError("dask: pip install 'gpu-probe-toolchain[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     address = address or dask.config.get("scheduler-address", None)
     cluster = None if address else _start(distributed)
     client = None
@@ -196,6 +198,8 @@ def _wait(distributed: Any, future: Any) -> Part:
         part: Part = future.result()
     except distributed.KilledWorker as error:
         raise GptError(f"workers of the cluster were killed over it: {str(error).splitlines()[0]}") from None
+    except distributed.CancelledError:
+        raise GptError("the scheduler of the cluster is gone") from None
     finally:
         future.release()
     return part

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from gpt import records, stream
+from gpt.analyze.cluster import _wait
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
+from gpt.errors import GptError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.trace.process import iter_processes
 from tests.trace import forge
@@ -198,3 +200,18 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
     assert (done.returncode, done.stderr.decode()) == (
         4, f"gpt-analyze: error: {address}: the scheduler has no workers\n",
     )  # fmt: skip
+
+
+@pytest.mark.full
+def test_a_scheduler_that_goes_meanwhile_is_an_error_of_one_line():
+    import distributed
+
+    class Lost:
+        def result(self):
+            raise distributed.client.FutureCancelledError("read_part-1", "scheduler-connection-lost")
+
+        def release(self):
+            pass
+
+    with pytest.raises(GptError, match=r"^the scheduler of the cluster is gone$"):
+        _wait(distributed, Lost())
