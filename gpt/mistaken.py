@@ -37,4 +37,6 @@ def find_form(head: bytes) -> str | None:
 def is_stream(head: bytes) -> bool:
     """Whether this may be the begin of a stream: a map in msgpack, perhaps after padding."""
     first = head.lstrip(b"\0")[:1]
+    if head.startswith(b"\x89PNG"):  # a map of 9, whose first key would be a number
+        return False
     return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf")
