@@ -65,11 +65,15 @@ class TimedLaunches:
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
 
 
+def _make_values() -> array[float]:  # it has a name, for workers of a cluster send pickles
+    return array("d")
+
+
 class Samples:
     """Values of launches by name, of which medians are told: the first launch of a kernel contains its loading."""
 
     def __init__(self) -> None:
-        self._values: dict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._values: dict[str, array[float]] = defaultdict(_make_values)
 
     def add(self, **values: float) -> None:
         """What is known of a launch."""
