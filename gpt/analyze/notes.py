@@ -2,7 +2,8 @@
 stages, gaps, memory and timelines need, in text that jq and grep read (gpt/trace/eventlines.py reads it back).
 
 Records of the JSON form, with all times in ns: headers, and what numbers in the others mean, before the calls; the rest
-and the ends after them. What probes saved, tensors and stacks are not among them.
+and the ends after them. Launches with probes, what these saved, tensors and
+stacks are not among them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _iter_records(noted: _Noted) -> Iterator[str]:
     for record in process.ioctls:
         times: dict[str, Any] = {key: _stamp(process, record[key])[0] for key in ("start", "parent") if key in record}
         yield _line({**record, **times, "duration": _took(process, record["duration"])})
-    for (function, reason), count in process.probes.unprobed.items():
+    unprobed = process.probes.unprobed if not process.probes.probed else {}  # else they look like all launches
+    for (function, reason), count in unprobed.items():
         yield _line(records.make("unprobed", function=function, launches=count, reason=reason))
     for function, count in noted.launches.items():
         yield _line({"kind": "launch", "count": count, "function": function})

@@ -80,6 +80,16 @@ def test_without_notes_there_are_only_calls(files):
     assert all(line.startswith(b"{") for line in plain)
 
 
+def test_launches_with_probes_are_not_said_to_be_none(tmp_path):
+    segment = everything()
+    probed = records.make("probed", id=1, kernel=1, function=1, thread=22, start=2000, device=0, stream=0,
+                          grid=[1, 1, 1], block=[1, 1, 1], shared=0)  # fmt: skip
+    (tmp_path / "trace").write_bytes(forge.pack([*segment[:-1], probed, segment[-1]]))
+    assert b"1 launch ran with probes" in run("summary", tmp_path / "trace").stdout
+    (tmp_path / "lines").write_bytes(run("events", "--json", "--notes", tmp_path / "trace").stdout)
+    assert b"ran with probes" not in run("summary", tmp_path / "lines").stdout
+
+
 def test_notes_are_of_json(files):
     done = run("events", "--notes", files[0])
     assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: --notes requires --json\n")
