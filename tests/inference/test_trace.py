@@ -218,6 +218,16 @@ def test_a_full_disk(uses, tmp_path):
     assert done.returncode == 0
 
 
+def test_a_standard_output_that_is_full(tmp_path):
+    code = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.exit(7)"
+    with open("/dev/full", "w") as full:
+        command = [TRACE, "--device", "sim", "--", sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=ENV, stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=120, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (7, "gpt-trace: warning: standard output: cannot be written\n")
+    assert left(tmp_path) == THREE
+
+
 @pytest.mark.full
 def test_kernel_without_root_or_bpftrace_says_so(uses, tmp_path):
     words = [*uses[:2], "--kernel", *uses[2:], "sys.exit(5)", "x"]
