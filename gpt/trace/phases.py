@@ -55,6 +55,7 @@ class Phases:
     def add(self, line: Line, at: int) -> Iterator[TracedCall]:
         """A line, and its time in ns."""
         thread, phase = line.get("tid"), line.get("phase")
+        thread = thread if isinstance(thread, int | str) else None
         name = str(line.get("name") or "").rpartition(":")[2]
         if phase == "B" and name:
             yield from self._begin(thread, TracedCall(name, at, None, line))

@@ -196,6 +196,11 @@ def test_lines_that_are_left_out_are_said(line, fact, calls):
     assert ([row[0] for row in found], missing) == (["cuInit"] * 2, [fact])
 
 
+def test_a_thread_that_is_no_number(tmp_path):
+    path = write(tmp_path / "t.jsonl", begin(1, "cuInit", [1]), end(2, "cuInit", 5.0, {"a": 1}))
+    assert len(gpt.trace.open(path).calls()) == 1
+
+
 def test_a_file_that_is_cut(calls):
     found, missing = calls(GOOD, ending=b'{"ts": 2, "name": "cuI')
     assert (len(found), missing) == (1, ["line 2: cut off"])
