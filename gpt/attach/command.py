@@ -13,13 +13,14 @@ from typing import IO, NamedTuple
 from gpt import messages, signals, stream
 from gpt.attach import driver, kernel
 from gpt.attach.events import MAX_LINE, iter_events
-from gpt.attach.program import Machine, generate
+from gpt.attach.program import Machine, generate, of_process
 from gpt.attach.segments import Segments
 from gpt.attach.watch import Watching, find_bpftrace
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.stage import STDIN
 
 TOOL = "gpt-attach"
+FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: of process ids, that which no container is in
 TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
 
 
@@ -80,7 +81,13 @@ def write_program(asked: Asked) -> str:
     ]
     names = kernel.find_functions() if asked.kernel else []
     about += [line for line in ("", f"kprobes: {', '.join(names)}") if names]
-    return generate(files, found, _machine(asked.pid), kernel.probes(names), about, TRACING.exists() and not asked.pid)
+    pid = asked.pid if _is_first_namespace() else None  # bpftrace counts processes as that does
+    more = kernel.probes(names, of_process(pid))
+    return generate(files, found, _machine(asked.pid), more, about, TRACING.exists() and not asked.pid, pid)
+
+
+def _is_first_namespace() -> bool:
+    return os.readlink("/proc/self/ns/pid") == f"pid:[{FIRST_NAMESPACE}]"
 
 
 def _find_files(asked: Asked) -> list[str]:

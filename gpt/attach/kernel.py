@@ -42,8 +42,11 @@ def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
     return [name for name in chosen if name]
 
 
-def probes(names: list[str]) -> list[str]:
-    """Their probes: a line of `kernel` for each call; of an ioctl its number, and words of what it points to."""
+def probes(names: list[str], when: str = "") -> list[str]:
+    """Their probes: a line of `kernel` for each call; of an ioctl its number, and words of what it points to.
+
+    `when` is a predicate of all.
+    """
     lines = []
     for number, name in enumerate(names):
         ioctl = name in IOCTLS
@@ -52,7 +55,7 @@ def probes(names: list[str]) -> list[str]:
         fields, shown = (" request=%llx command=%llx class=%llx", ", $k.1, $k.2, $k.3") if ioctl else ("", "")
         place = f"@kernel[tid, {number}]"
         lines += [
-            f"kprobe:{name} {{ {place} = (nsecs, {kept}); }}",
+            f"kprobe:{name} {when}{{ {place} = (nsecs, {kept}); }}",
             f"kretprobe:{name} /{place}.0/ {{",
             f"  $k = {place}; delete({place});",
             f'  printf("kernel %d %d %llu %llu %lld {name}{fields}\\n",',

@@ -127,8 +127,13 @@ def _quote(path: str) -> str:
     return f'"{path}"' if not path.replace("/", "").replace(".", "").replace("-", "").isalnum() else path
 
 
-def probe(path: str, number: int, function: DriverFunction) -> str:
-    """The two probes of a function."""
+def of_process(pid: int | None) -> str:
+    """The predicate of probes of one process: others that are watched meanwhile pass the same place."""
+    return f"/pid == {pid}/ " if pid else ""
+
+
+def probe(path: str, number: int, function: DriverFunction, pid: int | None = None) -> str:
+    """The two probes of a function, in a process or in all."""
     watched = watch(function)
     values = watched.values
     kept = [f"(uint64){_group(value.kept)}" for value in values]  # some are signed: tuples of a map are of one type
@@ -140,7 +145,7 @@ def probe(path: str, number: int, function: DriverFunction) -> str:
     shown = "".join(f", {value.shown.format(f'$c.{at}')}" for at, value in enumerate(values, 1))
     place = f"{_quote(path)}:{function.symbol}"
     lines = [
-        f"uprobe:{place} {{ {watched.first}{map_} = (nsecs, {', '.join(kept) or '(uint64)0'}); }}",
+        f"uprobe:{place} {of_process(pid)}{{ {watched.first}{map_} = (nsecs, {', '.join(kept) or '(uint64)0'}); }}",
         f"uretprobe:{place} /{map_}.0/ {{",
         f"  $c = {map_}; delete({map_});",
     ]
@@ -184,9 +189,11 @@ def generate(
     kernel: list[str],
     about: list[str],
     exits: bool,
+    pid: int | None = None,
 ) -> str:
     """The program. `functions` are with their files, `kernel` more probes; `about` is a comment, a line each.
 
+    Only what the process `pid` calls is printed, if it is given: as the first namespace of the machine counts it.
     `exits`: the tracepoints of the kernel are there, and say when processes end.
     """
     listed = ", ".join(
@@ -221,7 +228,7 @@ def generate(
             "}",
             "",
         ]
-    lines += [probe(path, number, function) for number, (path, function) in enumerate(functions)]
+    lines += [probe(path, number, function, pid) for number, (path, function) in enumerate(functions)]
     return "\n".join([*lines, *kernel, ""])
 
 

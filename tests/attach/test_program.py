@@ -112,3 +112,11 @@ def test_bpftrace_takes_the_program(folder, tmp_path):
     errors = [line for line in done.stderr.splitlines() if "ERROR: " in line and "RLIMIT" not in line]
     assert not errors
     assert done.returncode == 0
+
+
+def test_only_what_the_process_calls_is_printed():
+    """Another one may be watched meanwhile, at the same place."""
+    lines = text(calls="cuMemAlloc", pid=7).splitlines()
+    assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
+    assert "pid ==" not in text(calls="cuMemAlloc")
+    assert kernel.probes(["f"], program.of_process(7))[0].startswith("kprobe:f /pid == 7/ { ")
