@@ -72,10 +72,11 @@ def find_periods(codes: Codes) -> list[Period]:
 
 def _find_outer(known: list[Period], size: int) -> Period | None:
     """The first, or a longer one that holds its units and more."""
-    outer = known[0] if known else None
-    near = [period for period in known if known[0].covered > period.covered >= NEARLY * known[0].covered]
+    if not known:
+        return None
+    outer, most = known[0], known[0].covered
+    near = [period for period in known if most > period.covered >= NEARLY * most]
     for period in sorted(near, key=lambda period: period.length):
-        assert outer
         left_out = np.count_nonzero(_mark(period, size) & ~_mark(outer, size))
         if period.length > outer.length and left_out >= period.times:
             outer = period

@@ -63,7 +63,8 @@ def read_functions(calls: str | None) -> list[DriverFunction]:
 
 def _parse(words: list[str]) -> DriverFunction:
     values = dict(word.split("=") for word in words[4:])
-    return DriverFunction(words[0], words[1], words[2], words[3], values, values.pop("how", None))
+    how = values.pop("how", None)
+    return DriverFunction(words[0], words[1], words[2], words[3], values, how)
 
 
 def exports(path: str) -> set[str]:
@@ -120,10 +121,10 @@ def files_in(pid: int, maps: str) -> list[DriverFile]:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
             path, mapped = f"/proc/{pid}/root{fields[5]}", f"/proc/{pid}/map_files/{_range(fields[0])}"
-            file = _identity(path, int(fields[4]))
-            if file and _identity(fields[5], int(fields[4])) == file:
+            file = _identity(path)
+            if file and _identity(fields[5]) == file:
                 path = fields[5]  # it is the same file here
-            file = file or _identity(path := mapped, int(fields[4]))
+            file = file or _identity(path := mapped)
             if file:
                 found.setdefault(file, path)
     return [DriverFile(path, file) for file, path in found.items()]
@@ -134,8 +135,8 @@ def _range(text: str) -> str:
     return "-".join(f"{int(end, 16):x}" for end in text.split("-"))
 
 
-def _identity(path: str, inode: int) -> tuple[int, int] | None:
-    """Which file is there, if it is that with the inode; overlayfs gives the mapping another one."""
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of the file at this place; None if there is none, or that which is mapped was deleted."""
     try:
         status = os.stat(path)
     except OSError:

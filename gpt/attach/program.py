@@ -17,7 +17,8 @@ under way: it is printed with each `beat`, and by bpftrace itself when it ends. 
     end NSECS
 
 and the maps: of `call` the name, a tuple of the start and the words, those with * not yet known.
-bpftrace of 2023 (0.17) runs it: no ternary operator on values of users, no arguments behind the stack's third word.
+bpftrace 0.17 (2023) must run it, which has no ternary operator on values of users, and of the stack no word after the
+third.
 """
 
 from __future__ import annotations

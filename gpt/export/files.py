@@ -1,8 +1,8 @@
 """Files that an export is written to: a database of SQLite, or a folder with a file of Parquet for each table.
 
-Rows come in columns: an array, masked where there is no value, a list, or one value for all rows; a column that does
-not come is NULL. SQLite has no unsigned numbers of 64 bits, so those from 2^63 on are negative there, and no NaN, which
-is NULL; Parquet has both.
+Rows come in columns. A column is an array, masked where there is no value, or a list, or one value for all rows; one
+that is missing is NULL. SQLite has no unsigned numbers of 64 bits, so those from 2^63 on are negative there, and no
+NaN, which is NULL; Parquet has both.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ProcessRows:
         return self.process.clock.times(stamps) + self.offset
 
     def _span(self, stamps: npt.NDArray[np.uint64], took: npt.NDArray[np.uint64]) -> dict[str, Any]:
-        """`start` and `end`, which is NULL if there is no duration."""
+        """`start` and `end`. A call without a duration has no `end`: NULL."""
         start = self._times(stamps)
         ends = start + np.minimum(self.process.clock.durations(took), LIMIT).astype(np.int64)
         return {"start": start, "end": np.ma.MaskedArray(ends, took == 0)}

@@ -73,7 +73,7 @@ class _Writer:
         self._rows = list(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[tuple[int, int]]:
-        """`pid` and `tid` of each track. What is no thread's has numbers that no thread has."""
+        """`pid` and `tid` of each track. What is neither a stream nor a thread gets a `tid` that no thread has."""
         others = count(OTHERS)
         streams: dict[tuple[int, int], dict[int, int]] = {}  # numbers, of each GPU of a process
         for track in self._timeline.tracks:

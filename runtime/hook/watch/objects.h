@@ -82,9 +82,8 @@ bool hook_object_look(uint64_t handle, struct object_view *view); // false: ther
 // go.
 struct reference hook_object_hold(struct reference reference);
 void hook_object_let_go(struct reference held);
-bool hook_object_close(
-    uint64_t handle); // before it is unloaded: nobody can hold it any more. False: it is held
-void hook_object_open(uint64_t handle); // it was not unloaded
+bool hook_object_close(uint64_t handle); // for its unloading: nobody can hold it any more. False: it is held
+void hook_object_open(uint64_t handle);  // it was not unloaded
 
 uint64_t hook_function_with_id(uint32_t id); // a handle of it, or 0. Looks at all objects
 
