@@ -20,6 +20,7 @@ from gpt import messages, mistaken, records, signals, stream
 from gpt.errors import EmptyPipeError, GptError, MalformedError, UsageError
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
+DASH = Path("-")  # an output so named is standard output
 FLUSH_BYTES = 1 << 18
 
 # The kind of record that a filter works on, and what it reports of a stream without any.

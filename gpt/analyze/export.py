@@ -2,11 +2,13 @@
 
 Rows are written as they are read, so memory does not grow with the length of a trace. What is said of all of it, as
 the texts that rows name by number, comes last. The file is made in a folder of its own beside its place, and takes its
-name when it is whole.
+name when it is whole; one for standard output is made in a temporary folder, for SQLite writes in no order.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from enum import StrEnum
@@ -21,7 +23,7 @@ from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.errors import UsageError
 from gpt.outputs import made_beside, take_name
-from gpt.stage import Stage
+from gpt.stage import DASH, FLUSH_BYTES, Stage
 
 if TYPE_CHECKING:
     from gpt.export.rows import ProcessRows
@@ -55,7 +57,9 @@ class Export:
         if shape is Form.parquet:
             load_pyarrow()
         self.kinds = (RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}) - {"graph"}
-        self._form, self._output = shape, output
+        if output == DASH:
+            _check_stdout(shape)
+        self._stage, self._form, self._output = stage, shape, output
         self._stack = ExitStack()
         self._processes: dict[Process, ProcessRows] = {}  # that are not over
         self._pids = Counter[int]()
@@ -76,11 +80,14 @@ class Export:
         from gpt.export.strings import Strings
         from gpt.export.targets import Targets
 
-        folder = self._stack.enter_context(made_beside(self._output, self._form is Form.parquet))
+        if self._output == DASH:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt-export.")))
+        else:
+            folder = self._stack.enter_context(made_beside(self._output, self._form is Form.parquet))
         self._path = folder / NAMES[self._form]
         if self._form is Form.parquet:
             self._path.mkdir()
-        self._tables = FILES[self._form](self._path, self._output)
+        self._tables = FILES[self._form](self._path, self._path if self._output == DASH else self._output)
         for table in TABLES:
             self._tables.create(table)
         self._strings, self._maps, self._targets = Strings(), MapTables(self._tables), Targets(self._tables)
@@ -132,12 +139,27 @@ class Export:
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)
         self._tables.close()
-        take_name(self._path, self._output)
+        if self._output == DASH:
+            with open(self._path, "rb") as file:
+                while data := file.read(FLUSH_BYTES):
+                    self._stage.write_bytes(data)
+        else:
+            take_name(self._path, self._output)
         yield from ()
+
+
+def _check_stdout(form: Form) -> None:
+    """Raises UsageError if it cannot take what is written."""
+    if form is Form.parquet:
+        raise UsageError("--format parquet writes a folder, which standard output is not: name one", "-o")
+    if os.isatty(1):
+        raise UsageError("a database does not go to a terminal", "-o")
 
 
 OPTIONS: dict[str, Any] = {
     "shape": Annotated[Form | None, typer.Option("--format", help="A database, or a folder of files.")],
-    "output": Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")],
+    "output": Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; - is standard output.")
+    ],
 }
 ANALYSIS = Analysis("Write tables for databases, as Nsight Systems does.", Export, OPTIONS, lines=True)

@@ -16,7 +16,7 @@ from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.errors import UsageError
 from gpt.outputs import replacing
-from gpt.stage import Stage
+from gpt.stage import DASH, Stage
 
 if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
@@ -49,6 +49,8 @@ class Drawing:
 
         if json:
             raise UsageError("a timeline has no --json; --format chrome is JSON")
+        if output == DASH:
+            output = None
         if shape is Form.all and not output:
             raise UsageError("--format all writes files: -o says how their names begin")
         self.kinds = EVERYTHING
@@ -144,7 +146,7 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
 OPTIONS: dict[str, Any] = {
     "shape": Annotated[Form | None, typer.Option("--format", help="Text (ascii), or a file for viewers.")],
     "output": Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; .gz compresses it.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; .gz compresses it, - prints it.")
     ],
 }
 ANALYSIS = Analysis("Draw what ran when.", Drawing, OPTIONS, lines=True)

@@ -13,6 +13,7 @@ import typer
 
 from gpt import cli
 from gpt.errors import GptError
+from gpt.stage import DASH
 
 TOOL = "gpt-dump"
 LAUNCH = "probed", "no launch with probes in the stream: 'gpt-hook run -p' records some"
@@ -48,7 +49,7 @@ def dump(
     """Run the callbacks of probes on each launch."""
     from gpt.trace.dumps import Dumping
 
-    printed = _open(output) if output else 2
+    printed = _open(output) if output and output != DASH else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
     folder = Path(tempfile.mkdtemp(prefix="gpt-dump."))
     with _keep(folder):

@@ -1,6 +1,7 @@
 """gpt-analyze export: what stands in the tables of traces that were made by hand, in both formats."""
 
 import os
+import pty
 import resource
 import signal
 import subprocess
@@ -222,6 +223,23 @@ def test_several_traces_and_standard_input(tmp_path):
     assert ask(out, "SELECT start FROM CUPTI_ACTIVITY_KIND_RUNTIME") == [(5000,)]
 
 
+def test_standard_output_gets_the_whole_file(made, tmp_path):
+    done = run("export", "--format", "sqlite", "-o", "-", data=forge.pack(small()), cwd=tmp_path,
+               env={**os.environ, "TMPDIR": str(tmp_path)})  # fmt: skip
+    assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (0, b"", [])
+    (tmp_path / "t").write_bytes(done.stdout)
+    assert tables(tmp_path / "t") == tables(made)
+
+
+def test_a_terminal_gets_no_database():
+    ours, theirs = pty.openpty()
+    command = ["gpt-analyze", "export", "--format", "sqlite", "-o", "-"]
+    done = subprocess.run(command, input=forge.pack(small()), stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database does not go to a terminal\n")
+
+
 def test_what_is_missing_is_said(tmp_path):
     path, out = tmp_path / "t.mp", tmp_path / "t.sqlite"
     path.write_bytes(forge.pack(small(end=False)) + b"\x85\xa4")
@@ -245,6 +263,7 @@ def test_what_is_missing_is_said(tmp_path):
          1, "no calls"),
         (["--format", "sqlite", "-o", "absent/x"], b"", 4, "absent/x: No such file"),
         (["--format", "parquet", "-o", "."], b"", 1, "a folder is not replaced"),
+        (["--format", "parquet", "-o", "-"], forge.pack(small()), 2, "-o: --format parquet writes a folder"),
     ],
 )  # fmt: skip
 def test_faults_leave_nothing(args, data, status, said, tmp_path):

@@ -208,6 +208,11 @@ def test_what_makes_no_sense_passes_and_ends_the_dumps(tmp_path, wrong):
     assert kinds == [r["kind"] for r in segment]
 
 
+def test_standard_output_gets_the_stream(tmp_path):
+    done = dump(tmp_path, [launches(1)], "-o", "-")
+    assert (done.returncode, os.listdir(tmp_path)) == (0, []) and done.stdout == dump(tmp_path, [launches(1)]).stdout
+
+
 def test_a_file_that_exists_stays(tmp_path):
     (tmp_path / "out.mp").write_text("mine")
     done = dump(tmp_path, [launches(1)], "-o", "out.mp")

@@ -172,6 +172,13 @@ def test_a_file(tmp_path, name):
     assert os.listdir(tmp_path) == [name]
 
 
+def test_standard_output(tmp_path):
+    done = run("timeline", "--format", "chrome", "-o", "-", data=forge.pack(small()), cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout), os.listdir(tmp_path)) == (0, chrome(small()), [])
+    done = run("timeline", "--format", "all", "-o", "-", data=forge.pack(small()), cwd=tmp_path)
+    assert (done.returncode, done.stdout, os.listdir(tmp_path)) == (2, b"", [])
+
+
 def test_all_files(tmp_path):
     done = run("timeline", "--format", "all", "-o", tmp_path / "t", data=forge.pack(small()))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
