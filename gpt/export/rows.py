@@ -270,6 +270,8 @@ class ProcessRows:
         if launches := [one for one in probes.take_told("probed") if self._is_chosen(one.function, one.id)]:
             self._write_launches(launches)
         for buffer in probes.take():
+            if buffer.unsaved:
+                continue
             try:
                 self._maps.add(self.global_pid, buffer)
             except (MissingError, TruncatedError) as error:
@@ -278,7 +280,7 @@ class ProcessRows:
             columns = {name: [one.get(name) for one in times] for name in PARTS}
             columns["launchId"] = [one["launch"] for one in times]
             self._tables.write(schema.TIMES, len(times), {"globalPid": self.global_pid, **columns})
-        if needs := [one for one in probes.take_told("memusage") if self._is_chosen(one["function"])]:
+        if needs := [one for one in probes.take_told("memusage") if self._is_counted(one["function"])]:
             columns = {name: [one[name] for one in needs] for name in ("launches", "bytes", "most")}
             self._write_by_kernel(schema.NEEDS, [one["function"] for one in needs], columns)
 
@@ -288,6 +290,10 @@ class ProcessRows:
         if launch is not None and not chosen:
             self._unchosen.add(launch)
         return chosen
+
+    def _is_counted(self, function: int) -> bool:
+        """The same for counts of launches, which say neither thread nor time."""
+        return not self.process.is_narrow and self._is_chosen(function)
 
     def _write_launches(self, launches: Sequence[Any]) -> None:
         threads = np.array([launch.thread for launch in launches], np.uint64)
@@ -329,7 +335,7 @@ class ProcessRows:
     def _write_counts(self) -> None:
         launches, calls = self._counts
         self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
-        unprobed = [(*key, count) for key, count in self.process.probes.unprobed.items() if self._is_chosen(key[0])]
+        unprobed = [(*key, count) for key, count in self.process.probes.unprobed.items() if self._is_counted(key[0])]
         functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
         self._write_by_kernel(schema.UNPROBED, functions, {"reason": reasons, "launches": counts})
         if calls:

@@ -117,6 +117,8 @@ def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[
 def describe(buffer: Buffer) -> Facts:
     """What there is to say of a map of a launch, in a few words."""
     layout, name = buffer.map, buffer.map.name
+    if buffer.unsaved:
+        return {name: buffer.lost or ""}
     try:
         saved = buffer.read()
     except (MissingError, TruncatedError) as error:

@@ -36,6 +36,7 @@ BATCH = 16 << 20  # bytes of buffers that are collected
 MOST = 1000  # buffers that are collected
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log")
+UNSAVED = "--benchmark saves no buffers"  # what gpt-hook says of those that were not to be saved
 
 
 class Saved(NamedTuple):
@@ -191,6 +192,11 @@ class Buffer:
     _files: SideFiles
 
     @property
+    def unsaved(self) -> bool:
+        """Whether it has no bytes because none were asked for: nothing is missing."""
+        return self.lost == UNSAVED
+
+    @property
     def arguments(self) -> list[Argument]:
         """What the launch passed to the kernel; empty if that is not recorded.
 
@@ -249,6 +255,9 @@ class Probes:
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since they were taken
         self._selected = selected
+        self._fates: dict[int, bool] | None = None  # of launches whose times have not come: whether they are chosen
+        if selected and selected.selection.narrow:
+            self._fates = {}
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
@@ -287,6 +296,8 @@ class Probes:
                 self.probed[launch.function] += chosen
                 if self._with_launches and chosen:
                     self._told["probed"].append(launch)
+                if self._with_launches and self._fates is not None and launch.exec is None:  # nodes have no times
+                    self._fates[launch.id] = chosen
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
             case "times" | "memusage" as kind:
@@ -338,6 +349,9 @@ class Probes:
     def take_told(self, kind: str) -> list[Any]:
         """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""
         found, self._told[kind] = self._told[kind], []
+        if kind == "times" and self._fates is not None:
+            self._told[kind] = [times for times in found if times["launch"] not in self._fates]
+            found = [times for times in found if self._fates.pop(times["launch"], False)]
         return found
 
     def check_taken(self) -> None:

@@ -152,7 +152,7 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
-                if not self._selected.selection.narrow:  # else they are counted from the calls
+                if not self.is_narrow:  # else they are counted from the calls
                     self.launches.add(record)
             case "counts" | "count":
                 self.counts.add(record)
@@ -248,6 +248,11 @@ class Process:
             for function, count in rows[["function", "count"]].tolist():
                 found[function] += count
         return found
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether what was asked for counts do not say: a thread, device, stream or time."""
+        return self._selected.selection.narrow
 
     def is_chosen(self, kernel: str) -> bool:
         """Whether a kernel is one of those that were asked for."""

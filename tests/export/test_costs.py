@@ -70,3 +70,36 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
     counts = [len(ask(path, f"SELECT * FROM GPT_{one}")) for one in
               ("PROBED_LAUNCHES", "PROBE_TIMES", "PROBE_MEMORY", "UNPROBED_LAUNCHES")]  # fmt: skip
     assert counts == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
+def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
+    """Of two launches, the times of one of which come before it; counts say neither thread, time, device nor stream."""
+    other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
+    segment = forge.trace(
+        records.make("function", id=9, name=KERNEL), forge.kernel(1, 9, KERNEL),
+        *(records.make("times", launch=2, prologue=1, epilogue=1), forge.probed(1, 1, 9, 2, 32), other),
+        *(records.make("times", launch=1, prologue=1, epilogue=1),),
+        records.make("memusage", function=9, launches=2, bytes=100, most=60),
+        records.make("unprobed", function=9, launches=4, reason="no PTX comes with it"), **NS,
+    )  # fmt: skip
+    path = tmp_path / "t.sqlite"
+    done = run("export", "--format", "sqlite", "-o", path, *option.split(), data=forge.pack(segment))
+    assert done.returncode == 0, done.stderr
+    assert [ask(path, f"SELECT launchId FROM GPT_{one}") for one in ("PROBED_LAUNCHES", "PROBE_TIMES")] == [[(1,)]] * 2
+    assert [ask(path, f"SELECT * FROM GPT_{one}") for one in ("PROBE_MEMORY", "UNPROBED_LAUNCHES")] == [[], []]
+
+
+def test_a_benchmark_is_complete(tmp_path):
+    """Its buffers are not saved, which is what was asked for."""
+    segment = forge.trace(
+        records.make("function", id=9, name=KERNEL), forge.probe_map("m", n="u64"), forge.kernel(1, 9, KERNEL, 1),
+        forge.api(1, "cuLaunchKernel"), forge.calls([forge.launch(1001, 10, 1, 9)], forge.LAUNCH),
+        forge.probed(1, 1, 9, 2, 32), forge.buffer(1, b"", lost="--benchmark saves no buffers") | {"size": 1024},
+        records.make("times", launch=1, prologue=1, epilogue=1, kernel=2, original=1), **NS,
+    )  # fmt: skip
+    found = write(tmp_path / "t.sqlite", segment)
+    assert ask(found, "SELECT text FROM DIAGNOSTIC_EVENT") == []
+    assert ask(found, "SELECT value FROM META_DATA_EXPORT WHERE name = 'COMPLETE'") == [("yes",)]
+    done = run("timeline", data=forge.pack(segment))
+    assert done.returncode == 0 and b"incomplete" not in done.stdout and b"lost" not in done.stdout
