@@ -62,6 +62,17 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
+def check_folder(path: Path) -> None:
+    """Whether a file can be made at `path`, asked before the work whose result it gets.
+
+    Raises OSError, whose `filename` is `path`.
+    """
+    with _named(path):
+        os.close(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 @contextmanager
 def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
     """A folder of its own beside `path`, for what others make by name and `take_name` moves; what is left in it goes.

@@ -13,6 +13,7 @@ from gpt.asm import images
 from gpt.asm.cache import Cache
 from gpt.formats import negativa
 from gpt.outputs import replacing
+from tests import loaded
 from tests.stages.tools import extract, located, run
 
 
@@ -167,3 +168,23 @@ def test_proc_is_not_needed(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={"PYTHONPATH": str(Path.cwd())})
     assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("gpt-analyze timeline -o", "t.html"),
+        ("gpt-analyze export --format sqlite -o", "t.sqlite"),
+        ("gpt-analyze summary --plot", "p.png"),
+        ("gpt-attach -o", "t.mp"),
+        ("gpt-locate --used garbage --trace-json", "t.json"),
+    ],
+)
+def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_path):
+    """What is read is wrong too, which would be said first if it were looked at."""
+    (tmp_path / "garbage").write_bytes(b"\x85\xa4")
+    for folder, said in (("absent", "No such file or directory"), ("garbage", "Not a directory")):
+        done = loaded.run([*command.split(), f"{folder}/{name}", "garbage"], cwd=tmp_path)
+        assert f"error: {folder}/{name}: {said}\n" in done.stderr.decode() and done.stderr.count(b"\n") == 1
+        assert done.returncode == (4 if folder == "absent" else 1)
+    assert names(tmp_path) == ["garbage"]

@@ -30,8 +30,9 @@ from gpt.analyze.answer import Answers
 from gpt.errors import UsageError
 from gpt.formats.paths import is_regular, open_regular, real_path
 from gpt.mistaken import is_stream
+from gpt.outputs import check_folder
 from gpt.screen import plots
-from gpt.stage import Stage
+from gpt.stage import DASH, Stage
 from gpt.trace.inputs import STDIN
 
 if TYPE_CHECKING:
@@ -278,6 +279,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
             plots.check(path)
             if analysis.picture and stage.table and not given["form"]:
                 stage.table = _Unshown()
+        if (place := own.get("output") or path) and place != DASH:
+            check_folder(place)
         ended, shown = None, os.isatty(1) and stage.table is not None and not given["form"]
         if given["follow"]:
             live.check(traces)

@@ -146,7 +146,7 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
 OPTIONS: dict[str, Any] = {
     "shape": Annotated[Form | None, typer.Option("--format", help="Text (ascii), or a file for viewers.")],
     "output": Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; .gz compresses it, - prints it.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there (- prints it); .gz packs it.")
     ],
 }
 ANALYSIS = Analysis("Draw what ran when.", Drawing, OPTIONS, lines=True)

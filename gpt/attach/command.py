@@ -17,6 +17,7 @@ from gpt.attach.program import Machine, generate, of_process
 from gpt.attach.segments import Segments
 from gpt.attach.watch import Watching, find_bpftrace
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.outputs import check_folder
 from gpt.stage import STDIN
 
 TOOL = "gpt-attach"
@@ -28,12 +29,14 @@ class Output:
     """The trace, a file that is made when something is written: what fails before leaves what was there."""
 
     def __init__(self, name: str, force: bool) -> None:
-        """Raises GptError if it is there already."""
+        """Raises GptError if it is there already, and OSError if nothing can be made there."""
         self.name = name
         self._mode = "wb" if force else "xb"
         self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else None
         if name != "-" and not force and os.path.lexists(name):
             raise GptError("exists; -f overwrites it", name)
+        if name != "-" and not os.path.exists(name):
+            check_folder(Path(name))
 
     def write(self, record: dict[str, object]) -> None:
         """Writes a record. Raises OSError, and Terminated if its reader has gone away."""

@@ -11,6 +11,7 @@ import typer
 from gpt import cli
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.outputs import check_folder
 from gpt.stage import LIBRARY
 
 TOOL = "gpt-locate"
@@ -79,6 +80,8 @@ def locate(
     by_kernel = granularity == Granularity.kernel
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
+    if trace_json:
+        check_folder(trace_json)
     found = read_used(used, allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
