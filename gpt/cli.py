@@ -74,17 +74,18 @@ def run(
         app.command(context_settings=settings)(command)
     _occupy_closed()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
-    signals.catch()
     try:
-        return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
+        signals.catch()
+        try:
+            return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
+        except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
+            return signals.die(signal.SIGPIPE)
+        except Exception as error:
+            return _report(tool, error, list(command) if isinstance(command, dict) else [])
+        finally:
+            signals.release()
     except signals.Terminated as ended:
         return signals.die(ended.number)
-    except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
-        return signals.die(signal.SIGPIPE)
-    except Exception as error:
-        return _report(tool, error, list(command) if isinstance(command, dict) else [])
-    finally:
-        signals.release()
 
 
 def _no_command(version: Version = False) -> None:

@@ -38,8 +38,11 @@ def catch() -> None:
 
 
 def release() -> None:
-    """Ends the timer, which has to be before the process ends."""
+    """Ends the timer, which has to be before the process ends. A signal ends the process from now on."""
     signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in CAUGHT:
+        if signal.getsignal(number) is _terminate:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

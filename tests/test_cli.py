@@ -137,6 +137,20 @@ finally:
     assert (tmp_path / "clean").exists()
 
 
+AT_EXIT = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+REPORTED = """
+class Fatal(errors.GptError):
+    status = property(lambda self: os.kill(os.getpid(), signal.SIGINT) or 1)
+raise Fatal("bad")
+"""
+
+
+@pytest.mark.parametrize(("body", "said"), [(AT_EXIT, b""), (REPORTED, b"gpt-test: error: bad\n")])
+def test_a_signal_at_the_end_is_as_silent(body, said):
+    done = run(body)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, said)
+
+
 def test_nohup_is_respected():
     body = "os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.01); stage.status = 3"
     done = subprocess.run(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *argv(body)], cwd=TOP, timeout=60, check=False)

@@ -1,10 +1,14 @@
 """Signals as a stage meets them; what a whole stage does of them is in tests/test_cli.py and tests/stages."""
 
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+TOP = Path(__file__).parents[1]
 SCRIPT = """
 import os, signal
 from gpt import signals
@@ -54,3 +58,18 @@ def test_no_signal_interrupts_what_it_may_not(body):
     script = SCRIPT.format(body=body.strip("\n"))
     done = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-15, "whole\n", "")
+
+
+@pytest.mark.parametrize("name", tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["scripts"])
+def test_an_interrupt_during_the_imports_is_silent(name, tmp_path):
+    (tmp_path / "typer.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([name, "--version"], capture_output=True, env=env, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-2, b"", b"")
+
+
+def test_an_interrupt_that_is_ignored_stays_so(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, sys\nos.kill(os.getpid(), 2)\nsys.exit(7)\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    line = ["sh", "-c", "trap '' INT; exec gpt-extract"]
+    assert subprocess.run(line, env=env, timeout=60, check=False).returncode == 7

@@ -1,0 +1,24 @@
+"""Where executables begin: `gpt.executables:NAME` is that of gpt/stages/NAME.py.
+
+Python makes an exception of an interrupt, and most of a short run is imports, which nothing guards. So the first thing
+that an executable does is to let an interrupt end it at once and silently, as it ends a program in C; from `cli.run` on
+it is caught. `_signal` is built in, while `signal` takes imports of its own.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+from collections.abc import Callable
+
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not if it is to be ignored, as by nohup
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+def __getattr__(name: str) -> Callable[[], int]:
+    """The entry point of a stage."""
+    from importlib import import_module
+
+    if name.startswith("_"):
+        raise AttributeError(name)
+    main: Callable[[], int] = import_module(f"gpt.stages.{name}").main
+    return main
