@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from gpt.analyze.periods import SHARE, Codes, Period, find_periods, find_steps
 from gpt.screen.units import amount
+from gpt.trace.machines import LIMIT
 from gpt.trace.rows import iter_groups
 
 if TYPE_CHECKING:
+    from gpt.trace.clock import Clock
     from gpt.trace.process import Process
     from gpt.trace.rows import Rows, Threads
 
@@ -232,14 +234,15 @@ class Spans:
         self.total += len(rows)
         rows = rows[: max(0, MOST - self._kept)]
         self._kept += len(rows)
-        columns = rows["begin"], np.minimum(rows["duration"], ~rows["begin"]), rows["function"]
+        columns = rows["begin"], rows["duration"], rows["function"]
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
-    def find_idle(self) -> Idle | None:
+    def find_idle(self, clock: Clock) -> Idle | None:
         """When nothing ran, from the first to the last; None if nothing is known."""
         if not self._kept:
             return None
-        begin, took, function = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        stamps, ticks, function = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        begin, took = clock.times(stamps), np.minimum(clock.durations(ticks), LIMIT).astype(np.int64)
         order = np.argsort(begin, kind="stable")
         begin, function = begin[order], function[order]
         end = np.maximum.accumulate(begin + took[order])
@@ -255,7 +258,7 @@ class Spans:
 
 
 class Idle(NamedTuple):
-    """Of a `total`, the GPU was idle for `idle`, `number` times; the `longest` began `at`, in time stamps and ticks."""
+    """Of a `total`, the GPU was idle for `idle`, `number` times; the `longest` began `at`, in ns of CLOCK_MONOTONIC."""
 
     total: int
     idle: int

@@ -83,7 +83,9 @@ def _stamp(process: Process, *stamps: int) -> list[int]:
 
 
 def _took(process: Process, ticks: int) -> int:
-    return max(1, round(ticks * process.clock.ns_per_tick)) if ticks else 0
+    import numpy as np
+
+    return int(process.clock.durations(np.array([ticks], np.uint64))[0])
 
 
 def _iter_records(noted: _Noted) -> Iterator[str]:
@@ -125,7 +127,7 @@ def _iter_gpu_times(process: Process, rows: Rows) -> Iterator[str]:
         if name in TIMES:
             values = np.where(values != 0, process.clock.times(values), 0)
         elif name == "duration":
-            values = np.maximum(np.rint(process.clock.durations(values)), values != 0).astype(np.int64)
+            values = process.clock.durations(values).astype(np.int64)
         columns.append(values.tolist())
     form = '# {"kind":"gpu_time",' + ",".join(f'"{name}":%d' for name in names) + "}\n"
     for row in zip(*columns, strict=True):

@@ -103,16 +103,14 @@ def make_facts(totals: ProcessTotals) -> Facts:
             for id_, count in counts.items():
                 loading[process.api(id_).type] += count
         if counts:
-            edges = max(begin, totals.first_stamp), min(end, last)
-            took = max(0, float(clock.durations(_array(max(0, edges[1] - edges[0])))[0]))
-            phases.append((phase, sum(counts.values()), totals.launches.count(begin, end), took))
-    idle = totals.busy.find_idle()
+            edges = clock.times(_array(max(begin, totals.first_stamp), min(end, last))).tolist()
+            took = max(0, (totals.last if end > last else edges[1]) - edges[0])
+            phases.append((phase, sum(counts.values()), totals.launches.count(begin, end), float(took)))
+    idle = totals.busy.find_idle(clock)
     around = None
     if idle:
-        ns = clock.durations(_array(idle.total, idle.idle, idle.longest)).tolist()
-        began = max(0, int(clock.times(_array(idle.at))[0]) - clock.monotonic)
         around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
-        idle = idle._replace(total=ns[0], idle=ns[1], longest=ns[2], at=began)
+        idle = idle._replace(at=max(0, idle.at - clock.monotonic))
     rows = [_unit_row(totals, unit, units) for unit in units]
     span = totals.last - clock.monotonic
     looked = min(totals.launches.total, MOST)

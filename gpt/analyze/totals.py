@@ -17,6 +17,7 @@ from gpt.analyze.iterations import GRAPH_LAUNCH, CallTimes, Launches, Spans
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
+from gpt.trace.machines import LIMIT
 from gpt.trace.process import Api, Process
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
@@ -190,7 +191,9 @@ class ProcessTotals:
         if "function" in names:
             self.launches.add_kernels(threads, found)
         ends = found["start"] + found["duration"]
-        self.last = max(self.last, int(process.clock.times(ends).max()))
+        clock = process.clock
+        stops = clock.times(found["start"]) + np.minimum(clock.durations(found["duration"]), LIMIT).astype(np.int64)
+        self.last = max(self.last, min(int(stops.max()), LIMIT))
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))
         self.last_stamp = max(self.last_stamp, int(ends.max()))
         for id_, order in rows.iter_groups(found["api"]):

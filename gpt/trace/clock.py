@@ -45,8 +45,9 @@ class Clock:
             self.ns_per_tick = ns / ticks
 
     def durations(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-        """Spans of ticks in ns."""
-        return ticks * self.ns_per_tick
+        """Spans of ticks in whole ns, as lines of JSON have them; what took no time at all is 0, the rest 1 or more."""
+        ns: npt.NDArray[np.float64] = ticks.astype(np.float64)
+        return np.maximum(np.rint(ns * self.ns_per_tick), ticks != 0) if self._ticks else ns
 
     def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Time stamps in ns of CLOCK_MONOTONIC; they may lie before the header."""

@@ -153,6 +153,8 @@ class _Lines:
             self._machines.add(record)
             self._own.append(self._begin(record, noted=True))
             yield record
+            zero = record["monotonic"]
+            yield records.make("clock", tsc=zero, monotonic=zero)  # it was seen, whether it made calls or not
         elif kind == "end":
             self._ends.append((self._own[place], record))
         elif kind != "resume":

@@ -24,7 +24,7 @@ def everything(seed=1, **header):
         memory.append(
             (at, 50, source.choice((1, 2, 6)), n % 7 == 3, 0x7F00 + n, 0x10, source.randrange(2) * 4096, 0xABC)
         )
-        launches.append(forge.launch(at + 100, 40, 3, 1 + n % 2, 0xABC * (n % 2)))
+        launches.append(forge.launch(at + 100, 40 + source.randrange(300), 3, 1 + n % 2, 0xABC * (n % 2)))
         objects.append((at + 200, 0 if n == 59 else 300, 4 + n % 2, 0, 0x55, 0xABC))
         gpu.append((at + 150, 90, at + 100, 0xABC, 3, 1 + n % 2, 22, 0))
     ioctl = records.make("ioctl", thread=21, parent=memory[0][0], device="/dev/nvidiactl", request=42, command=5,
@@ -42,14 +42,28 @@ def everything(seed=1, **header):
     )  # fmt: skip
 
 
+def ticks(**header):
+    """A segment whose times are no whole ns."""
+    source = random.Random(7)
+    spans = [(10_000 * n, 600 + source.randrange(900)) for n in range(1, 300)]
+    gpu = [(start + 333, took, start, 0, 2, 0, 21, 0) for start, took in spans]
+    calls = forge.calls([(*span, 1 + n % 2, 0) for n, span in enumerate(spans)], thread=21)
+    return forge.trace(*APIS, calls, records.make("gpu_times", **forge.rows(gpu, forge.GPU_TIMES)), **header)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A trace of two processes, one that exec replaced, and the lines that are made of it, under one name each."""
+    """A trace of four processes, and the lines that are made of it, under one name each.
+
+    One was replaced by exec, the times of one are ticks, and one made no call.
+    """
     folder = tmp_path_factory.mktemp("notes")
     segments = [
         everything(1),
         everything(2, monotonic=200_000, argv=["then", "this"]),
         everything(3, pid=11, end=False),
+        ticks(pid=13, tsc=0, tsc_hz=2_900_000_000, monotonic=1000),
+        forge.trace(records.make("clock", monotonic=9, tsc=9), pid=12, argv=["idle"]),
     ]
     trace = folder / "trace"
     trace.write_bytes(forge.pack(*segments))
