@@ -7,6 +7,8 @@ the probe block_sched in NCCL's kernels. `late`: rank 1 spins LATE us on its GPU
 that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is held
 against what CUDA events say of the same all-reduces.
 
+On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
+
 What is said must be within TOLERANCE of what was done, and no collective may end before all have begun. Tables of
 gpt-analyze are left in GPT_GPU_OUT. Run by tests/gpu/run.sh if there are two GPUs; needs PyTorch.
 """
@@ -24,15 +26,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
-HOOK, ANALYZE = ROOT / "gpt" / "_runtime" / "gpt-hook", Path(sys.executable).parent / "gpt-analyze"
+HOOK, ANALYZE = ROOT / "gpt" / "_runtime" / "gpt-hook", ROOT / ".venv" / "bin" / "gpt-analyze"
 LATE, ROUNDS, TOLERANCE = 2000, 100, 0.10  # us, collectives, of what is measured
 
 PROGRAM = """
 import json, os, sys, torch, torch.distributed as dist
 case, late, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+from ranks import join
+rank = join()
 events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
 
 def spin_rate():  # cycles of torch.cuda._sleep in a us
@@ -65,10 +66,11 @@ dist.destroy_process_group()
 def run(folder: Path, case: str, how: list[str]) -> dict[int, dict[str, float]]:
     """Records a case in traces of `folder`; what each rank said."""
     (folder / "program.py").write_text(PROGRAM)
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [HOOK, "run", "-q", *how, "-o", folder / "rank.mp", "--", *torchrun, folder / "program.py"]
     line = [str(word) for word in (*command, case, LATE, ROUNDS)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
         raise SystemExit(f"collectives: {case}: {done.stderr[-2000:]}")
     said = [json.loads(one.split("SAID ", 1)[1]) for one in done.stdout.splitlines() if "SAID " in one]
@@ -95,7 +97,8 @@ def main() -> int:
     """Every case in both ways."""
     OUT.mkdir(parents=True, exist_ok=True)
     wanted = sys.argv[1:] or ["late", "turns", "sizes"]
-    failed = False
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    failed, shared = False, len(gpus.splitlines()) < 2
     for case in wanted:
         for how in (["--gpu-time"], ["-p", "block_sched", "--wait", "60"]):
             with tempfile.TemporaryDirectory() as name:
@@ -112,8 +115,9 @@ def main() -> int:
                 transfer = max(float(row["transfer"]) * int(row["collectives"]) for row in reduces)
                 good = near(transfer, said[0]["took"], room)
                 told = f"transferred {transfer / 1e6:.1f} ms, events say {said[0]['took'] / 1e6:.1f}"
-            failed |= not good
-            print(f"{case:6} {how[0]:10} {'good' if good else 'WRONG'}: {told}", flush=True)
+            failed |= not good and not shared
+            word = "one GPU" if shared else "good" if good else "WRONG"
+            print(f"{case:6} {how[0]:10} {word}: {told}", flush=True)
     return int(failed)
 
 

@@ -23,6 +23,7 @@ TRAIN = ("-c", "import probe_workload; probe_workload.run_train(2, 1)")
 GENERATE = ("generate.py", "--mode", "compile", "--tokens", "20")
 GRAPHED = ("-c", "import probe_workload; probe_workload.run_graphed(5, 2)")
 ATTENTION = ("attention.py", "4")
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks.py")
 
 
 def probes(*names: str) -> tuple[str, ...]:
@@ -35,6 +36,7 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # name -> options 
     "graphs": (("--gpu-time",), ("generate.py", "--mode", "graph", "--tokens", "20")),
     "graphed": ((*probes("block_sched"), "--gpu-time"), GRAPHED),
     "ioctl": (("--ioctl", "--calls", "all"), ATTENTION),
+    "ranks": (("--gpu-time",), RANKS),
     "train": ((*probes("block_sched"), "--gpu-time", "--launch-skip", "1", "--launch-count", "1"), TRAIN),
     "bytes": ((*probes("gmem_bytes", "tensorop_count"), "--gpu-time", "--launch-count", "2"), TRAIN),
     "times": ((*probes("gmem_bytes"), "--benchmark", "--launch-count", "4"), TRAIN),
@@ -61,6 +63,8 @@ PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a 
     "memory.png": ("memory", "plain"),
     "ioctl.png": ("ioctl", "ioctl"),
     "graphs.png": ("graphs", "graphed"),
+    "nvtx.png": ("nvtx", "ranks"),
+    "collectives.png": ("collectives", "ranks"),
     "diff.png": ("diff", "plain", "compiled"),
     "block_sched.png": ("block_sched", "attention_times"),
     "gmem_bytes.png": ("gmem_bytes", "bytes"),

@@ -5,7 +5,8 @@ for each of them, and what that costs.
 
 `forms`: graphs in many forms, with all bytes counted right. `plain`: a million replayed kernels, bare and under
 gpt-hook without probes. `many`: 25 million replayed kernels with probes, device memory flat (its trace takes some
-10 GB, and minutes to read). `graphed`: a compiled transformer's step of decoding in a graph, bare and with block_sched.
+10 GB, and minutes to read). `graphed`: a compiled transformer's step of decoding in a graph, bare and with block_sched,
+alone and after other graphs.
 
 GPT_GPU_ROUNDS is how often what is timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often
 `many` launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that stays, so that `graphed` goes on where
@@ -138,6 +139,7 @@ def measure_many(folder: Path) -> Row:
 def measure_graphed(folder: Path) -> Row:
     trace, env = folder / "graphed.mp", environment(folder)
     program: Line = [sys.executable, "probe_workload.py", "graphed"]
+    others: Line = [*program[:-1], "others"]
     with_probes = hooked(trace, "-p", "block_sched")
     ready = folder / "ready"
     if not ready.exists():
@@ -146,20 +148,34 @@ def measure_graphed(folder: Path) -> Row:
         ready.touch()
     if not ROUNDS:
         return {"wrong": []}
-    ways: dict[str, Line] = {"bare": [], "hooked": hooked(folder / "plain.mp"), "probed": with_probes}
+    ways: dict[str, Line] = {
+        "bare": program,
+        "hooked": [*hooked(folder / "plain.mp"), *program],
+        "probed": [*with_probes, *program],
+        "bare_others": others,
+        "probed_others": [*hooked(folder / "others.mp", "-p", "block_sched"), *others],
+    }
     outputs, steps = set(), {way: list[float]() for way in ways}
     for _ in range(ROUNDS):
-        for way, before in ways.items():
-            output, said, _ = run([*before, *program], env)
+        for way, line in ways.items():
+            output, said, _ = run(line, env)
             outputs.add(output)
             steps[way].append(step_of(said) or float("nan"))
     found, _ = read(trace, "block_sched")
-    ratio = statistics.median(steps["probed"]) / statistics.median(steps["bare"])
+    medians = {way: statistics.median(times) for way, times in steps.items()}
+    ratio, of_others = medians["probed"] / medians["bare"], medians["probed_others"] / medians["bare_others"]
     wrong = [] if len(outputs) == 1 else [f"the output differs: {outputs}"]
     if not ratio <= 1.05:
         wrong.append(f"a step takes {ratio:.3f} times as long with probes")
     launches, without = sum(found["probed"].values()), dict(found["unprobed"])
-    return {"step_ms": steps, "ratio": ratio, "probed": launches, "unprobed": without, "wrong": wrong}
+    return {
+        "step_ms": steps,
+        "ratio": ratio,
+        "ratio_others": of_others,
+        "probed": launches,
+        "unprobed": without,
+        "wrong": wrong,
+    }
 
 
 PARTS: dict[str, Callable[[Path], Row]] = {

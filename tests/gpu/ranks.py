@@ -1,0 +1,77 @@
+"""Two ranks train a transformer of GPT-2's size, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
+
+Each rank has a GPU, or both the same one if there is but one: NCCL refuses that of ranks of one host, so each says
+that it is on a host of its own. What they exchange then goes through sockets, and their kernels take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from probe_workload import WORDS, Layer
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def join() -> int:
+    """The rank, which has chosen its GPU and met the other."""
+    rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
+    if gpus < int(os.environ["WORLD_SIZE"]):
+        os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    torch.cuda.set_device(rank % gpus)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank % gpus))
+    return rank
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """A range of NVTX."""
+    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # PyTorch's
+    yield
+    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # PyTorch's
+
+
+class Model(nn.Module):
+    """Tokens to the loss of each next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(WORDS, 768), nn.Sequential(*(Layer() for _ in range(12)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self.layers(self.words(tokens[:, :-1])) @ self.words.weight.T
+        return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def main(steps: int) -> None:
+    """Trains, and prints the loss of each step, which is that of the rank's own tokens."""
+    torch.manual_seed(1)
+    rank = join()
+    model = nn.parallel.DistributedDataParallel(Model().to("cuda", torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.manual_seed(rank)
+    for step in range(steps):
+        with named(f"step {step}"):
+            tokens = torch.randint(WORDS, (8, 257), device="cuda")
+            with named("forward"):
+                loss = model(tokens)
+            with named("backward"):
+                loss.backward()
+            with named("update"):
+                optimizer.step()
+                optimizer.zero_grad()
+            with named("loss"):
+                print(f"rank {rank} step {step} loss {loss.item():.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 4)
