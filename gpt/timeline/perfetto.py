@@ -2,8 +2,11 @@
 
 https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema, and encodes what is
 there once or repeats itself; what differs from span to span is made by columns (wire.py). A record of work
-(GpuRenderStageEvent) names its stream, its stage, what ran, and grid and block of a kernel; the call that it is of
-names its `event_id`, which makes an arrow. Times are ns since the first process began.
+(GpuRenderStageEvent) names its stream, what ran, and grid and block of a kernel; the call that it is of names its
+`event_id`, which makes an arrow. Times are ns since the first process began.
+
+Names of records, their launches and these arrows came to Perfetto in 2026. Versions before call a record as its stage
+is called, so each name has a stage of its own, whose description is what it is: a kernel, a copy.
 """
 
 from __future__ import annotations
@@ -60,8 +63,12 @@ class _Writer:
         self._schema = schema
         self._hosts, self._gpus = number_processes(timeline)
         self._zero = min(0, timeline.bounds[0])  # spans may begin before the first process is known to, packets not
+        are_streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
+        self._work = np.flatnonzero(are_streams[timeline.spans["track"]]) if len(are_streams) else are_streams
         streams = sorted({title(track) for track in timeline.tracks if track.kind == STREAM})
-        self._specifications = {name: iid for iid, name in enumerate([*CATEGORIES, *streams], 1)}
+        self._queues = {name: iid for iid, name in enumerate(streams, 1)}
+        kinds = self._timeline.spans["name"].astype(np.int64) * len(CATEGORIES) + self._timeline.spans["category"]
+        self._stages = {kind: iid for iid, kind in enumerate(np.unique(kinds[self._work]).tolist(), len(streams) + 1)}
         none = np.zeros(1, timeline.calls.dtype)
         self._called = np.concatenate([timeline.calls, none])  # the last one stands for the call -1
         self._made = np.argsort(timeline.callers, kind="stable")  # work by the call that it is of
@@ -71,10 +78,8 @@ class _Writer:
         """All packets."""
         yield self._begin()
         yield from self._iter_calls()
-        streams = np.array([track.kind == STREAM for track in self._timeline.tracks], bool)
-        work = np.flatnonzero(streams[self._timeline.spans["track"]]) if len(streams) else streams
-        for at in range(0, len(work), WINDOW):
-            yield self._work(self._timeline.spans[work[at : at + WINDOW]])
+        for at in range(0, len(self._work), WINDOW):
+            yield self._records(self._timeline.spans[self._work[at : at + WINDOW]])
         for place, counter in enumerate(self._timeline.counters):
             yield from self._iter_counter(self._process(len(self._timeline.model.processes) + place), counter)
         yield self._marks()
@@ -89,8 +94,12 @@ class _Writer:
                              (said.debug_annotation_names, NOTES)):  # fmt: skip
             for iid, name in enumerate(names, 1):
                 known.add(iid=iid, name=valid(name))
-        for name, iid in self._specifications.items():
+        for name, iid in self._queues.items():
             said.gpu_specifications.add(iid=iid, name=name, category="COMPUTE")
+        for kind, iid in self._stages.items():
+            name, category = divmod(kind, len(CATEGORIES))
+            told = {"name": valid(self._timeline.names[name]), "description": CATEGORIES[category]}
+            said.gpu_specifications.add(iid=iid, **told, category="COMPUTE")
         for place, process in enumerate(self._timeline.model.processes):
             said.graphics_contexts.add(iid=place + 1, pid=self._hosts[place], api="CUDA")
             words = [valid(word) for word in process.header["argv"]]
@@ -202,17 +211,16 @@ class _Writer:
         told = wire.message(LINKS, *parts) if parts else wire.constant(b"", len(spans))
         return wire.where(counts > 0, told)
 
-    def _work(self, spans: Spans) -> bytes:
+    def _records(self, spans: Spans) -> bytes:
         """Kernels, copies and the like, as the schema has them for GPUs."""
         event, names, kinds = self._schema.GpuRenderStageEvent, len(self._timeline.names), len(CATEGORIES)
 
         def same(key: int) -> Any:
             number, what = divmod(key, names * kinds)
-            name, category = divmod(what, kinds)
             track = self._timeline.tracks[number]
-            queue, gpu = self._specifications[title(track)], self._gpus[track.process, track.device]
-            return event(hw_queue_iid=queue, stage_iid=category + 1, gpu_id=gpu, context=track.process + 1,
-                         name_iid=name + 1)  # fmt: skip
+            queue, gpu = self._queues[title(track)], self._gpus[track.process, track.device]
+            return event(hw_queue_iid=queue, stage_iid=self._stages[what], gpu_id=gpu, context=track.process + 1,
+                         name_iid=what // kinds + 1)  # fmt: skip
 
         keys = (spans["track"].astype(np.int64) * names + spans["name"]) * kinds + spans["category"]
         source = spans["source"].astype(np.int64)

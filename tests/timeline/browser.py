@@ -14,10 +14,7 @@ from contextlib import contextmanager
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTH, HEIGHT = 1400, 700
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-READY = """new Promise((done) => {
-    const look = () => document.body?.dataset.ready ? done(1) : setTimeout(look, 20);
-    look();
-})"""
+READY = "document.body?.dataset.ready"
 
 
 class Page:
@@ -42,12 +39,16 @@ class Page:
                 assert "error" not in answer, answer
                 return answer["result"]
 
-    def open(self, path):
+    def open(self, url, ready, size):
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
-        self.call("Page.navigate", url=path.absolute().as_uri())
-        self.ask(READY)
+        width, height = size
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Page.navigate", url=url)
+        self.ask(f"""new Promise((done) => {{
+            const look = () => {ready} ? done(1) : setTimeout(look, 20);
+            look();
+        }})""")
 
     def ask(self, code):
         """The value of an expression; a promise is awaited."""
@@ -60,8 +61,8 @@ class Page:
 
 
 @contextmanager
-def opened(path, folder):
-    """The page of a file; `folder` is for the browser's own files."""
+def opened(url, folder, ready=READY, size=(WIDTH, HEIGHT)):
+    """A page, once it is `ready`; `folder` is for the browser's own files."""
     low = [*os.pipe(), *os.pipe()]
     theirs, ours, answers, back = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in low)  # none is 3 or 4
     for one in low:
@@ -76,7 +77,7 @@ def opened(path, folder):
         os.close(back)
         try:
             page = Page(ours, os.fdopen(answers, "rb"))
-            page.open(path)
+            page.open(url, ready, size)
             yield page
         finally:
             browser.kill()

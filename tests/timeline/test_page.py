@@ -31,7 +31,7 @@ def page(folder, data):
     path = folder / "t.html"
     done = run("timeline", "--format", "html", "-o", path, data=data)
     assert (done.returncode, done.stderr) == (0, b"")
-    return browser.opened(path, folder / "browser")
+    return browser.opened(path.absolute().as_uri(), folder / "browser")
 
 
 def test_spans_arrows_search_and_notes(tmp_path):

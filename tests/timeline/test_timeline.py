@@ -253,7 +253,8 @@ def test_perfetto_has_its_own_records_of_work():
     packets = perfetto(small())
     said = packets[0].interned_data
     names = {one.iid: one.name for one in said.event_names}
-    stages = {one.iid: one.name for one in said.gpu_specifications}
+    queues = {one.iid: one.name for one in said.gpu_specifications}
+    stages = {one.iid: one.description for one in said.gpu_specifications}
     assert [(one.pid, one.api) for one in said.graphics_contexts] == [(10, 4)]  # CUDA
     found = {}
     for packet in (packet for packet in packets if packet.HasField("gpu_render_stage_event")):
@@ -261,7 +262,8 @@ def test_perfetto_has_its_own_records_of_work():
         shape = (
             [[d.x, d.y, d.z] for d in (launch_.grid_size, launch_.workgroup_size)] if work.HasField("launch") else []
         )
-        where = stages[work.hw_queue_iid], stages[work.stage_iid]
+        where = queues[work.hw_queue_iid], stages[work.stage_iid]
+        assert queues[work.stage_iid] == names[work.name_iid]  # as versions of Perfetto before 2026 call it
         begin = (packet.timestamp - ZERO) // US
         found[begin] = (names[work.name_iid], *where, work.duration // US, shape)
         assert work.submission_id

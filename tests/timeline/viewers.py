@@ -1,0 +1,109 @@
+"""Viewers that timelines are made for, in headless Chromium: Perfetto's UI, whose trace processor answers SQL, and the
+page of chrome://tracing. They come from a wheel on PyPI (tests/packages.py), which is fetched when it is asked for.
+"""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+from tests import packages
+from tests.timeline import browser
+
+SIZE = 1600, 900
+SETTLED = 3  # seconds after which a viewer has drawn all
+EXPANDED = """(() => {
+    try { app.trace.commands.runCommand("dev.perfetto.ExpandAllGroups"); return true; } catch { return false; }
+})()"""  # which fails until the trace is there
+ASKED = """(async () => {
+    const answer = await app.trace.engine.query(%s), columns = answer.columns(), rows = [];
+    const plain = (value) => typeof value == "bigint" ? Number(value) : value;
+    for (const row = answer.iter({}); row.valid(); row.next()) rows.push(columns.map((name) => plain(row.get(name))));
+    return rows;
+})()"""
+CHROME = "document.querySelector('x-profiling-view')"
+
+
+class _Pages(SimpleHTTPRequestHandler):
+    """Files of a folder, and the trace where the UI looks for one."""
+
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm"}
+
+    def do_GET(self):
+        data = {"/vizviewer_info": b"{}", "/localtrace": self.server.trace}.get(self.path)
+        if data is None:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        return self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def _served(trace):
+    """The address of the viewers, and the version of Perfetto."""
+    pages = packages.fetch_viewers()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, directory=pages)) as server:
+        server.trace = trace
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", next(pages.glob("v*")).name
+        finally:
+            server.shutdown()
+
+
+class Perfetto:
+    """A trace in Perfetto's UI."""
+
+    def __init__(self, page):
+        self.page = page
+
+    def query(self, sql):
+        """The rows of an answer."""
+        return self.page.ask(ASKED % json.dumps(sql))
+
+    def shoot(self, path):
+        """A picture, with all tracks."""
+        time.sleep(SETTLED)  # some come later
+        self.page.ask(EXPANDED)
+        shoot(self.page, path)
+
+
+@contextmanager
+def perfetto(trace, folder, size=SIZE):
+    """A trace, as bytes, in Perfetto's UI."""
+    with _served(trace) as (url, _), browser.opened(url, folder, "window.app", size) as page:
+        end = time.monotonic() + 60
+        while not page.ask(EXPANDED):
+            assert time.monotonic() < end, "the trace is not shown"
+            time.sleep(0.1)
+        yield Perfetto(page)
+
+
+@contextmanager
+def chrome(trace, folder, size=SIZE):
+    """A trace in the page of chrome://tracing, which shows it once this was called."""
+    with _served(b"") as (url, version):
+        url = f"{url}/{version}/assets/catapult_trace_viewer.html"
+        ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"  # of old web components
+        with browser.opened(url, folder, ready, size) as page:
+            page.ask(f"{CHROME}.setActiveTrace('t.json', {json.dumps(trace.decode())}), 1")
+            end = time.monotonic() + 60
+            while not page.ask(f"!!{CHROME}.timelineView?.model?.bounds?.range"):
+                assert time.monotonic() < end, "the trace is not shown"
+                time.sleep(0.1)
+            yield page
+
+
+def shoot(page, path):
+    """A picture of all that there is, once it is drawn."""
+    time.sleep(SETTLED)
+    for x in (700, 900):  # they draw what has changed when something moves
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=5)
+        time.sleep(SETTLED / 2)
+    page.shoot(path)
