@@ -62,7 +62,6 @@ static void check_node(void *node, unsigned by) { // it is as the program made i
 MAIN = r"""
 int main(int argc, char **argv) {
     setup(argv[1]);
-    OK(D(cuCtxSynchronize)()); // a copy from pageable memory may be on its way
     for (int i = 0; i < 2; i++)
         OK(D(cuStreamCreate)(&streams[i], 1));
     for (unsigned i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)

@@ -27,15 +27,16 @@ static unsigned added = 5, count = 400, want[420], times;
 
 static void setup(const char *path) {
     begin();
+    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+    for (unsigned i = 0; i < 420; i++)
+        want[i] = i;
+    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
+    OK(D(cuStreamSynchronize)(NULL)); // the copy may go on when it is back, and other streams wait for nothing
     FILE *file = fopen(path, "r");
     assert(file && fread(text, 1, sizeof(text) - 1, file));
     OK(cuModuleLoadData(&module, text));
     memset(text, 0, sizeof(text)); // as the driver allows
     OK(cuModuleGetFunction(&function, module, "scale"));
-    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
-    for (unsigned i = 0; i < 420; i++)
-        want[i] = i;
-    OK(D(cuMemcpyHtoD_v2)(items, want, sizeof(want)));
 }
 
 static void expect(unsigned by) {
