@@ -15,7 +15,7 @@ from gpt.printable import printable, shorten
 from gpt.screen.grid import fold
 from gpt.screen.units import human, human_time
 from gpt.timeline.counters import Counter
-from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, owner, title
+from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, by_rank, owner, title
 
 LETTERS = {
     "K": "kernel", "P": "kernel with probes", "H": "copy to the device", "D": "copy to the host",
@@ -61,7 +61,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
     for one in counters:
         key = one.name, one.unit
         tops[key] = max(tops.get(key, 0), int(one.values.max(initial=0)))
-    for place, process in enumerate(timeline.model.processes):
+    for place, process in by_rank(timeline.model):
         own = [counter for counter in counters if counter.process == place]
         tracks = [number for number, track in enumerate(timeline.tracks) if track.process == place]
         if tracks:
@@ -76,7 +76,8 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
             ranges, others = (spans[(spans["category"] == RANGE) == wanted] for wanted in (True, False))
             if len(ranges) or track in marks:
                 drawn = _draw_ranges(timeline, ranges, marks.get(track, []), edges)
-                yield f"  {' ' * (label - 2) if len(others) else name}{drawn}\n"
+                if drawn or not len(others):  # none has room for its name
+                    yield f"  {' ' * (label - 2) if len(others) else name}{drawn}\n"
             if len(others):
                 drawn = _draw(timeline, others, edges)
                 used |= set(drawn.upper())

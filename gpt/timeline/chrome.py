@@ -29,6 +29,7 @@ from gpt.timeline.tracks import (
     Spans,
     Timeline,
     Whole,
+    by_rank,
     gpu,
     number_processes,
     owner,
@@ -92,7 +93,7 @@ class _Writer:
         """What rows and processes are called."""
         form = '{{"ph":"M","name":"{}","pid":{},"tid":{},"ts":0,"args":{{"{}":{}}}}}'
         order = count()
-        for place, process in enumerate(self._timeline.model.processes):
+        for place, process in by_rank(self._timeline.model):
             argv = " ".join(process.header["argv"])
             gpus = [
                 (pid, f"{gpu(device)} of {process.pid}") for (own, device), pid in self._gpus.items() if own == place

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.timeline.saved import Facts
-from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, count_over, owner, title
+from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 
 LEVEL = 6  # of zlib
 MARK = "<!--data-->"  # where the data goes in the page
@@ -36,7 +36,10 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
     told = {
         "names": timeline.names,
         "notes": texts,
-        "processes": [f"{owner(process)}: {' '.join(process.header['argv'])}" for process in timeline.model.processes],
+        "processes": [
+            [place, f"{owner(process)}: {' '.join(process.header['argv'])}"]
+            for place, process in by_rank(timeline.model)
+        ],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
         "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
         "marks": [[numbers[mark.track], mark.time, mark.name] for mark in timeline.marks],

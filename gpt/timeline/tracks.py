@@ -161,6 +161,11 @@ def owner(process: Process) -> str:
     return f"{rank}process {process.pid} on {process.header['host']}"
 
 
+def by_rank(model: TraceModel) -> list[tuple[int, Process]]:
+    """The processes in the order in which they are drawn, each with its place in the model."""
+    return sorted(enumerate(model.processes), key=lambda one: one[1].header.get("rank", -1))
+
+
 def gpu(device: int) -> str:
     """What a device is called."""
     return "a GPU" if device == NO_DEVICE else f"GPU {device}"

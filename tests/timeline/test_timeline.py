@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from collections import defaultdict
 from itertools import pairwise
 
@@ -136,6 +137,23 @@ def test_ranks_are_said():
     found = chrome(trace)
     assert found["distributedInfo"] == {"rank": 3}
     assert "rank 3, process 10 on here" in {e["args"].get("labels") for e in found["traceEvents"] if e["ph"] == "M"}
+
+
+def test_ranks_are_drawn_in_order():
+    traces = small(rank=1), small(rank=0)
+    assert re.findall(rb"^rank (\d)", draw("ascii", *traces), re.MULTILINE) == [b"0", b"1"]
+    assert re.search(rb'"processes": ?\[\[1, ?"rank 0, [^]]*\], ?\[0, ?"rank 1,', draw("html", *traces))
+    named = [e for e in chrome(*traces)["traceEvents"] if e["name"] in {"process_labels", "process_sort_index"}]
+    order = {e["args"]["sort_index"]: e["pid"] for e in named if "sort_index" in e["args"]}
+    labels = {e["pid"]: e["args"]["labels"] for e in named if "labels" in e["args"]}
+    told = [labels[order[at]] for at in sorted(order)]
+    assert [label[:6] for label in told if label.startswith("rank")] == ["rank 0", "rank 1"]
+
+
+def test_ranges_without_room_for_a_name_take_no_row():
+    text = draw("ascii", segment(launch(0, 100, 1), *pushed(1, "short", 5, 6)))
+    assert not re.search(rb"^ +$", text, re.MULTILINE)
+    assert b"thread 1" in text
 
 
 def test_streams_of_two_devices():
