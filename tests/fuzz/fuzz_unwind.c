@@ -1,6 +1,7 @@
-// The hook, on unwind tables: unwind.c.
+// The hook, on unwind tables: ehframe.c, and what unwind.c remembers of them.
 
 #include "harness.h"
+#include "hook/watch/ehframe.c"
 #include "hook/watch/unwind.c"
 
 struct watched *hook_watched;
@@ -26,8 +27,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     memcpy(&wanted, data, sizeof(wanted));
     input = data + sizeof(wanted), left = size - sizeof(wanted);
-    struct object object = {.table = (uintptr_t)input};
-    struct rule rule = read_rule(&object, object.table + (uint64_t)(int64_t)wanted);
+    uintptr_t table = (uintptr_t)input;
+    struct rule rule = hook_read_rule(table, table + (uint64_t)(int64_t)wanted);
     struct rule again = unpack(pack(&rule));
     if (rule.how != NO_CFA && memcmp(&rule, &again, offsetof(struct rule, outermost)))
         abort();
