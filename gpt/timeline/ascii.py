@@ -197,9 +197,9 @@ def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cel
     cells = [" "] * (len(edges) - 1)
     free = 0
     for span in spans[spans["end"] - spans["begin"] > edges[1] - edges[0]]:  # the others have no room for a name
-        first = int(np.searchsorted(edges, span["begin"], side="right")) - 1
+        first = max(free, int(np.searchsorted(edges, span["begin"], side="right")) - 1)  # where another one may end
         last = min(len(cells), int(np.searchsorted(edges, span["end"])))
-        if first < free or last - first < 3:
+        if last - first < 3:
             continue
         name = shorten(printable(timeline.names[span["name"]]), last - first - 2)
         end = OPEN if span["open"] else "]"

@@ -150,6 +150,14 @@ def test_ranks_are_drawn_in_order():
     assert [label[:6] for label in told if label.startswith("rank")] == ["rank 0", "rank 1"]
 
 
+def test_a_range_begins_where_another_ends():
+    inner = [one for n in range(4) for one in pushed(2 * n + 2, "inner", 100 * n + 40, 100 * n + 90)]
+    outer = [one for n in range(4) for one in pushed(2 * n + 1, f"step {n}", 100 * n + 1, 100 * n + 99)]
+    told = sorted([*inner, *outer], key=lambda one: one.get("start", one.get("end")))
+    text = draw("ascii", segment(launch(0, 400, 1), *told)).decode()
+    assert re.findall(r"\[([^-\]]+)-*\]", text) == ["step 0", "step 1", "step 2", "step 3"]
+
+
 def test_ranges_without_room_for_a_name_take_no_row():
     text = draw("ascii", segment(launch(0, 100, 1), *pushed(1, "short", 5, 6)))
     assert not re.search(rb"^ +$", text, re.MULTILINE)
