@@ -16,10 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu.pictures import BIN, COLORS  # noqa: E402
-from tests.timeline import viewers  # noqa: E402
+from tests.timeline import browser, viewers  # noqa: E402
 
-TIME = ("--time", "13.0,13.003")  # half a token
-SIZES = {"perfetto": (1600, 640), "chrome": (1600, 440)}
+HALF_A_TOKEN, A_STEP = ("--time", "13.0,13.003"), ("--time", "19.6,20.4")
+PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # file -> form, run, what of it, size
+    "timeline.png": ("html", "plain", HALF_A_TOKEN, (1400, 150)),
+    "timeline_perfetto.png": ("perfetto", "plain", (), (1600, 640)),
+    "timeline_chrome.png": ("chrome", "plain", HALF_A_TOKEN, (1600, 440)),
+    "ranks.png": ("html", "ranks", A_STEP, (1400, 760)),
+    "ranks_perfetto.png": ("perfetto", "ranks", A_STEP, (1600, 900)),
+    "ranks_chrome.png": ("chrome", "ranks", A_STEP, (1600, 760)),
+}
 ARROWS = """(() => {
     const view = %s.timelineView;
     view.trackView.viewport.selectedFlowEvents = new Set(view.model.flowEvents.map((one) => one.category));
@@ -40,18 +47,30 @@ def pack(path: Path) -> None:
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
+def shoot(out: Path, made: Path, form: str, data: bytes, size: tuple[int, int]) -> None:
+    """A picture of a timeline in its viewer."""
+    match form:
+        case "perfetto":
+            with viewers.perfetto(data, made, size) as shown:
+                shown.shoot(out)
+        case "chrome":
+            with viewers.chrome(data, made, size) as page:
+                page.ask(ARROWS % viewers.CHROME)
+                viewers.shoot(page, out)
+        case _:
+            made.mkdir()
+            (made / "page.html").write_bytes(data)
+            with browser.opened((made / "page.html").as_uri(), made / "browser", size=size) as page:
+                page.shoot(out)
+
+
 def main(folder: Path, out: Path) -> None:
-    """Both pictures."""
-    trace = folder / "plain" / "t.mp"
+    """All pictures."""
     with tempfile.TemporaryDirectory() as made:
-        with viewers.perfetto(write("perfetto", trace), Path(made, "perfetto"), SIZES["perfetto"]) as shown:
-            shown.shoot(out / "timeline_perfetto.png")
-        with viewers.chrome(write("chrome", trace, *TIME), Path(made, "chrome"), SIZES["chrome"]) as page:
-            page.ask(ARROWS % viewers.CHROME)
-            viewers.shoot(page, out / "timeline_chrome.png")
-    for name in ("timeline_perfetto.png", "timeline_chrome.png"):
-        pack(out / name)
-        print(f"{name}: {(out / name).stat().st_size:,} bytes")
+        for name, (form, run, options, size) in PICTURES.items():
+            shoot(out / name, Path(made, name), form, write(form, folder / run / "t.mp", *options), size)
+            pack(out / name)
+            print(f"{name}: {(out / name).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
