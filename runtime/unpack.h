@@ -92,6 +92,9 @@ static inline struct value take_value(struct cursor *cursor) {
     return read_value(&inside);
 }
 
+// A number that is not negative, 0 for everything else.
+static inline uint64_t unsigned_of(struct value value) { return value.type == UNSIGNED ? value.number : 0; }
+
 static inline bool is(struct value value, const char *text) {
     return value.type == TEXT && value.number == strlen(text) && !memcmp(value.data, text, value.number);
 }

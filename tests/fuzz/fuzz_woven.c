@@ -4,6 +4,7 @@
 #include "absent.h"
 #include "common/records.c"
 #include "hook/probe/arguments.c"
+#include "hook/probe/retell.c"
 #include "hook/probe/woven.c"
 
 static unsigned char room[1 << 20];

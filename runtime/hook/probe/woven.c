@@ -9,6 +9,7 @@
 #include "hook/watch/modules.h"
 #include "hook/watch/watched.h"
 #include "hook/write/record.h"
+#include "retell.h"
 #include "unpack.h"
 #include "woven.h"
 
@@ -58,8 +59,6 @@ static char *keep_text(struct value value) {
     return value.type == TEXT ? strndup((const char *)value.data, value.number) : NULL;
 }
 
-static uint64_t number_of(struct value value) { return value.type == UNSIGNED ? value.number : 0; }
-
 // Parameters
 
 static bool read_params(struct woven *woven, struct value items, struct cursor at, struct woven_param **found,
@@ -71,7 +70,7 @@ static bool read_params(struct woven *woven, struct value items, struct cursor a
         struct value offset = none, size = none, map = none;
         KEYS(&at, {"offset", &offset, NULL}, {"size", &size, NULL}, {"map", &map, NULL});
         struct woven_param *param = &(*found)[*count];
-        *param = (struct woven_param){number_of(offset), number_of(size), UINT32_MAX};
+        *param = (struct woven_param){unsigned_of(offset), unsigned_of(size), UINT32_MAX};
         for (uint32_t i = 0; added && i < woven->map_count; i++)
             if (map.type == UNSIGNED && woven->maps[i].id == map.number)
                 param->map = i;
@@ -93,7 +92,7 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
         KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
              {"offset", &offset, NULL}, {"copy", &copy, NULL});
         struct woven_variable *variable = &woven->variables[i];
-        *variable = (struct woven_variable){keep_text(name), number_of(size), number_of(offset),
+        *variable = (struct woven_variable){keep_text(name), unsigned_of(size), unsigned_of(offset),
                                             is(space, "const"), is(copy, "always")};
         woven->variable_count = i + 1;
         if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
@@ -105,7 +104,7 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
 // A grid may count clusters.
 static bool read_cluster(struct woven *woven, struct value items, struct cursor at) {
     for (uint64_t i = 0; i < 3; i++) {
-        uint64_t blocks = items.type == ARRAY && i < items.number ? number_of(take_value(&at)) : 1;
+        uint64_t blocks = items.type == ARRAY && i < items.number ? unsigned_of(take_value(&at)) : 1;
         if (at.bad || !blocks || blocks > MOST_BLOCKS)
             return refuse(woven, "the pipeline tells a cluster that cannot be");
         woven->cluster[i] = (uint32_t)blocks;
@@ -171,10 +170,10 @@ static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
         if (cursor.bad)
             return refuse(woven, "the pipeline writes no stream");
         if (is(record.kind, "ptx")) {
-            id = number_of(record.id);
+            id = unsigned_of(record.id);
             version = version_of(record.arch);
         } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY &&
-                   number_of(record.id) == id && (!found || version > best)) {
+                   unsigned_of(record.id) == id && (!found || version > best)) {
             found = true;
             best = version;
             *chosen = id;
@@ -186,10 +185,10 @@ static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
 static bool read_map(struct woven *woven, const struct record *record) {
     struct woven_map *map = &woven->maps[woven->map_count];
     *map = (struct woven_map){
-        .id = number_of(record->id),
-        .capacity = number_of(record->capacity),
-        .stride = number_of(record->stride),
-        .wanted = number_of(record->wanted),
+        .id = unsigned_of(record->id),
+        .capacity = unsigned_of(record->capacity),
+        .stride = unsigned_of(record->stride),
+        .wanted = unsigned_of(record->wanted),
         .level = is(record->level, "thread") ? LEVEL_THREAD
                  : is(record->level, "warp") ? LEVEL_WARP
                                              : LEVEL_BLOCK,
@@ -230,7 +229,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
     while (cursor.at < cursor.end) {
         struct record record = read_record(&cursor);
         if (is(record.kind, "ptx"))
-            inside = number_of(record.id) == woven->chosen;
+            inside = unsigned_of(record.id) == woven->chosen;
         if (!inside)
             continue;
         if ((is(record.kind, "cubin") || is(record.kind, "object")) && record.data.type == BINARY) {
@@ -297,97 +296,6 @@ void hook_free_woven(struct woven *woven) {
 
 // Into the trace
 
-static uint64_t number_of_map(const struct woven *woven, uint64_t id) {
-    for (size_t i = 0; i < woven->map_count; i++)
-        if (woven->maps[i].id == id)
-            return woven->maps[i].number;
-    return 0;
-}
-
-static void copy(struct gpt_packer *to, const unsigned char *start, const struct cursor *end) {
-    gpt_put_raw(to, start, (size_t)(end->at - start));
-}
-
-// A param, with the number of its map in the trace.
-static void copy_param(struct gpt_packer *to, struct cursor *from, const struct woven *woven) {
-    const unsigned char *whole = from->at;
-    struct value map = read_value(from);
-    if (map.type != MAP) {
-        from->at = whole;
-        take_value(from);
-        copy(to, whole, from);
-        return;
-    }
-    gpt_put_map(to, map.number);
-    for (uint64_t i = 0; i < map.number && !from->bad; i++) {
-        const unsigned char *start = from->at;
-        struct value key = take_value(from);
-        if (!from->bad && is(key, "map")) {
-            copy(to, start, from);
-            gpt_put_u64(to, number_of_map(woven, number_of(take_value(from))));
-        } else {
-            take_value(from);
-            copy(to, start, from);
-        }
-    }
-}
-
-// A record of the answer as it is in the trace, with the numbers of that. A function of 0 is none; with a
-// number of registers other than 0 that of the program's kernel is written after the one with probes.
-static void copy_record(struct gpt_packer *to, struct cursor from, const struct woven *woven, uint32_t number,
-                        uint32_t function, unsigned before) {
-    unsigned char *start = to->at;
-    struct value map = read_value(&from);
-    gpt_put_map(to, map.number + (function != 0) + (before != 0));
-    for (uint64_t i = 0; i < map.number && !from.bad && !to->full; i++) {
-        const unsigned char *at = from.at;
-        struct value key = take_value(&from);
-        copy(to, at, &from);
-        at = from.at;
-        struct cursor items = from;
-        struct value value = take_value(&from), list = read_value(&items);
-        if (from.bad)
-            break;
-        if (is(key, "id")) {
-            gpt_put_u64(to, number);
-        } else if ((is(key, "maps") || is(key, "added")) && value.type == ARRAY) {
-            gpt_put_array(to, list.number);
-            for (uint64_t k = 0; k < list.number; k++)
-                if (is(key, "maps"))
-                    gpt_put_u64(to, number_of_map(woven, number_of(take_value(&items))));
-                else
-                    copy_param(to, &items, woven);
-        } else {
-            copy(to, at, &from);
-        }
-        if (function && is(key, "name")) {
-            gpt_put_str(to, "function", strlen("function"));
-            gpt_put_u64(to, function);
-            function = 0;
-        }
-        if (before && is(key, "registers")) {
-            gpt_put_str(to, "registers_before", strlen("registers_before"));
-            gpt_put_u64(to, before);
-            before = 0;
-        }
-    }
-    if (to->full || from.bad || function) // a record without a name, or that is none
-        to->at = start, to->full = true;
-}
-
-static void write_record(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function,
-                         unsigned before) {
-    struct gpt_packer to;
-    HOOK_CALM;
-    bool done = false, nested = hook_writing;
-    hook_writing = true;
-    for (int try = nested ? TRIES : 0; try < TRIES && !done && hook_open(&to, try); try++) {
-        copy_record(&to, from, woven, number, function, before);
-        done = !to.full && hook_close(&to);
-    }
-    hook_writing = nested;
-}
-
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers) {
     struct cursor cursor = begin(&woven->answer);
     woven->number = hook_new_id(&hook_watched->kernels);
@@ -397,12 +305,12 @@ void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers
         struct record record = read_record(&cursor);
         if (cursor.bad)
             return;
-        uint64_t id = number_of(record.id);
-        if (is(record.kind, "map") && number_of_map(woven, id))
-            write_record(record.start, woven, (uint32_t)number_of_map(woven, id), 0, 0);
+        uint64_t id = unsigned_of(record.id);
+        if (is(record.kind, "map") && hook_number_of_map(woven, id))
+            hook_retell(record.start, woven, (uint32_t)hook_number_of_map(woven, id), 0, 0);
         else if (is(record.kind, "kernel") && id == woven->chosen)
-            write_record(record.start, woven, woven->number, function,
-                         record.registers.type == UNSIGNED && record.registers_before.type == ELSE ? registers
-                                                                                                   : 0);
+            hook_retell(record.start, woven, woven->number, function,
+                        record.registers.type == UNSIGNED && record.registers_before.type == ELSE ? registers
+                                                                                                  : 0);
     }
 }
