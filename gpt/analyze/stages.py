@@ -60,7 +60,8 @@ WORDS = (  # in names of NVTX ranges, lower case; the first that fits
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
-AHEAD = 0.5  # of the time of an inference: rounds that are launched in less are not waited for one by one
+AHEAD = 0.5  # of the time of an inference: rounds that are launched in less, and of which fewer are waited for one by
+# one, are launched ahead of the GPU
 LITTLE = 0.01  # of the bytes before the first launch: the input
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
@@ -118,13 +119,31 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
         times = (period.ends - period.begins) // period.length
         took = float(np.median(find_steps(starts[starts >= inference], period.begins, times, period.length)))
         told, whole = "the median of their times", sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
-        if not marked and took * period.times < AHEAD * whole:
+        rounds = _begins(starts[starts >= inference], period, times)
+        if not marked and took * period.times < AHEAD * whole and _waited(timeline, rounds) < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
         rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
         verdict.append(f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same; {told}")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
     return rows, verdict
+
+
+def _begins(starts: Any, period: Period, times: Any) -> Any:
+    """When each round began, oldest first; each stretch of the period has so many `times`."""
+    import numpy as np
+
+    stretches = zip(period.begins.tolist(), times.tolist(), strict=True)
+    return starts[np.concatenate([begin + period.length * np.arange(count) for begin, count in stretches])]
+
+
+def _waited(timeline: Timeline, rounds: Any) -> float:
+    """The share of the rounds after which the program waited for the GPU before it began the next one."""
+    import numpy as np
+
+    waits = np.sort(timeline.start[timeline.sync | timeline.copies["DtoH"]])
+    waited = np.diff(np.searchsorted(waits, rounds)) > 0
+    return float(waited.mean()) if len(waited) else 0.0
 
 
 def find_round(kernels: Any) -> Period | None:

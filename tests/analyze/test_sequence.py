@@ -140,6 +140,18 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
     assert "launched ahead of the GPU" in found.verdicts["stages"][1]
 
 
+def test_a_round_that_was_held_up_was_not_launched_ahead():
+    """Each token is waited for; one of them takes ten times as long as all others together."""
+    calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2)), ("cuStreamSynchronize", 20, 5)]
+    for token in range(10):
+        at = 30 + 10 * token + (1000 if token > 4 else 0)
+        calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1000 if token == 4 else 5)]
+    found = ask("stages", made(*calls))
+    rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    assert rows["Per token"] == 10
+    assert found.verdicts["stages"][1].endswith("the median of their times")
+
+
 def test_stages_are_those_of_nvtx_where_the_program_has_them():
     def range_(id_, name, start, end):
         begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS)
