@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -56,3 +58,17 @@ def sim_play(tmp_path):
         return subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nvtx_wheels(tmp_path_factory) -> Path:
+    """A folder with NVIDIA's NVTX headers (include/nvtx3) and the Python package nvtx."""
+    folder = tmp_path_factory.mktemp("wheels")
+    line = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+    names = ["nvidia-nvtx==13.5.25", "nvtx==0.2.17"]
+    if subprocess.run([*line, *names], capture_output=True, check=False, timeout=100).returncode:
+        pytest.skip("the wheels cannot be had")
+    for wheel in folder.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder)
+    next(folder.rglob("nvtx3")).parent.rename(folder / "include")
+    return folder

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -15,36 +13,7 @@ from tests import cuda
 from tests.runtime import hooked
 from tests.runtime.clients import PLAYED
 from tests.runtime.hooked import Trace
-
-ABI = hooked.ROOT / "runtime" / "nvtx_abi.h"
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory) -> Path:
-    """A folder with NVIDIA's NVTX headers (include/nvtx3) and the Python package nvtx."""
-    folder = tmp_path_factory.mktemp("wheels")
-    line = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
-    names = ["nvidia-nvtx==13.5.25", "nvtx==0.2.17"]
-    if subprocess.run([*line, *names], capture_output=True, check=False, timeout=100).returncode:
-        pytest.skip("the wheels cannot be had")
-    for wheel in folder.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(folder)
-    next(folder.rglob("nvtx3")).parent.rename(folder / "include")
-    return folder
-
-
-def told(trace: Trace) -> list[tuple]:
-    """What the records say, in order: type or end, domain, name; ranges that ended have their range's name."""
-    found, names = [], {}
-    for record in trace.records:
-        if record["kind"] == "range":
-            found.append((record["type"], record.get("domain"), record.get("name")))
-            names[record.get("id")] = record
-        elif record["kind"] == "range_end":
-            begun = names[record["id"]]
-            assert begun["start"] <= record["end"]
-            found.append(("end", begun.get("domain"), begun.get("name")))
-    return found
+from tests.runtime.ranges import ABI, told
 
 
 def played(tmp_path, more: str, **options) -> Trace:
@@ -222,34 +191,49 @@ def test_tables_that_another_tool_sets_in_another_way_stay_as_they_are(tmp_path,
 
 
 @pytest.mark.full
-def test_abi_is_that_of_the_headers(tmp_path, wheels):
+def test_abi_is_that_of_the_headers(tmp_path, nvtx_wheels):
     text = re.sub(r"//.*", "", ABI.read_text())
-    lines = [
-        f"_Static_assert({name} == {value}, {name!r:s});".replace("'", '"')
-        for name, value in re.findall(r"\b(NVTX_\w+) = (\d+)", text)
-    ]
-    assert len(lines) > 20
+    said = re.findall(r"\b(?!NVTX_OLDEST)(NVTX\w+) = (0x\w+|\d+)", text)
+    said += re.findall(r"#define (NVTX\w+) (.+)", text)
+    lines = [f'_Static_assert({name} == {value}, "{name}");' for name, value in said]
+    assert len(lines) > 50
+    text = re.sub(r"#define NVTX.*", "", text)
     for struct, members in (
         (
             "nvtxEventAttributes_t",
             "version size category colorType color payloadType reserved0 payload messageType message",
         ),
         ("NvtxExportTableCallbacks", "struct_size GetModuleFunctionTable"),
+        ("nvtxExtModuleSegment_t", "segmentId slotCount functionSlots"),
+        (
+            "nvtxExtModuleInfo_t",
+            "nvtxVer structSize moduleId compatId segmentsCount segments getExportFunction extInfo",
+        ),
+        ("nvtxPayloadData_t", "schemaId size payload"),
+        (
+            "nvtxPayloadSchemaEntry_t",
+            "flags type name description arrayOrUnionDetail offset semantics reserved",
+        ),
+        (
+            "nvtxPayloadSchemaAttr_t",
+            "fieldMask name type flags entries numEntries payloadStaticSize packAlign schemaId extension",
+        ),
+        ("nvtxPayloadEnumAttr_t", "fieldMask name entries numEntries sizeOfEnum schemaId extension"),
     ):
         lines.append(f'_Static_assert(sizeof({struct}) == sizeof(our_{struct}), "{struct}");')
         lines += [f"SAME({struct}, {name})" for name in members.split()]
         text = text.replace(f"}} {struct};", f"}} our_{struct};")
     (tmp_path / "ours.h").write_text(re.sub(r"enum \{[^}]*\};", "", text))
     (tmp_path / "abi.c").write_text(
-        '#include <stddef.h>\n#include <nvtx3/nvToolsExt.h>\n#include "ours.h"\n'
+        '#include <stddef.h>\n#include <nvtx3/nvToolsExtPayload.h>\n#include "ours.h"\n'
         "#define SAME(type, member) _Static_assert(offsetof(type, member) == offsetof(our_##type, member) && "
         "sizeof(((type *)0)->member) == sizeof(((our_##type *)0)->member), #type #member);\n" + "\n".join(lines)
     )
-    cuda.c_compiler("-std=gnu11", f"-I{wheels}/include", "-c", tmp_path / "abi.c", "-o", tmp_path / "abi.o")
+    cuda.c_compiler("-std=gnu11", f"-I{nvtx_wheels}/include", "-c", tmp_path / "abi.c", "-o", tmp_path / "abi.o")
 
 
 @pytest.mark.full
-def test_program_with_the_headers(tmp_path, wheels):
+def test_program_with_the_headers(tmp_path, nvtx_wheels):
     source = r"""
     #include <nvtx3/nvToolsExt.h>
     int main(void) {
@@ -265,7 +249,7 @@ def test_program_with_the_headers(tmp_path, wheels):
         nvtxRangePop();
     }
     """
-    trace = hooked.traced(tmp_path, source, f"-I{wheels}/include", "-Wno-unused-parameter")
+    trace = hooked.traced(tmp_path, source, f"-I{nvtx_wheels}/include", "-Wno-unused-parameter")
     expected = [("push", None, "before"), ("push", "dom", "step"), ("end", "dom", "step"), ("end", None, "before")]
     assert told(trace) == expected
     (launch,) = [call for call in trace.calls if call["name"] == "cuLaunchKernel"]
@@ -273,7 +257,7 @@ def test_program_with_the_headers(tmp_path, wheels):
     assert step["start"] < launch["start"] < launch["start"] + launch["duration"] < trace.of("range_end")[0]["end"]
 
 
-def test_python_package(tmp_path, wheels):
+def test_python_package(tmp_path, nvtx_wheels):
     code = """
 import nvtx
 with nvtx.annotate("outer", color="green"):
@@ -282,7 +266,7 @@ with nvtx.annotate("outer", color="green"):
 nvtx.end_range(nvtx.start_range("range"))
 nvtx.mark("here")
 """
-    env = {"PYTHONPATH": str(wheels), "PATH": "/usr/bin:/bin"}
+    env = {"PYTHONPATH": str(nvtx_wheels), "PATH": "/usr/bin:/bin"}
     done = hooked.run(tmp_path / "t.mp", sys.executable, "-c", code, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     names = [(what, name) for what, _, name in told(Trace(tmp_path / "t.mp"))]

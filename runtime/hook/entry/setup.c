@@ -79,19 +79,27 @@ bool hook_setup(void) {
 
 __attribute__((constructor)) static void setup(void) { hook_setup(); }
 
-EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table);
+EXPORT nvtx_initialize InitializeInjectionNvtx2;
+EXPORT nvtx_initialize_extension InitializeInjectionNvtxExtension;
 
-// What the library begins with that NVTX_INJECTION64_PATH named before; NULL if it named none.
-static nvtx_initialize *find_other(void) {
+// A function of the library that NVTX_INJECTION64_PATH named before; NULL if it named none, or ours.
+static void *find_other(const char *name, void *ours) {
     const char *path = getenv("GPT_HOOK_NVTX");
     void *library = path && *path ? hook_real_dlopen(path, RTLD_LAZY) : NULL;
-    void *found = library ? hook_real_dlsym(library, "InitializeInjectionNvtx2") : NULL;
-    return found == (void *)InitializeInjectionNvtx2 ? NULL : (nvtx_initialize *)found;
+    void *found = library ? hook_real_dlsym(library, name) : NULL;
+    return found == ours ? NULL : found;
 }
 
 // NVTX calls it in the library that NVTX_INJECTION64_PATH names. Returns 1 if the program's ranges shall be
 // recorded, or another tool wants them.
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
     hook_setup();
-    return hook_nvtx_begin(get_table, find_other(), is_wanted());
+    return hook_nvtx_begin(get_table, find_other(__func__, InitializeInjectionNvtx2), is_wanted());
+}
+
+// The same for an extension of NVTX.
+EXPORT int InitializeInjectionNvtxExtension(nvtxExtModuleInfo_t *module) {
+    hook_setup();
+    nvtx_initialize_extension *other = find_other(__func__, InitializeInjectionNvtxExtension);
+    return hook_nvtx_begin_extension(module, other, is_wanted());
 }

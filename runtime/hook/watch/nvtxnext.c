@@ -14,11 +14,11 @@
 
 enum { HANDLES = 1 << 12, IDS = 1 << 10, NEAR = 64 };
 
-nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS];
+nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS], *hook_nvtx_payload[NVTX_SLOTS];
 
 struct table {
     nvtx_function ***slots; // places of function pointers
-    unsigned size;
+    unsigned first, size;   // of what is used
     nvtx_function *before[NVTX_SLOTS];
 };
 
@@ -27,27 +27,32 @@ static const NvtxExportTableCallbacks *find_callbacks(nvtx_get_export_table *get
     return callbacks && callbacks->struct_size >= sizeof(*callbacks) ? callbacks : NULL;
 }
 
+static void remember(struct table *table) {
+    if (table->size > NVTX_SLOTS)
+        table->size = NVTX_SLOTS;
+    for (unsigned i = table->first; i < table->size; i++)
+        table->before[i] = table->slots[i] ? *table->slots[i] : NULL;
+}
+
 static void look(const NvtxExportTableCallbacks *callbacks, int module, struct table *table) {
     memset(table, 0, sizeof(*table));
     if (!callbacks || !callbacks->GetModuleFunctionTable(module, &table->slots, &table->size) ||
         !table->slots)
         table->size = 0;
-    if (table->size > NVTX_SLOTS)
-        table->size = NVTX_SLOTS;
-    for (unsigned i = 1; i < table->size; i++)
-        table->before[i] = table->slots[i] ? *table->slots[i] : NULL;
+    table->first = 1;
+    remember(table);
 }
 
 // One that did not begin has no functions, whatever it set.
 static void take_back(struct table *table) {
-    for (unsigned i = 1; i < table->size; i++)
+    for (unsigned i = table->first; i < table->size; i++)
         if (table->slots[i])
             *table->slots[i] = table->before[i];
 }
 
 static void put_in_front(struct table *table, nvtx_function *const *ours, nvtx_function **next,
                          bool *decided) {
-    for (unsigned i = 1; i < table->size; i++) {
+    for (unsigned i = table->first; i < table->size; i++) {
         if (!table->slots[i])
             continue;
         nvtx_function *set = *table->slots[i] != table->before[i] ? *table->slots[i] : NULL;
@@ -59,9 +64,10 @@ static void put_in_front(struct table *table, nvtx_function *const *ours, nvtx_f
     *decided |= table->size > 0;
 }
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // held for no call of others
+
 int hook_nvtx_exchange(nvtx_get_export_table *get_table, nvtx_initialize *other, bool wanted,
                        nvtx_function *const *core, nvtx_function *const *core2) {
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // held for no call of others
     static bool decided[2];
     const NvtxExportTableCallbacks *callbacks = find_callbacks(get_table);
     struct table tables[2];
@@ -75,6 +81,39 @@ int hook_nvtx_exchange(nvtx_get_export_table *get_table, nvtx_initialize *other,
     pthread_mutex_lock(&mutex);
     put_in_front(&tables[0], core, hook_nvtx_core, &decided[0]);
     put_in_front(&tables[1], core2, hook_nvtx_core2, &decided[1]);
+    pthread_mutex_unlock(&mutex);
+    return 1;
+}
+
+// Leaves the table empty if it is not one that is known.
+static void look_at_module(const nvtxExtModuleInfo_t *module, nvtx_function **places[NVTX_SLOTS],
+                           struct table *table) {
+    *table = (struct table){.slots = places};
+    if (!module || module->structSize < sizeof(*module) || module->nvtxVer != NVTX_VERSION ||
+        module->moduleId != NVTX_EXT_PAYLOAD_MODULEID || module->compatId < NVTX_OLDEST_PAYLOAD ||
+        module->compatId > NVTX_EXT_PAYLOAD_COMPATID || !module->segmentsCount || !module->segments ||
+        !module->segments->functionSlots)
+        return;
+    size_t count = module->segments->slotCount;
+    table->size = count < NVTX_SLOTS ? (unsigned)count : NVTX_SLOTS;
+    for (unsigned i = 0; i < table->size; i++)
+        places[i] = (nvtx_function **)&module->segments->functionSlots[i];
+    remember(table);
+}
+
+int hook_nvtx_extend(nvtxExtModuleInfo_t *module, nvtx_initialize_extension *other, bool wanted,
+                     nvtx_function *const *ours) {
+    static bool decided;
+    nvtx_function **places[NVTX_SLOTS];
+    struct table table;
+    look_at_module(module, places, &table);
+    int begun = other ? other(module) : wanted; // without functions NVTX takes every domain for enabled
+    if (!wanted || !table.size)
+        return begun;
+    if (!begun)
+        take_back(&table);
+    pthread_mutex_lock(&mutex);
+    put_in_front(&table, ours, hook_nvtx_payload, &decided);
     pthread_mutex_unlock(&mutex);
     return 1;
 }

@@ -1,0 +1,22 @@
+"""What traces say of NVTX."""
+
+from __future__ import annotations
+
+from tests.runtime import hooked
+from tests.runtime.hooked import Trace
+
+ABI = hooked.ROOT / "runtime" / "nvtx_abi.h"
+
+
+def told(trace: Trace) -> list[tuple]:
+    """What the records say, in order: type or end, domain, name; ranges that ended have their range's name."""
+    found, names = [], {}
+    for record in trace.records:
+        if record["kind"] == "range":
+            found.append((record["type"], record.get("domain"), record.get("name")))
+            names[record.get("id")] = record
+        elif record["kind"] == "range_end":
+            begun = names[record["id"]]
+            assert begun["start"] <= record["end"]
+            found.append(("end", begun.get("domain"), begun.get("name")))
+    return found
