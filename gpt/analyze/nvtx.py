@@ -206,22 +206,28 @@ class _Totals:
             self._longest.append((text, domain, *where, *times, *self._shown(values[:, at])))
 
     def _nest(self, ranges: Ranges, mine: Whole, values: Any, depth: Whole) -> None:
-        """Adds the pushed ranges of a thread to the tree; one lies within those that began before and end after it."""
+        """Adds the pushed ranges of a thread to the tree; one lies within those that began before and end after it.
+
+        When one that is open ends is not known: it stands alone.
+        """
         stack: list[tuple[int, tuple[str, ...]]] = []  # the end and path of each that is open
         columns = zip(
             mine.tolist(), ranges.begins[mine].tolist(), ranges.ends[mine].tolist(), values[:, mine].T.tolist(),
             strict=True,
         )  # fmt: skip
         for at, begin, end, inside in columns:
-            while stack and (stack[-1][0] <= begin or stack[-1][0] < end):
+            is_open = bool(ranges.open[at])
+            while stack and not is_open and (stack[-1][0] <= begin or stack[-1][0] < end):
                 stack.pop()
-            depth[at] = len(stack)
+            depth[at] = 0 if is_open else len(stack)
             domain, text = ranges.texts[ranges.names[at]]
             name = f"{domain}: {text}" if domain else text
-            path = (*(stack[-1][1] if stack else ()), name)
+            path = (f"(open) {name}",) if is_open else (*(stack[-1][1] if stack else ()), name)
             sums = self._paths.setdefault(path, [0.0] * 7)
             for place, value in enumerate((1, end - begin, end - begin, *inside)):
                 sums[place] += value
+            if is_open:
+                continue
             if stack:
                 self._paths[stack[-1][1]][2] -= end - begin
             if len(stack) < DEEPEST:

@@ -110,6 +110,27 @@ def test_ranges_that_are_open_or_end_strangely():
     assert "1 range had not ended: counted until the last record" in found.verdicts["ranges"]
 
 
+def test_nothing_is_nested_in_a_range_that_is_open():
+    """As in traces of NCCL before the payload extension of NVTX was served: what it popped with that has no end."""
+    ranges = ranged(
+        ("init", 0, None, 1, "push", "NCCL"), ("step", 2, 9), ("fwd", 3, 5), ("lost", 4, None), ("bwd", 6, 8),
+        ("step", 11, None), ("fwd", 12, 13),
+    )  # fmt: skip
+    found = answers("nvtx", made(*LAUNCHES, more=ranges))
+    assert [picked(row, "path", "count", "total", "own", "share") for row in found.rows["nested"]] == [
+        ("(open) NCCL: init", 1, 13 * MS, 13 * MS, None),
+        ("(open) lost", 1, 9 * MS, 9 * MS, None),
+        ("step", 1, 7 * MS, 3 * MS, None),
+        ("step/bwd", 1, 2 * MS, 2 * MS, pytest.approx(200 / 7)),
+        ("step/fwd", 1, 2 * MS, 2 * MS, pytest.approx(200 / 7)),
+        ("(open) step", 1, 2 * MS, 2 * MS, None),
+        ("fwd", 1, MS, MS, None),
+    ]
+    depths = {(row["name"], row["begin"] - ZERO): row["depth"] for row in found.rows["longest"]}
+    assert depths == {("init", 0): 0, ("lost", 4 * MS): 0, ("step", 2 * MS): 0, ("fwd", 3 * MS): 1, ("bwd", 6 * MS): 1,
+                      ("step", 11 * MS): 0, ("fwd", 12 * MS): 0}  # fmt: skip
+
+
 def test_ranges_of_domains_may_cross():
     found = answers("nvtx", made(more=ranged(("a", 0, 6), ("b", 2, 9, 1, "push", "d"), ("c", 3, 5))))
     assert [picked(row, "path", "own") for row in found.rows["nested"]] == [
