@@ -112,12 +112,10 @@ class Events:
         """All calls, oldest first, some thousand lines at a time."""
         import numpy as np
 
-        from gpt.trace.machines import Machines
-
         if not self._batches:
             return
         processes = {id(batch.process): batch.process for batch in self._batches}
-        machines = Machines(process.header for process in processes.values())
+        machines = self._notes.machines() if self._notes else self._batches[0].process.machines
         who = tell_apart(process.header for process in processes.values())
         texts = {key: _CallText(process, one) for (key, process), one in zip(processes.items(), who, strict=True)}
         times = np.concatenate(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt import jsonl, records
 from gpt.trace.kinds import COVERED, DETAILS, RANGES, RUNS
+from gpt.trace.machines import Machines
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -47,6 +48,10 @@ class Notes:
         for _, rows in process.counts.take():
             for api, count in rows[["api", "count"]].tolist():
                 noted.counts[api] = noted.counts.get(api, 0) + count
+
+    def machines(self) -> Machines:
+        """Those of the processes whose headers are written: from their times a reader counts."""
+        return Machines(noted.process.header for noted in self._noted.values())
 
     def iter_before(self) -> Iterator[str]:
         """Lines that stand before the calls."""

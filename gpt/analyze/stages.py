@@ -14,7 +14,7 @@ The stages are found from the calls of the process that launches most:
 - Other: the rest.
 
 A program that marks its stages with NVTX says it better: if names of its outermost ranges contain one of the WORDS,
-the times are those of the ranges.
+the times are those of the ranges. Those of LIBRARIES are not the program's: ncclCommInitRankConfig is no stage of it.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ WORDS = (  # in names of NVTX ranges, lower case; the first that fits
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
+LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
 AHEAD = 0.5  # of the time of an inference: rounds that are launched in less, and of which fewer are waited for one by
 # one, are launched ahead of the GPU
 LITTLE = 0.01  # of the bytes before the first launch: the input
@@ -239,7 +240,8 @@ def _ranges(trace: TraceModel, process: Process) -> dict[str, list[tuple[int, in
     opened = [r for r in process.ranges if r["kind"] == "range" and r.get("id") in ends]
     for record in sorted(opened, key=lambda record: (record["start"], -ends[record["id"]])):
         name = record.get("name", "").lower()
-        stage = next((stage for word, stage in WORDS if word in name), None)
+        own = (record.get("domain") or "").lower() not in LIBRARIES
+        stage = next((stage for word, stage in WORDS if own and word in name), None)
         if stage is None or record["start"] < reach.get(record["thread"], 0):
             continue
         reach[record["thread"]] = ends[record["id"]]

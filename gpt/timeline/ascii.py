@@ -83,6 +83,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
                 used |= set(drawn.upper())
                 yield f"  {name}{drawn}\n"
     yield f"{'':{label}}{_draw_axis(cells, edges)}\n"
+    yield from (f"{line.plain}\n" for line in fold(f"0ns: {begin / 1e9:.6f} s in the time of --time", width))
     legend = [f"{letter} {about}" for letter, about in LETTERS.items() if letter in used]
     legend += [f"{OPEN} not over"] if timeline.spans["open"].any() else []
     legend += [f"{MARK} mark"] if timeline.marks else []

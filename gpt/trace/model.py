@@ -26,7 +26,7 @@ from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
-from gpt.trace.machines import LIMIT, Machines, identity
+from gpt.trace.machines import LIMIT, identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
@@ -105,7 +105,6 @@ class TraceModel:
         self.incomplete: list[str] = []
         self._batches: dict[str, list[tuple[int, Batch]]] = {"calls": [], "gpu_times": []}
         self._numbers: dict[Process, int] = {}
-        self._machines = Machines()
         self._by_id: dict[tuple[int, int], Launch] = {}
 
     # Filling
@@ -116,7 +115,6 @@ class TraceModel:
         if number is None:
             number = self._numbers[process] = len(self.processes)
             self.processes.append(process)
-            self._machines.add(process.header)
         collectors: dict[str, Collector] = {"calls": process.calls, "gpu_times": process.gpu_times}
         for kind, collector in collectors.items():
             for batch in collector.take():
@@ -137,12 +135,12 @@ class TraceModel:
     # Asking
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Time stamps of a process as ns since the first one began."""
-        return process.clock.times(stamps) + self._machines.offset(process.header)
+        """Time stamps of a process as ns since the first one began, chosen or not."""
+        return process.clock.times(stamps) + process.machines.offset(process.header)
 
     def began(self, process: Process) -> int:
         """When a process began, in the same."""
-        return process.clock.monotonic + self._machines.offset(process.header)
+        return process.clock.monotonic + process.machines.offset(process.header)
 
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.

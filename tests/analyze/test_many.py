@@ -89,6 +89,24 @@ def test_machines_without_a_boot_id_share_no_clock():
     assert [event["ts"] for event in events] == [10_000, 11_000, 20_000, 21_000]
 
 
+def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
+    """So what `--time` takes is what each table prints; lines with notes count from the first process in them."""
+    ranges = [records.make("range", id=1, type="push", thread=1, name="step", start=10**9 + 1009 * MS),
+              records.make("range_end", id=1, thread=1, end=10**9 + 1011 * MS)]  # fmt: skip
+    second = segment((10, 1), zero=2 * 10**9, pid=11, rank=1, more=ranges, gpu=[(12, 1, 0)], uuid=UUIDS[0])
+    paths = write(tmp_path, second, segment((1, 1)))
+    for chosen in ("--rank", "1"), ("--pid", "11"), ("--time", "1,2"), ("--rank", "1", "--time", "1.009,1.011"):
+        (event,) = map(json.loads, run("events", "--json", *chosen, *paths).stdout.splitlines())
+        assert event["ts"] == 1_010_000, chosen
+        (longest,) = Answers(run("nvtx", "--json", *chosen, *paths).stdout).rows["longest"]
+        assert longest["begin"] == 1009 * MS, chosen
+        drawn = run("timeline", *chosen, *paths).stdout.splitlines()
+        assert b"0ns: 1.009000 s in the time of --time" in drawn
+        lines = run("events", "--json", "--notes", *chosen, *paths).stdout
+        read = run("timeline", data=lines).stdout.splitlines()
+        assert [line for line in read if b"0ns: " not in line] == [line for line in drawn if b"0ns: " not in line]
+
+
 def test_a_gpu_of_several_processes_is_idle_when_none_uses_it():
     """Of two processes of a machine that have one GPU, by its UUID, and of a third that has another one."""
     gpu = [(10, 4, 0), (20, 4, 0)], [(12, 4, 0), (30, 1, 0)], [(10, 1, 0), (31, 1, 0)]

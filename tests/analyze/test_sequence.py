@@ -152,11 +152,21 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     assert found.verdicts["stages"][1].endswith("the median of their times")
 
 
-def test_stages_are_those_of_nvtx_where_the_program_has_them():
-    def range_(id_, name, start, end):
-        begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS)
-        return [begun, records.make("range_end", id=id_, thread=1, end=ZERO + end * MS)]
+def range_(id_, name, start, end, **more):
+    begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS, **more)
+    return [begun, records.make("range_end", id=id_, thread=1, end=ZERO + end * MS)]
 
+
+def test_ranges_of_libraries_are_no_stages():
+    """NCCL names its functions, ncclCommInitRankConfig among them; a domain of the program's own is one like any."""
+    unmarked = stages()
+    library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
+    assert stages(more=library) == unmarked
+    times, _, verdict = stages(more=[*library, *range_(2, "generate", 100, 144, domain="me")])
+    assert (times["Inference"], times["Total"], verdict[0]) == (44, 44, "from NVTX ranges")
+
+
+def test_stages_are_those_of_nvtx_where_the_program_has_them():
     ranges = [*range_(1, "load_weights", 15, 65), *range_(2, "warmup", 75, 100), *range_(3, "Inference", 100, 144),
               *range_(4, "forward", 110, 120), *range_(5, "my step", 0, 10)]  # fmt: skip
     times, _, verdict = stages(more=ranges)
