@@ -53,7 +53,7 @@ LOADING, WARMUP, ITERATING, REST = "loading", "warm-up", "iterations", "the rest
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = "a copy or a graph"
-NOT_KNOWN, NOT_RECORDED = "not known", "not recorded"
+NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
 TOP = 12  # rows of a table
 NEVER = 1 << 64  # a time stamp
@@ -164,7 +164,7 @@ def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
-                 _idle(ordered, names),
+                 _idle(totals, ordered, names),
                  _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
         yield make_answer("questions", QUESTIONS, asked)
 
@@ -185,6 +185,8 @@ Names = Mapping[int, str]  # of processes, by the id() of what is known of them
 
 def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     question, main = "calls of loading", facts[0]
+    if not main.launches and not _launched(totals):
+        return Said(question, NOTHING, evidence="it ends with the first launch, and there was none")
     if not main.launches:
         fact = "it ends with the first launch, and none is recorded as a call: 'gpt-hook run --calls all' records them"
         return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
@@ -215,7 +217,9 @@ def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
     if main.launches:
         evidence = f"{names[id(main)]}: no sequence of launches comes three times, one after the other, in half of"
         return Said(question, "no unit repeats itself", evidence=f"{evidence} its {amount(main.launches, 'launch')}")
-    launched = sum(kernel.launches for kernel in totals.kernels.values())
+    launched = _launched(totals)
+    if not launched:
+        return Said(question, NOTHING, evidence="no kernel or graph was launched")
     fact = f"{amount(launched, 'launch')} counted, none recorded as a call: 'gpt-hook run --calls all' records them"
     return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
 
@@ -223,6 +227,12 @@ def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
 def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[FunctionTotals]:
     """The functions of these types."""
     return [function for api, function in totals.functions.items() if api.type in types and op in (api.op, "")]
+
+
+def _launched(totals: Totals) -> int:
+    """How many launches there were, recorded as calls or only counted."""
+    counted = sum(kernel.launches for kernel in totals.kernels.values())
+    return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch"))
 
 
 def _host_time(functions: list[FunctionTotals]) -> float:
@@ -241,6 +251,8 @@ def _compute(totals: Totals) -> Said:
     made = sum(function.calls for function in copying)
     host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
     host += f"{amount(made, 'copy')} of {size}"
+    if not (launches or copied or made or _launched(totals)):
+        return Said(question, NOTHING, evidence="no launch and no copy")
     if not launches and not copied:
         fact = f"{host}; 'gpt-hook run --gpu-time' records their time on the GPU"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
@@ -252,9 +264,11 @@ def _compute(totals: Totals) -> Said:
     return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
 
 
-def _idle(facts: Sequence[Facts], names: Names) -> Said:
+def _idle(totals: Totals, facts: Sequence[Facts], names: Names) -> Said:
     question = "idle periods of the GPU"
     main = next((fact for fact in facts if fact.idle), None)
+    if main is None and not (_launched(totals) or any(function.calls for function in _chosen(totals, IO))):
+        return Said(question, NOTHING, evidence="no launch and no copy: it had nothing to do")
     if main is None or main.idle is None or main.around is None:
         fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")

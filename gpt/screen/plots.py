@@ -7,6 +7,7 @@ for each text of its first column.
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     if missing := [line for answer in answers[:1] for line in answer.get("incomplete", ())]:
         told_lines = "\n".join(text_of(f"incomplete: {line}", SENTENCE) for line in missing)
         parts[-1].supxlabel(told_lines, fontsize=SMALL, color="#b91c1c")
-    with replacing(path) as file:
+    with replacing(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph ")  # a letter that no font has is drawn as a box
         figure.savefig(file, format=path.suffix[1:].lower())
     pyplot.close(figure)
 

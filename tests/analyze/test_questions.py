@@ -108,6 +108,14 @@ def test_what_it_does_not_say_has_an_option():
     assert asked["kernels an iteration"]["option"] == asked["calls of loading"]["option"] == "--calls all"
 
 
+def test_of_a_program_that_launched_nothing_no_option_would_tell_more():
+    asked = questions(ask("summary", forge.trace(*APIS, forge.calls([call(0, INIT)]))))
+    told = {name: row.get("option") for name, row in asked.items() if row["short"] == "nothing ran"}
+    assert told == dict.fromkeys(
+        ("calls of loading", "kernels an iteration", "compute against copies", "idle periods of the GPU")
+    )
+
+
 def test_launches_of_graphs_have_the_kernels_of_the_graphs():
     graph = records.make("graph", exec=7, at=1, nodes=9, functions=[1, 2], launches=[8, 2])
     replays = [(ZERO + 1000 * n, 5, GRAPH, 0, 7, 0) for n in range(1, 20)]

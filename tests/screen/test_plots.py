@@ -42,6 +42,12 @@ def test_every_series_is_in_the_legend(form, tmp_path):
 
 
 @pytest.mark.full
+def test_a_letter_without_a_glyph_is_not_warned_of(tmp_path, recwarn):
+    plots.draw(tmp_path / "p.png", [make_answer("kernels", [NAME, TIME], [("\u6f22\u5b57", 5)])])
+    assert not recwarn.list
+
+
+@pytest.mark.full
 def test_bins_of_a_logarithmic_histogram_have_a_logarithmic_axis(tmp_path):
     columns = [Column("time", "u64", "ns", "run time"), Column("warps", "u64")]
     texts = drawn(tmp_path, columns, [(1 << n, n) for n in range(4, 32)], plot("lines", "time", "warps"))
