@@ -49,6 +49,10 @@ class Coverage:
         self.unprobed.update(other.unprobed)
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]
 
+    def rejects(self) -> bool:
+        """Whether launches were to be probed and were not."""
+        return any(reason != NOT_ASKED for _, reason in self.unprobed)
+
     def verdict(self) -> Iterator[str]:
         """One line, if there were launches, and one for each reason in it that something helps against."""
         times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]

@@ -139,10 +139,11 @@ class MapAnalysis(ABC):
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
+        fact = f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
         if self._known:
-            ran = list(self._done.verdict())[:1]
-            return "; ".join([f"no launch has a buffer of map '{self.name}'", *ran, *self._lost_lines()])
-        return f"no map '{self.name}' in the trace: 'gpt-hook run -p {self.name}' records one"
+            fact = f"no launch has a buffer of map '{self.name}'"
+        ran = list(self._done.verdict())[:1] if self._known or self._done.rejects() else []
+        return "; ".join([fact, *ran, *self._lost_lines()])
 
     def answer(self, incomplete: list[str]) -> Answers:
         """What there is to say, and what kept more from being said."""

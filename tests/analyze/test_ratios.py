@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from gpt import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 
@@ -97,6 +98,17 @@ def test_a_trace_without_such_a_map(name):
     done = run(name, data=forge.pack(forge.trace(forge.launches({1: 2}))))
     fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
     assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_run_in_which_the_probe_applied_to_nothing(name):
+    """It was asked for: why no launch has it is in the line that says that it is not there."""
+    rejected = records.make("unprobed", function=1, reason="no probe applies to it", launches=23)
+    kernel = records.make("function", id=1, name="k1")
+    done = run(name, data=forge.pack(forge.trace(kernel, forge.launches({1: 23}), rejected)))
+    fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
+    why = "0 launches ran with probes, 23 without: no probe applies to it (23)"
+    assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}; {why}\n")
 
 
 def test_clocks_that_went_back_break_nothing():
