@@ -87,7 +87,8 @@ def graphs(trace: TraceModel) -> Answers:
     elif missing := sum(1 for row in kernels if row[4] is None):
         verdict.append(f"{missing:,} of these kernels have no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):
-        verdict.append(f"{zero:,} of these kernels are launched as a condition says: only probes count them")
+        fact = f"{zero:,} of these kernels are launched as a condition says, or disabled"
+        verdict.append(f"{fact}: only probes count them")
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
 
