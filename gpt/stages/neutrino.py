@@ -61,6 +61,8 @@ def neutrino(
     """Run a program with probes, and leave trace folders as Neutrino does."""
     from gpt.neutrino.command import Asked, find_parent, start
 
+    if probe and tool:
+        raise UsageError("--tool cannot be combined with --probe: a run has one probe")
     probe = probe or tool
     if not probe:
         raise UsageError("no probe: -p PROBE names one (see gpt-neutrino --help)")
