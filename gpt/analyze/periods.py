@@ -110,11 +110,17 @@ def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Pl
 
     Each stretch has one of `begins`, and so many whole units as `counts` says. `times` has when each launch began.
     """
-    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = np.repeat(begins, counts) + number * length
-    again = number[1:] > 0
-    took: Places = (times[places[1:]] - times[places[:-1]])[again]
+    began = times[find_units(begins, counts, length)]
+    stretch = np.repeat(np.arange(len(counts)), counts)
+    took: Places = np.diff(began)[np.diff(stretch) == 0]
     return took
+
+
+def find_units(begins: Places, counts: Places, length: int) -> Places:
+    """The places at which whole units begin."""
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    places: Places = np.repeat(begins, counts) + number * length
+    return places
 
 
 def _find_lengths(codes: Codes, anchor: int, known: Container[int]) -> list[int]:

@@ -14,7 +14,7 @@ The stages are found from the calls of the process that launches most:
 - Other: the rest.
 
 A program that marks its stages with NVTX says it better: if names of its outermost ranges contain one of the WORDS,
-the times are those of the ranges. Those of LIBRARIES are not the program's: ncclCommInitRankConfig is no stage of it.
+the times are those of the ranges. Ranges of LIBRARIES do not count: ncclCommInitRankConfig is not a stage of a program.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ WORDS = (  # in names of NVTX ranges, lower case; the first that fits
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
-AHEAD = 0.5  # of the time of an inference: rounds that are launched in less, and of which fewer are waited for one by
-# one, are launched ahead of the GPU
+AHEAD = 0.5  # rounds are launched ahead if that takes less of the inference, and fewer of them are waited for
 LITTLE = 0.01  # of the bytes before the first launch: the input
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
@@ -108,7 +107,7 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
     """The table of a process, and what is to be said of it."""
     import numpy as np
 
-    from gpt.analyze.periods import find_steps
+    from gpt.analyze.periods import find_steps, find_units
 
     begin, inference = _find_inference(timeline)
     marked = _ranges(trace, timeline.process)
@@ -120,7 +119,7 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
         times = (period.ends - period.begins) // period.length
         took = float(np.median(find_steps(starts[starts >= inference], period.begins, times, period.length)))
         told, whole = "the median of their times", sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
-        rounds = _begins(starts[starts >= inference], period, times)
+        rounds = starts[starts >= inference][find_units(period.begins, times, period.length)]
         if not marked and took * period.times < AHEAD * whole and _waited(timeline, rounds) < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
@@ -128,14 +127,6 @@ def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any,
         verdict.append(f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same; {told}")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
     return rows, verdict
-
-
-def _begins(starts: Any, period: Period, times: Any) -> Any:
-    """When each round began, oldest first; each stretch of the period has so many `times`."""
-    import numpy as np
-
-    stretches = zip(period.begins.tolist(), times.tolist(), strict=True)
-    return starts[np.concatenate([begin + period.length * np.arange(count) for begin, count in stretches])]
 
 
 def _waited(timeline: Timeline, rounds: Any) -> float:
