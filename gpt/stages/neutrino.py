@@ -63,6 +63,8 @@ def neutrino(
 
     if probe and tool:
         raise UsageError("--tool cannot be combined with --probe: a run has one probe")
+    if tracedir is not None and trace is not None:
+        raise UsageError("--trace cannot be combined with --tracedir: trace folders are made in one folder")
     probe = probe or tool
     if not probe:
         raise UsageError("no probe: -p PROBE names one (see gpt-neutrino --help)")

@@ -247,6 +247,7 @@ def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
         (["-p", "dmat", "--device", "x", "true"], 2, "--device: 'x' is neither real nor sim"),
         (["-p", "dmat", "--benchmark", "--memusage", "true"], 2, "--memusage cannot be combined with --benchmark"),
         (["-p", "dmat", "-t", "block_sched", "true"], 2, "--tool cannot be combined with --probe"),
+        (["-p", "dmat", "--tracedir", "a", "--trace", "b", "true"], 2, "--trace cannot be combined with --tracedir"),
         (["-p", "absent", "true"], 4, "absent: no such probe file, and not a tool (block_sched, dmat, "),
         (["-p", "dmat", "--callback", "absent.py", "true"], 4, "absent.py: no such analyze hook"),
         (["-p", "dmat", "--driver", "absent", "true"], 4, "absent: no such driver"),
