@@ -242,6 +242,26 @@ static bool find_variable(pid_t pid, const char *name, char *value, size_t size)
     return false;
 }
 
+// Where gpt-hook stays the parent of the program, that is meant: the child of it that has the variable.
+static pid_t find_program(pid_t pid) {
+    char path[64], value[32];
+    struct stat own, other;
+    int child;
+    pid_t found = 0;
+    snprintf(path, sizeof(path), "/proc/%d/exe", pid);
+    if (stat("/proc/self/exe", &own) || stat(path, &other) || own.st_dev != other.st_dev ||
+        own.st_ino != other.st_ino)
+        return pid;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+    FILE *children = fopen(path, "re");
+    while (children && !found && fscanf(children, "%d", &child) == 1)
+        if (find_variable(child, GPT_CONTROL, value, sizeof(value)))
+            found = child;
+    if (children)
+        fclose(children);
+    return found ? found : pid;
+}
+
 // Nobody was asked: why not.
 __attribute__((noreturn)) static void explain(const struct asking *asking) {
     char where[32], path[64];
@@ -330,7 +350,7 @@ static void read_words(struct asking *asking, int argc, char **argv) {
         fail(USAGE, "ctl", "needs a process id and one of enable, disable, probe and status");
     if (*end || pid <= 0 || pid > INT_MAX)
         fail(USAGE, *words, "not a process id");
-    asking->pid = (pid_t)pid;
+    asking->pid = find_program((pid_t)pid);
     size_t i = 0, count = sizeof(commands) / sizeof(*commands);
     while (i < count && strcmp(words[1], commands[i].word))
         i++;

@@ -273,6 +273,21 @@ def test_processes_that_cannot_be_asked(tmp_path, program):
     server.end()
 
 
+def test_gpt_hook_that_stays_the_parent_means_its_program(tmp_path, program):
+    server = Server(f"|cat >{tmp_path}/t.mp", program, "--disabled", **QUICK)
+    server.launch(9)
+    order(server.pid, "enable")
+    server.launch(5)
+    order("--all", server.pid, "disable")
+    server.launch(9)
+    state = status(server.pid)
+    server.out = tmp_path / "t.mp"
+    trace = server.end()
+    assert trace.launches == {"foo": 5}
+    (header,) = trace.of("header")
+    assert header["pid"] == state["pid"] != server.pid
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [

@@ -69,6 +69,35 @@ def test_probes_that_a_run_began_with_wait_for_enable(tmp_path, program):
     assert trace.launches == {"scale": 7 + state["without_probes"]}
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("option", ["--benchmark", "--memusage"])
+def test_what_probes_cost_is_measured_while_it_is_on(tmp_path, option, live):
+    program = probing.build(tmp_path, SERVER.replace("check();", ""))  # --benchmark runs each kernel twice
+    options = ["-p", "gmem_bytes", *(["-o", f"|cat >{tmp_path}/t.mp"] if live else [])]
+    server = serve(tmp_path, program, "--disabled", option, *options)
+    server.launch(5)
+    order(server.pid, "enable")
+    hooked.wait_until(lambda: server.launch(1) or status(server.pid)["probed"])
+    before = status(server.pid)["without_probes"]
+    server.launch(6)
+    order(server.pid, "disable")
+    server.launch(50)
+    order(server.pid, "enable")
+    server.launch(2)
+    done = ctl(server.pid, "probe", "block_sched")
+    assert done.returncode == 1 and done.stderr.endswith("--benchmark or --memusage, which take no other probes\n")
+    state = status(server.pid)
+    measured = state["launches"] - before
+    assert measured >= 8 and state["without_probes"] == before
+    assert state["with_probes"] == (measured if option == "--benchmark" else 0)
+    trace = server.end()
+    assert trace.launches == {"scale": state["launches"]}
+    if option == "--benchmark":
+        assert sum("original" in record for record in trace.of("times")) == measured
+    else:
+        assert sum(record["launches"] for record in trace.of("memusage")) == measured
+
+
 def test_other_probes_and_kernels(tmp_path, program):
     server = serve(tmp_path, program, "--disabled")
     server.launch(5)
