@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.screen.units import amount, human_time
-from gpt.trace.kinds import GPU_TIMES, SAVES
+from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 
 if TYPE_CHECKING:
     from gpt.analyze.ranks import Found, Split
@@ -247,7 +247,8 @@ def _verdict(found: Found, parts: list[Split]) -> list[str]:
 ANALYSIS = of_model(
     collectives,
     "Show how long collectives transfer and wait.",
-    GPU_TIMES | SAVES | {"clock", "device", "function"},
+    CALLS | GPU_TIMES | SAVES | {"device"},
     find_lack,
     need=find_need,
+    types=frozenset(("kernel",)),
 )

@@ -1,8 +1,8 @@
 """The iterations of a process: how many launches repeat themselves, how often, from when on and how fast.
 
-Of each launch 16 bytes are kept, of the first MOST of a process: when, of which kernel or graph, by which thread, in
-which stream. Launches of all threads are one sequence, in the order of time. If no unit repeats itself in SHARE of it,
-as where threads take turns by chance, each thread has one, and each stream.
+Of each launch 20 bytes are kept, of the first MOST of a process: when, of which kernel or graph, by which thread, in
+which stream, and how long the call took. Launches of all threads are one sequence, in the order of time. If no unit
+repeats itself in SHARE of it, as where threads take turns by chance, each thread has one, and each stream.
 
 An iteration could begin at any place of its unit; it begins where the host takes a break that is longer than that
 where the sequence begins to repeat itself.
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gpt.analyze.periods import SHARE, Codes, Period, find_periods, find_steps
 from gpt.screen.units import amount
+from gpt.trace.loading import LAUNCH
 from gpt.trace.machines import LIMIT
 from gpt.trace.rows import iter_groups
 
@@ -78,6 +79,14 @@ class Launches:
         apis = {0} | {id_ for id_, api in self._process.apis.items() if api[:2] == GRAPH_LAUNCH}
         return [part for part in self._parts if part[0] in apis]
 
+    def calls_of_kernels(self) -> npt.NDArray[np.void]:
+        """The calls, as find_loading takes them."""
+        parts = [columns for api, columns in self._parts if not api]
+        found = np.zeros(sum(len(columns[0]) for columns in parts), LAUNCH)
+        for name, place in (("start", 0), ("function", 1), ("duration", 4)):
+            found[name] = np.concatenate([columns[place] for columns in parts]) if parts else 0
+        return found
+
     @property
     def graphs(self) -> list[int]:
         """The handles of graphs, by their places."""
@@ -108,7 +117,7 @@ class Launches:
         streams = (
             ((rows["stream"] * HASH) >> np.uint64(48)).astype(np.uint16) if has else np.zeros(len(rows), np.uint16)
         )
-        columns = rows["start"], codes, self._number(threads), streams
+        columns = rows["start"], codes, self._number(threads), streams, rows["duration"].astype(np.float32)
         self._parts.append((api, tuple(np.ascontiguousarray(column[:room]) for column in columns)))
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
@@ -237,13 +246,22 @@ class Spans:
         columns = rows["begin"], rows["duration"], rows["function"]
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
-    def find_idle(self, clock: Clock) -> Idle | None:
-        """When nothing ran, from the first to the last; None if nothing is known."""
+    def find_idle(self, clock: Clock, loaded: Rows) -> Idle | None:
+        """When nothing ran, from the first to the last, and when kernels were `loaded`; None if nothing is known.
+
+        That is rows with `begin` and `function`, and `cut`, the ns that it took.
+        """
         if not self._kept:
             return None
         stamps, ticks, function = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         begin, took = clock.times(stamps), np.minimum(clock.durations(ticks), LIMIT).astype(np.int64)
         order = np.argsort(begin, kind="stable")
+        if len(loaded):
+            places = order[np.minimum(np.searchsorted(stamps, loaded["begin"], sorter=order), len(order) - 1)]
+            good = (stamps[places] == loaded["begin"]) & (function[places] == loaded["function"])
+            begin[places[good]] += loaded["cut"][good]
+            took[places[good]] -= loaded["cut"][good]
+            order = np.argsort(begin, kind="stable")
         begin, function = begin[order], function[order]
         end = np.maximum.accumulate(begin + took[order])
         gaps = np.where(begin[1:] > end[:-1], begin[1:] - end[:-1], 0)

@@ -106,7 +106,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
             edges = clock.times(_array(max(begin, totals.first_stamp), min(end, last))).tolist()
             took = max(0, (totals.last if end > last else edges[1]) - edges[0])
             phases.append((phase, sum(counts.values()), totals.launches.count(begin, end), float(took)))
-    idle = totals.busy.find_idle(clock)
+    idle = totals.busy.find_idle(clock, totals.find_loaded())
     around = None
     if idle:
         around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)

@@ -23,6 +23,7 @@ from gpt.analyze.peaks import find_bytes, find_flops
 from gpt.analyze.timed_launches import TimedLaunches
 from gpt.errors import UsageError
 from gpt.screen.units import amount
+from gpt.trace.loading import FirstLaunches
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -202,6 +203,7 @@ class _Times:
         self._launches = TimedLaunches(process)
         self._rows: Counter[tuple[int, int, bool]] = Counter()  # ns, by function, device, and whether it had probes
         self._counts: Counter[tuple[int, int, bool]] = Counter()
+        self._firsts = FirstLaunches()
 
     def take(self) -> None:
         """Takes in what the process has collected."""
@@ -209,6 +211,7 @@ class _Times:
 
         process = self._process
         for _, rows in process.gpu_times.take():
+            self._firsts.add(rows)
             known = set(rows.dtype.names or ())
             zeros = np.zeros(len(rows), np.uint32)
             device, probed = (rows[name] if name in known else zeros for name in ("device", "probed"))
@@ -220,15 +223,26 @@ class _Times:
                 self._counts[function, where, bool(had)] += count
         self._launches.take()
 
+    def _firsts_of(self) -> dict[tuple[int, int, bool], float]:
+        """ns of the first launch of each kernel on each device."""
+        rows = self._firsts.rows
+        took = self._process.clock.durations(rows["duration"]).tolist()
+        kinds = rows[["function", "device", "probed"]].tolist()
+        return {(function, device, probed != 0): ns for (function, device, probed), ns in zip(kinds, took, strict=True)}
+
     def sums(self) -> dict[Key, _Sums]:
         """By kernel and device."""
         found: dict[Key, _Sums] = {}
         names = self._process.kernels()
-        for (function, device, probed), ns in self._rows.items():
+        without = self._firsts_of()
+        for kind, ns in self._rows.items():
+            function, device, probed = kind
             if function in names and self._process.is_chosen(names[function]):
                 key = names[function], name_device(self._process, device)
-                count = self._counts[function, device, probed]
-                found.setdefault(key, _Sums()).add("probed" if probed else "gpu-time", ns, count)
+                count = self._counts[kind]
+                first = without.get(kind) if count > 1 else None  # it may contain the loading of its code
+                taken = (ns, count) if first is None else (ns - first, count - 1)
+                found.setdefault(key, _Sums()).add("probed" if probed else "gpu-time", *taken)
         for name, launch, times, _ in self._launches.joined():
             if "original" in times:
                 key = name, name_device(self._process, launch.device)

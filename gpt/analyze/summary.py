@@ -201,12 +201,19 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
-    """How much of the time on the GPU is that of launches that loaded code, if it is much of it."""
-    from gpt.analyze.totals import FAR
+    """What loading code took of the time on the GPU, as far as that is known, and else if it is much of it."""
+    from gpt.trace.loading import FAR
 
     kernels = totals.kernels.values()
+    if loaded := [kernel.loaded for kernel in kernels if kernel.loaded]:
+        took = human_time(sum(loaded))
+        yield f"not in the GPU time: {took} for loading {amount(len(loaded), 'kernel')} in a first launch"
+    much = MUCH * sum(kernel.gpu.total for kernel in kernels)
+    if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
+        once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")
+        yield f"up to {human_time(unsure)} of the GPU time may be the loading of {once} launched only once"
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
-    if time > MUCH * sum(kernel.gpu.total for kernel in kernels):
+    if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
         yield f"{human_time(time)} of the GPU time are of {launches}: a first launch contains the loading of its code"
 

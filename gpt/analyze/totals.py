@@ -17,11 +17,12 @@ from gpt.analyze.iterations import GRAPH_LAUNCH, CallTimes, Launches, Spans
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
+from gpt.trace.loading import FAR, TIMED, FirstLaunches, find_loading
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import Api, Process
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
-FEW, FAR = 3, 10  # of so many launches one takes so many times as long as the others: it contains the loading of code
+FEW = 3  # launches of which one takes FAR times as long as the others: it contains the loading of code
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
@@ -42,6 +43,11 @@ class GpuTime:
         self.total = 0.0
         self.longest = 0.0
         self.squares = 0.0  # of ns, added
+
+    def cut(self, took: float, left: float) -> None:
+        """Leaves of one of them so much."""
+        self.total -= took - left
+        self.squares -= took * took - left * left
 
     def merge(self, other: GpuTime) -> None:
         """Takes in what another one has."""
@@ -107,19 +113,23 @@ class KernelTotals:
     def __init__(self) -> None:
         self.launches = self.loads = 0
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
+        self.loaded = 0.0  # ns that are known to be the loading of its code, and are not in `gpu`
+        self.unsure = 0.0  # ns in `gpu` that may be that at most, as there is no other launch to compare with
         self.gpu = GpuTime()
 
-    def find_loading(self) -> None:
-        """Sets `loads`, of one process: the first launch of a kernel loads its code."""
+    def find_loading(self, known: bool) -> None:
+        """Sets `loads`, of one process: the first launch of a kernel loads its code, and how long may be `known`."""
         gpu = self.gpu
         far = gpu.count >= FEW and gpu.longest > FAR * (gpu.total - gpu.longest) / (gpu.count - 1)
-        self.loads, self.loading = (1, gpu.longest) if far else (0, 0.0)
+        self.loads, self.loading = (1, gpu.longest) if far and not known else (0, 0.0)
 
     def merge(self, other: KernelTotals) -> None:
         """Takes in what another one has."""
         self.launches += other.launches
         self.loads += other.loads
         self.loading += other.loading
+        self.loaded += other.loaded
+        self.unsure += other.unsure
         self.gpu.merge(other.gpu)
 
 
@@ -160,6 +170,7 @@ class ProcessTotals:
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
+        self._firsts = FirstLaunches()
 
     def take(self) -> None:
         """Takes in the rows that the process has collected."""
@@ -168,6 +179,7 @@ class ProcessTotals:
             self._add_calls(threads, found)
         for _, found in process.gpu_times.take():
             self.busy.add(found)
+            self._firsts.add(found)
             took = process.clock.durations(found["duration"])
             for id_, order in rows.iter_groups(found["api"]):
                 _add_time(self._function(id_).gpu, took[order])
@@ -211,21 +223,51 @@ class ProcessTotals:
             _check_number(self._functions)
         return function
 
+    def find_loaded(self) -> rows.Rows:
+        """The first launches in which kernels were loaded: rows of GPU times, `took` ns, of which `cut` are that.
+
+        And those in which they may have been, for `unsure` ns.
+        """
+        firsts, durations = self._firsts.rows, self.process.clock.durations
+        found = np.zeros(len(firsts), [*TIMED, ("took", "<f8"), ("cut", "<i8"), ("unsure", "<i8")])
+        for name in firsts.dtype.names or ():
+            found[name] = firsts[name]
+        found["took"] = durations(firsts["duration"])
+        for name, ticks in zip(("cut", "unsure"), find_loading(firsts, self.launches.calls_of_kernels()), strict=True):
+            took = durations(np.minimum(np.rint(ticks), LIMIT).astype(np.uint64))
+            found[name] = np.minimum(took, np.minimum(found["took"], LIMIT))
+        some: rows.Rows = found[found["cut"] + found["unsure"] > 0]
+        return some
+
     def named(self) -> Totals:
         """What is known by now, by name."""
-        found, process, kernels = Totals(), self.process, self.process.kernels()
+        found, process, kernels, loaded = Totals(), self.process, self.process.kernels(), self.find_loaded()
         for id_, function in self._functions.items():
             found.functions[process.api(id_)._replace(symbol="")].merge(function)
         for id_, kernel in self._kernels.items():
-            kernel.find_loading()
+            kernel.find_loading(id_ in loaded["function"])
             found.kernels[kernels.get(id_, f"#{id_}")].merge(kernel)
+        gpu_time = self._take_out(found, loaded)
         graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
         found.coverage = make_coverage(process)
         if found.coverage.probed or found.coverage.unprobed:
-            found.coverage.gpu_time = self._gpu_time
+            found.coverage.gpu_time = gpu_time
         return found
+
+    def _take_out(self, totals: Totals, loaded: rows.Rows) -> list[float]:
+        """Takes loading out of the times of kernels. Returns ns without probes, and with them."""
+        left, kernels = [*self._gpu_time], self.process.kernels()
+        names = ["function", "api", "probed", "took", "cut", "unsure"]
+        for function, api, probed, took, cut, unsure in loaded[names].tolist():
+            kernel = totals.kernels[kernels.get(function, f"#{function}")]
+            kernel.loaded += cut
+            kernel.unsure += unsure
+            for gpu in (kernel.gpu, totals.functions[self.process.api(api)._replace(symbol="")].gpu):
+                gpu.cut(took, took - cut)
+            left[probed != 0] -= cut
+        return left
 
 
 def _check_number(functions: Sized) -> None:

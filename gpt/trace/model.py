@@ -26,6 +26,7 @@ from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
+from gpt.trace.loading import LAUNCH, find_firsts, find_loading
 from gpt.trace.machines import LIMIT, identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
@@ -156,9 +157,31 @@ class TraceModel:
     def gpu_times(self) -> npt.NDArray[np.void]:
         """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known.
 
-        `device` is NO_DEVICE where rows do not say it and the process has several.
+        `device` is NO_DEVICE where rows do not say it and the process has several. Kernels begin once they are loaded
+        (gpt/trace/loading.py).
         """
-        return self._gather("gpu_times", GPU, ("begin", "call"), _default_device)
+        found = self._gather("gpu_times", GPU, ("begin", "call"), _default_device)
+        for number in range(len(self.processes)):
+            own = np.flatnonzero(found["process"] == number)
+            firsts = own[find_firsts(found[own])]
+            if len(firsts):
+                cut = np.rint(find_loading(found[firsts], self._launches(number))[0])
+                found["begin"][firsts] += cut.astype(np.int64)
+                found["duration"][firsts] -= cut
+        return found[np.argsort(found["begin"], kind="stable")]
+
+    def _launches(self, process: int) -> npt.NDArray[np.void]:
+        """The launch calls of a process, as find_loading takes them."""
+        parts = []
+        for number, (_, rows) in self._batches["calls"]:
+            if number == process and "function" in (rows.dtype.names or ()):
+                launched = rows[rows["function"] != 0]
+                part = np.zeros(len(launched), LAUNCH)
+                part["function"] = launched["function"]
+                part["start"] = self.times(self.processes[number], launched["start"])
+                part["duration"] = self.processes[number].clock.durations(launched["duration"])
+                parts.append(part)
+        return np.concatenate(parts) if parts else np.zeros(0, LAUNCH)
 
     def _by_thread(self, found: npt.NDArray[np.void], threads: Threads, rows: Rows, process: Process) -> None:
         found["thread"] = threads

@@ -66,6 +66,13 @@ def test_bytes_operations_and_times_of_several_runs():
     assert (row["timed"], row["time"]) == ("gpu-time", 700)
 
 
+def test_a_first_launch_does_not_count_where_there_are_others():
+    """It may contain the loading of the kernel."""
+    times = forge.gpu_times([(9000, 800, 2, 4), (1000, 73_000_000, 2, 4), (5000, 600, 2, 4)])
+    (row,) = ask("roofline", trace(moved(1000), times, maps=(1,))).rows["kernels"]
+    assert (row["timed"], row["time"]) == ("gpu-time", 700)
+
+
 def test_times_of_blocks_and_of_kernels_with_probes():
     blocks = forge.buffer(0, saved([(1000, 1000, 0)]), 3)
     (row,) = ask("roofline", trace(moved(1000), blocks, maps=(1, 3)), args=PEAKS).rows["kernels"]

@@ -202,3 +202,53 @@ def test_the_wildest_times_are_no_fault():
         segment = made(*launches((1, 1), (2, 1)), more=[forge.calls(wild, forge.LAUNCH)])
         done = run(name, data=forge.pack(segment))
         assert (done.returncode, done.stderr) == (0, b"")
+
+
+def loading(first, more=(), begin=0.01):
+    """A kernel launched three times, first in `first` ms, in ms from 1, 101 and 111 on, and another one in between."""
+    made_ = [(1, first, 1), (101, 0.01, 1), (111, 0.01, 1), *more]
+    apis = APIS.index("cuLaunchKernel") + 1
+    ran = [(at + begin, took + 2 if at == 1 else 2, at, function) for at, took, function in made_]
+    rows = [[ZERO + int(at * MS), int(took * MS), ZERO + int(call * MS), 0, apis, f, 1, 0] for at, took, call, f in ran]
+    times = records.make("gpu_times", **forge.rows(map(tuple, rows), forge.GPU_TIMES))
+    return made(*(("cuLaunchKernel", *call) for call in made_), more=[times])
+
+
+def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
+    """The event before a first launch is done long before the driver has loaded its code: 80 ms of the call here."""
+    segment = loading(80.01)
+    found = ask("summary", segment)
+    (kernel,) = found.rows["kernels"]
+    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: what is left of the call is the launch
+    assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
+    assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
+    (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
+    (gpu,) = ask("gaps", segment).rows["idle"]
+    assert gpu["busy"] / MS == pytest.approx(ran, abs=0.02)
+    assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
+    (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
+    assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was
+
+
+def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
+    """What ran before it in the stream lasted longer than its loading: its event came after that."""
+    (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
+    assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
+
+
+def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
+    found = ask("summary", loading(0.01, more=[(201, 50, 2)]))
+    kernels = {row["name"]: row["gpu_total"] / MS for row in found.rows["kernels"]}
+    assert kernels["k2"] == 2  # it is the call that took long
+    (line,) = found.verdicts["kernels"]
+    assert line == "up to 2.00ms of the GPU time may be the loading of 1 kernel launched only once"
+
+
+def test_calls_that_all_contain_their_kernels_load_nothing():
+    """CUDA_LAUNCH_BLOCKING."""
+    made_ = [(1, 80, 1), (101, 80, 1), (201, 80, 1)]
+    api = APIS.index("cuLaunchKernel") + 1
+    rows = [(ZERO + at * MS, took * MS, ZERO + at * MS, 0, api, f, 1, 0) for at, took, f in made_]
+    times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))
+    found = ask("summary", made(*(("cuLaunchKernel", *call) for call in made_), more=[times]))
+    assert (found.rows["kernels"][0]["gpu_total"], found.verdicts["kernels"]) == (240 * MS, [])
