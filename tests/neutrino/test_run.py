@@ -195,6 +195,30 @@ def test_hooks(tmp_path):
 
 
 @pytest.mark.full
+def test_hooks_that_print_megabytes_and_are_killed(tmp_path):
+    (tmp_path / "mine.py").write_text("import os\nprint('x' * (30 << 20), flush=True)\nos.kill(os.getpid(), 9)\n")
+    done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "--callback", "mine.py", "python", PROGRAM)
+    said, last = done.stderr.splitlines()
+    assert said == f"gpt-neutrino: warning: {tmp_path / 'mine.py'}: was ended by signal 9 (failed on 2 launches)"
+    assert done.returncode == 0 and done.stdout == "max memory: 2048\n" + 2 * f"{'x' * (30 << 20)}\n"
+    assert len(list((tmp_path / last.split(" ")[-1] / "result").iterdir())) == 2
+
+
+@pytest.mark.full
+def test_when_it_is_killed_itself(tmp_path):
+    """The program is killed with it, and the folder is completed."""
+    words = ["neutrino", "-p", "gmem_bytes", "python", str(PROGRAM), "pause"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True, **pipes) as process:
+        assert process.stdout.readline() == "max memory: 2048\n"
+        time.sleep(0.5)
+        process.kill()
+        out, err = process.communicate(timeout=60)  # whoever has the pipes has ended
+    assert (process.returncode, out) == (-signal.SIGKILL, BOTH)
+    assert len(list((tmp_path / err.split()[-1] / "result").iterdir())) == 2
+
+
+@pytest.mark.full
 def test_a_program_that_is_killed(tmp_path):
     done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "python", PROGRAM, "kill")
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, f"max memory: 2048\n{BOTH}")
@@ -234,6 +258,7 @@ def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
     said, last = err.splitlines()
     assert said == "gpt-neutrino: warning: interrupted; 2 results are not analyzed"
     assert len(list((tmp_path / last.split(" ")[-1] / "result").iterdir())) == 2
