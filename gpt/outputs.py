@@ -46,6 +46,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
                 file.flush()
             except OSError as error:
                 error.filename = error.filename or str(path)
+                with suppress(OSError):
+                    file.close()  # which tries to write what is left, and says no name
                 raise
             with _named(path):
                 if nameless is not None:
