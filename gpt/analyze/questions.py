@@ -153,7 +153,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any
 
 def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
     """The tables of iterations and phases, and the list of questions."""
-    ordered = sorted(facts, key=lambda fact: -fact.launches)
+    ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
     if units := [(*row[:3], *one, *row[3:]) for fact, one in zip(ordered, who, strict=True) for row in fact.units]:

@@ -2,7 +2,8 @@
 
 Bytes are those that the instructions of a kernel ask for (gmem_bytes), which caches may serve; operations those of
 tensor cores (tensorop_count). The *intensity* of a kernel is the second divided by the first. Below that of the device
-its memory is what limits a kernel, above it what it computes: the roof over each intensity.
+its memory is what limits a kernel, above it what it computes: the roof over each intensity. A kernel that is far below
+both limits is bound by neither: its time is *latency*, of instructions, of memory, of too few blocks.
 
 Bytes, operations and times may come from runs of their own: each is a mean over the launches that have it.
 """
@@ -22,6 +23,7 @@ from gpt.analyze.map_analysis import MapAnalysis
 from gpt.analyze.peaks import find_bytes, find_flops
 from gpt.analyze.timed_launches import TimedLaunches
 from gpt.errors import UsageError
+from gpt.screen.roofs import LOW
 from gpt.screen.units import amount
 from gpt.trace.loading import FirstLaunches
 
@@ -60,7 +62,7 @@ MAPS = {
     "block_sched": ("start", "end", "elapsed", "sm"),
 }
 TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # where a time may come from, the best first
-MEMORY, COMPUTE = "memory", "compute"
+MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
 NO_DEVICE = "unknown device"
 TOP, SOURCES = 30, 3  # rows that tables show; devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
@@ -279,6 +281,7 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
     bound = None
     if bytes_ is not None and flops is not None and peak_flops and peak_bytes and (bytes_ or flops):
         bound = MEMORY if flops / peak_flops < bytes_ / peak_bytes else COMPUTE
+        bound = LATENCY if shares and max(shares) < 100 * LOW else bound
     peaks = _scale(peak_flops, 1e12), _scale(peak_bytes, 1e9)
     scaled = _scale(rates[0], 1e12), _scale(rates[1], 1e9)
     launches = max(sums.counts.values())
@@ -307,7 +310,9 @@ def _say(rows: list[tuple[Any, ...]], sums: Mapping[Key, _Sums]) -> Iterator[str
     """What follows, and what would have to be recorded for more."""
     bounds = Counter(row[1] for row in rows if row[1])
     if bounds:
-        yield f"kernels bound by memory: {bounds[MEMORY]:,}, by compute: {bounds[COMPUTE]:,}"
+        yield f"kernels bound by memory: {bounds[MEMORY]:,}, by compute: {bounds[COMPUTE]:,}" + (
+            f", by latency (below {100 * LOW:g} % of both roofs): {bounds[LATENCY]:,}" if bounds[LATENCY] else ""
+        )
     counts: Counter[str] = sum((one.counts for one in sums.values()), Counter())
     lacks = {"bytes": "-p gmem_bytes", "flops": "-p tensorop_count"}
     yield from (

@@ -69,7 +69,7 @@ def _latest(times: Whole, at: Whole) -> Whole:
 
 
 def make_timelines(trace: TraceModel) -> list[Timeline]:
-    """Those of all processes that launched anything, that with most launches first."""
+    """Those of all processes that launched anything, that with most launches first, else by rank."""
     calls = trace.calls("function", "bytes", "object", "stream")
     calls = calls[calls["duration"] > 0]
     launch = np.zeros(len(calls), bool)
@@ -88,4 +88,4 @@ def make_timelines(trace: TraceModel) -> list[Timeline]:
             moved = {op: mask[own] for op, mask in copies.items()}
             masks = launch[own], sync[own], load[own], moved, one_stream[own]
             found.append(Timeline(process, mine, end, *masks))
-    return sorted(found, key=lambda timeline: -int(timeline.launch.sum()))
+    return sorted(found, key=lambda timeline: (-int(timeline.launch.sum()), timeline.process.header.get("rank", -1)))

@@ -139,6 +139,7 @@ def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
 
 def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     verdict = []
+    processes = sorted(processes, key=lambda one: one[0].get("rank", -1))
     who = tell_apart(header for header, _ in processes)
     rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):

@@ -1,7 +1,8 @@
 """A roofline: points under the roofs of devices, both axes logarithmic.
 
 `x` is a number of operations a byte, `y` the rate of each point and the two rates that are the roof: that of operations
-(10^12 a second, as the points), and that of bytes (10^9 a second). What has no place on such axes is not drawn.
+(10^12 a second, as the points), and that of bytes (10^9 a second). What has no place on such axes is not drawn. What
+lies below LOW of its roof is bound by neither: a dashed line.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+LOW = 0.1
 MARKERS = "osD^v<>PX*"  # points may lie at one place
 NAMED = 16  # points in the legend
 WIDER = 8.0  # times as far as the outermost point, or the ridge
@@ -19,6 +19,8 @@ GRAY = "#4a5568"
 
 def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], labels: Mapping[str, str]) -> None:
     """Draws them; `labels` are what stands in the legend for each name."""
+    import numpy as np
+
     from gpt.screen.marks import hue, legend
 
     point, flat, slope = (np.asarray(columns[name]) for name in plot["y"])
@@ -27,14 +29,17 @@ def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], l
     roofs = sorted({(a, b) for a, b in zip(flat.tolist(), slope.tolist(), strict=True) if a > 0 and b > 0})
     ends = np.concatenate((x[places], [1000 * a / b for a, b in roofs]))
     left, right = ends.min() / WIDER, ends.max() * WIDER
-    for peak, rate in roofs:
+    for number, (peak, rate) in enumerate(roofs):
         ridge = 1000 * peak / rate
-        axes.plot([left, ridge, right], [left * rate / 1000, peak, peak], color=GRAY, lw=1.5)
+        roof = np.array([left * rate / 1000, peak, peak])
+        axes.plot([left, ridge, right], roof, color=GRAY, lw=1.5)
+        below = {"label": f"below: latency-bound, under {100 * LOW:g} % of the roof"} if not number else {}
+        axes.plot([left, ridge, right], LOW * roof, color=GRAY, lw=1, ls="--", **below)
         axes.annotate(
             f"{peak:,.4g} TFLOP/s", (right, peak), (-4, 4), textcoords="offset points", ha="right", fontsize=8
         )
-        below = (left * 1.5, left * 1.5 * rate / 1000)
-        axes.annotate(f"{rate:,.4g} GB/s", below, (10, -4), textcoords="offset points", va="top", fontsize=8)
+        start = (left * 1.5, left * 1.5 * rate / 1000)
+        axes.annotate(f"{rate:,.4g} GB/s", start, (10, -4), textcoords="offset points", va="top", fontsize=8)
     for number, at in enumerate(places):
         told = {"label": labels[names[at]]} if number < NAMED else {}
         form: Any = {"color": hue(number), "marker": MARKERS[number % len(MARKERS)], "zorder": 3}

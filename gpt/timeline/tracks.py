@@ -19,6 +19,7 @@ from gpt.screen.demangle import readable
 from gpt.timeline.counters import Counter, count_copies
 from gpt.timeline.saved import Saved, find_saved
 from gpt.trace.model import NO_DEVICE
+from gpt.trace.ranges import name_range
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -239,11 +240,11 @@ class _Maker:
             }
             numbers = {place: self._track(track) for place, track in tracks.items()}
             spans["track"] = [numbers[place] for place in places]
-            spans["name"] = [self._number(one.get("name", "")) for one in begun]
+            spans["name"] = [self._number(name_range(one)) for one in begun]
             spans["open"] = [one.get("id") not in ends for one in begun]
             spans["source"] = np.arange(len(begun))
             moments = np.flatnonzero(~used).tolist()
-            marks += [Mark(tracks[places[at]], int(starts[at]), begun[at].get("name", "")) for at in moments]
+            marks += [Mark(tracks[places[at]], int(starts[at]), name_range(begun[at])) for at in moments]
             self._spans.append(spans[used])
         return marks
 

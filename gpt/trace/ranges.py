@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NO_NAME = "(no name)"
+
+
+def name_range(record: Mapping[str, Any]) -> str:
+    """What tables and timelines call a range or a mark: its name, or that it has none that could be read."""
+    name: str = record.get("name", "")
+    return name if name.strip() else NO_NAME
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ def read_ranges(trace: TraceModel, process: Process, last: int) -> Ranges:
     begun = [record for record in process.ranges if record["kind"] == "range"]
 
     def name(record: dict[str, Any]) -> int:
-        return numbers.setdefault((record.get("domain"), record.get("name", NO_NAME)), len(numbers))
+        return numbers.setdefault((record.get("domain"), name_range(record)), len(numbers))
 
     table = [
         (r["start"], ends.get(r.get("id"), 0), r["thread"], name(r), r["type"] == "push", r["type"] == "mark")

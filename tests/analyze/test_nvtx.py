@@ -161,3 +161,9 @@ def test_wild_ranges_are_no_fault():
         done = run("nvtx", *form, data=forge.pack(segment))
         assert (done.returncode, done.stderr) == (0, b"")
         assert form != ("--format", "md") or len(done.stdout) <= 8000
+
+
+def test_a_blank_name_is_said():
+    found = answers("nvtx", made(*LAUNCHES, more=ranged(("", 0, 4), (" \n", 5, 6), ("", 7, None, 1, "mark"))))
+    assert [(row["name"], row["count"]) for row in found.rows["ranges"]] == [("(no name)", 2)]
+    assert [row["name"] for row in found.rows["marks"]] == ["(no name)"]

@@ -168,3 +168,13 @@ def test_the_list_is_whole_in_80_columns_and_in_markdown():
     text = run("summary", "--format", "md", data=forge.pack(segment)).stdout.decode()
     assert "| `kernels an iteration` | `4, 10 times` |" in text and "50.0us each, the median" in text
     assert len(text.encode()) <= 8000
+
+
+def test_ranks_that_launch_equally_often_come_by_rank():
+    segments = [inference() for _ in range(3)]
+    for rank, segment in zip((2, 0, 1), segments, strict=True):
+        segment[0] |= {"rank": rank, "pid": 100 + rank}
+    found = ask("summary", *segments)
+    assert [row["rank"] for row in found.rows["processes"]] == [0, 1, 2]
+    assert [*dict.fromkeys(row["rank"] for row in found.rows["iterations"])] == [0, 1, 2]
+    assert next(row for row in found.rows["questions"])["evidence"].startswith("rank 0")

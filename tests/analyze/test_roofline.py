@@ -98,13 +98,31 @@ def test_a_probe_that_found_nothing_in_a_kernel_counts_nothing():
     site = {"probe": "tensorop_count.begin", "position": "kernel", "matched": 1, "woven": 0}
     found = ask("roofline", trace(moved(1000), took(1000), maps=(1,), sites=[site]), args=PEAKS)
     (row,) = found.rows["kernels"]
-    assert (row["flops"], row["intensity"], row["bound"], row["share"]) == (0, 0, "memory", pytest.approx(0.05))
+    assert (row["flops"], row["intensity"], row["bound"], row["share"]) == (0, 0, "latency", pytest.approx(0.05))
     without = ask("roofline", trace(moved(1000), maps=(1,)), args=PEAKS)
     (row,) = without.rows["kernels"]
     assert not {"flops", "intensity", "bound", "share", "time"} & row.keys()
     assert without.verdicts["kernels"][:2] == [
         "no flops: 'gpt-hook run -p tensorop_count' records them", "no times: 'gpt-hook run --gpu-time' takes them",
     ]  # fmt: skip
+
+
+def test_far_below_both_roofs_a_kernel_is_bound_by_latency():
+    """In a microsecond the device could move 2 MB and compute 8 MFLOP (PEAKS)."""
+    bounds = {}
+    for share in (9.9, 10.1):
+        for bound, bytes_, flops in (("memory", 20_000, 100), ("compute", 100, 80_000)):
+            size, work = round(share * bytes_), round(share * flops)
+            found = ask("roofline", trace(moved(size), computed(work), took(1000)), args=PEAKS)
+            (row,) = found.rows["kernels"]
+            assert row["share"] == pytest.approx(share, rel=0.01)
+            bounds[bound, share] = row["bound"]
+            told = ", by latency (below 10 % of both roofs): 1" in found.verdicts["kernels"][0]
+            assert told == (share < 10)
+    assert bounds == {("memory", 9.9): "latency", ("memory", 10.1): "memory", ("compute", 9.9): "latency",
+                      ("compute", 10.1): "compute"}  # fmt: skip
+    (row,) = ask("roofline", trace(moved(100), computed(100)), args=PEAKS).rows["kernels"]
+    assert row["bound"] == "memory"  # in no time that is known
 
 
 def test_more_bytes_than_the_memory_has_are_of_caches():
