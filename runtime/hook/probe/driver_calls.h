@@ -53,6 +53,8 @@
     CALL(copy_back, "cuMemcpyDtoHAsync_v2", void *, CUdeviceptr, size_t, uint64_t)                           \
     CALL(copy_to, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void *, size_t, uint64_t)                       \
     CALL(copy, "cuMemcpyDtoDAsync_v2", CUdeviceptr, CUdeviceptr, size_t, uint64_t)                           \
+    CALL(launch, "cuLaunchKernel", uint64_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,     \
+         unsigned, uint64_t, void **, void **)                                                               \
     CALL(set_node, "cuGraphKernelNodeSetParams_v2", uint64_t, const CUDA_KERNEL_NODE_PARAMS *)               \
     CALL(set_exec_node, "cuGraphExecKernelNodeSetParams_v2", uint64_t, uint64_t,                             \
          const CUDA_KERNEL_NODE_PARAMS *)                                                                    \

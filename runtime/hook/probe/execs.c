@@ -24,6 +24,7 @@ struct dressed {
     unsigned place; // of the set in the graph
     unsigned order; // by which it has probes
     uint64_t context;
+    uint64_t mover; // of it
 };
 
 static void strip_all(struct members *members, const char *reason) {
@@ -61,6 +62,7 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
         else
             hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
         hook_dress(made->members);
+        made->mover = hook_mover();
     }
 }
 
@@ -141,6 +143,7 @@ static void install(uint64_t exec, const struct dressed *dressed, bool updated) 
         *made = (struct prepared){.exec = exec, .users = 1, .members = dressed->members, .updated = updated};
         pthread_mutex_init(&made->lock, NULL);
         made->context = dressed->context;
+        made->mover = dressed->mover;
         made->of_context =
             hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = made->context});
         made->sets[0] = dressed->set;

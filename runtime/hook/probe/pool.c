@@ -14,6 +14,7 @@
 #include "hook/watch/objects.h"
 #include "hook/write/calm.h"
 #include "hook/write/thread.h"
+#include "mover.h"
 #include "pool.h"
 #include "settings.h"
 #include "slab.h"
@@ -34,6 +35,8 @@ struct pool {
     char *stage;          // goes with the context
     uint64_t bytes, most; // of all slabs, and the scratch
     uint64_t scratch, scratch_size;
+    uint64_t mover; // mover.h
+    bool has_tried; // to load it
     struct slab *slabs;
 };
 
@@ -89,6 +92,27 @@ uint64_t hook_our_stream(void) {
     struct pool *pool = find_pool(hook_current_context());
     pthread_mutex_unlock(&lock);
     return pool ? pool->stream : 0;
+}
+
+// The driver may wait for kernels while it loads, so that is not done under the lock.
+void hook_make_mover(void) {
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find_pool(hook_current_context());
+    bool wanted = pool && !pool->has_tried;
+    if (pool)
+        pool->has_tried = true;
+    pthread_mutex_unlock(&lock);
+    uint64_t mover = wanted ? hook_load_mover() : 0;
+    if (wanted)
+        __atomic_store_n(&pool->mover, mover, __ATOMIC_RELEASE);
+}
+
+uint64_t hook_mover(void) {
+    pthread_mutex_lock(&lock);
+    const struct pool *pool = find_pool(hook_current_context());
+    uint64_t mover = pool ? __atomic_load_n(&pool->mover, __ATOMIC_ACQUIRE) : 0;
+    pthread_mutex_unlock(&lock);
+    return mover;
 }
 
 // Slabs

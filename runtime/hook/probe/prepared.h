@@ -24,6 +24,7 @@ struct prepared { // an executable graph
         struct slab *slab; // or NULL
         uint64_t bytes;
     } sets[MOST_SETS];
+    uint64_t mover;   // mover.h
     const char *lost; // why its buffers are of no use any more; NULL: they are
     unsigned order;   // by which it has probes
     bool updated;     // from another graph: the nodes that the program names are those of the first

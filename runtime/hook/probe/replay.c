@@ -15,6 +15,7 @@
 #include "hook/write/recording.h"
 #include "hook/write/thread.h"
 #include "lookup.h"
+#include "mover.h"
 #include "prepared.h"
 #include "replay.h"
 #include "settings.h"
@@ -147,13 +148,11 @@ static bool copy_sets(const struct prepared *graph, struct replay *replay, uint6
         const struct set *set = &graph->sets[i];
         if (!set->slab)
             continue;
-        if (replay) {
+        if (replay)
             replay->starts[i] = at;
-            good &=
-                !hook_do.copy(hook_slab_address(graph->slab) + at, set->slab->address, set->bytes, stream);
-            at += hook_rounded(set->bytes);
-        }
-        good &= !hook_do.clear(set->slab->address, 0, set->bytes, stream);
+        good &= hook_move(graph->mover, replay ? hook_slab_address(graph->slab) + at : 0, set->slab->address,
+                          set->bytes, stream);
+        at += hook_rounded(set->bytes);
         good &= !hook_do.record(set->slab->event, stream);
     }
     return good;
