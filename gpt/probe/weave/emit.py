@@ -29,6 +29,7 @@ class Code:
     def __init__(self, prefix: str, redux: bool = False) -> None:
         self.prefix, self.redux = prefix, redux
         self.lines: list[str] = []
+        self.numbers: dict[str, str] = {}  # of this thread, warp, block: what the kernel's entry found, in 32 bits
         self._counts: Counter[str] = Counter()
         self._made: dict[tuple[object, ...], str] = {}
 
@@ -95,6 +96,12 @@ class Code:
         """Holds in the lowest lane of a group."""
         return Condition(self.once("pred", "setp.eq.u32", self.below(group), 0))
 
+    def one(self) -> str:
+        """1 in 64 bits, which ptxas takes for any number: a constant it adds up over the lanes first,
+        which is slow where only one lane has it.
+        """
+        return self.once("b64", "cvt.u64.u32", self.once("b32", "popc.b32", self.special("%lanemask_eq")))
+
     # Where in the grid
 
     def special(self, name: str) -> str:
@@ -127,6 +134,12 @@ class Code:
             count = self.once("b32", "shr.u32", self.once("b32", "add.u32", count, 31), 5)
         wide = self.once("b64", "cvt.u64.u32", number)
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
+
+    def element(self, level: str, size: int, base: str) -> str:
+        """The address of this thread's, warp's or block's element of an array, each `size` bytes."""
+        if level in self.numbers:
+            return self.once("b64", "mad.wide.u32", self.numbers[level], size, base)
+        return self.once("b64", "mad.lo.u64", self.unit(level), size, base)
 
     def warp(self) -> str:
         """The number of this warp in its block."""

@@ -81,7 +81,7 @@ def save(
     if placed.type == "log":
         _append(code, placed, base, values, condition)
         return
-    address = code.once("b64", "mad.lo.u64", code.unit(map_.level), placed.unit_size, base)
+    address = code.element(map_.level, placed.unit_size, base)
     if placed.type == "total":
         _add(code, placed, address, values, widths, condition)
         return
@@ -91,7 +91,7 @@ def save(
         address = code.make("b64", "sub.u64", address, bit)
         is_last = code.once("pred", "setp.ne.u64", bit, 0)
     if overwrite or placed.counted:
-        code.put(f"red.global.add.u64 [{address}], 1", leader)
+        code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
         _store(code, placed, address, 8, values, leader)
         return
     if map_.level == "thread":  # nobody else counts here

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gpt.errors import GptError
 from gpt.probe.forms import find_lack
-from gpt.probe.model import ProbeFile
+from gpt.probe.model import ProbeFile, Save
 from gpt.probe.positions import LEAVES
 from gpt.probe.weave.calls import LeftAlone, in_front, pass_state, propagate
 from gpt.probe.weave.edits import (
@@ -223,6 +223,7 @@ class _Weaver:
     def lower(self, function: Surveyed, state: State) -> None:
         """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
         sampled = self.sampled(function)
+        numbers, counting = self.numbers(function)
         spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
         for use in function.uses:
             offset, order = _offset(function, use)
@@ -232,7 +233,9 @@ class _Weaver:
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
             block = blocks.get(key)
             if block is None:
-                block = blocks[key] = self.block(function, state, uses, sampled)
+                code = Code(self.prefix, self.redux)
+                code.numbers = numbers if order == KERNEL_EXIT else {}
+                block = blocks[key] = self.block(function, state, code, uses, sampled)
             for use, misfit in zip(uses, block.misfits, strict=True):
                 if misfit is None:
                     self.survey.done(use)
@@ -244,10 +247,10 @@ class _Weaver:
             self.insertions.put(offset, order, block.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
+        self.insertions.add(function.item.body + 1, ENTRY, counting)
 
-    def block(self, function: Surveyed, state: State, uses: Sequence[Use], sampled: Sampled) -> _Insertion:
+    def block(self, function: Surveyed, state: State, code: Code, uses: Sequence[Use], sampled: Sampled) -> _Insertion:
         """The code of some snippets in one place, with slots for what is of its instruction."""
-        code = Code(self.prefix, self.redux)
         before, text = "", ""
         misfits: list[str | None] = []
         is_labelled = False
@@ -320,6 +323,20 @@ class _Weaver:
             found[sample] = Condition(code.make("pred", "setp.eq.u64", rest, 0))
         self.insertions.add(function.item.body + 1, ENTRY, code.take())
         return found
+
+    def numbers(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
+        """Of this thread, warp and block, as far as the kernel's exits save for it, and the lines that find them at
+        its entry: there the program's own instructions hide their time, at an exit nothing does. 32 bits do, as a
+        buffer of more elements has 64 GB.
+        """
+        ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
+        saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
+        maps = [self.maps[file][name] for file, name in saves if name in self.maps[file]]
+        code = function.code
+        return {
+            level: code.once("b32", "cvt.u32.u64", code.unit(level))
+            for level in dict.fromkeys(placed.map.level for placed in maps if placed.type == "array")
+        }, code.take()
 
     # Declarations
 
