@@ -46,6 +46,8 @@
     CALL(query, "cuEventQuery", uint64_t)                                                                    \
     CALL(free_memory, "cuMemGetInfo_v2", size_t *, size_t *)                                                 \
     CALL(create_pool, "cuMemPoolCreate", uint64_t *, const CUmemPoolProps *)                                 \
+    CALL(set_pool, "cuMemPoolSetAttribute", uint64_t, int, void *)                                           \
+    CALL(trim_pool, "cuMemPoolTrimTo", uint64_t, size_t)                                                     \
     CALL(alloc, "cuMemAllocFromPoolAsync", CUdeviceptr *, size_t, uint64_t, uint64_t)                        \
     CALL(free, "cuMemFreeAsync", CUdeviceptr, uint64_t)                                                      \
     CALL(alloc_host, "cuMemAllocHost_v2", void **, size_t)                                                   \

@@ -17,7 +17,7 @@
 #include "mover.h"
 #include "pool.h"
 #include "settings.h"
-#include "slab.h"
+#include "slabs.h"
 #include "writer.h"
 
 enum {
@@ -26,19 +26,6 @@ enum {
     PATIENCE = 60,
     HASTE = 1,
 }; // bytes of an ordinary slab, of one of a graph; seconds of a wait, and if the driver may never answer
-
-struct pool {
-    struct pool *next;
-    struct reference reference;
-    uint64_t context, stream;
-    uint64_t memory;      // the driver's pool: the program's own are as they would be
-    char *stage;          // goes with the context
-    uint64_t bytes, most; // of all slabs, and the scratch
-    uint64_t scratch, scratch_size;
-    uint64_t mover; // mover.h
-    bool has_tried; // to load it
-    struct slab *slabs;
-};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
@@ -54,19 +41,6 @@ static struct timespec in_seconds(int seconds) {
     return end;
 }
 
-static uint64_t most_bytes(void) {
-    size_t free_bytes = 0, total = 0;
-    if (hook_settings.memory)
-        return hook_settings.memory;
-    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
-}
-
-static bool make_memory(struct pool *pool) {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props);
-}
-
 // The pool of the current context, under the lock.
 static struct pool *find_pool(uint64_t context) {
     struct pool *pool = pools;
@@ -76,9 +50,8 @@ static struct pool *find_pool(uint64_t context) {
         return pool;
     pool->context = context;
     pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
-    pool->most = most_bytes();
     if (!hook_begin_writing() || hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) ||
-        !make_memory(pool)) {
+        !hook_begin_memory(pool)) {
         free(pool);
         return NULL;
     }
@@ -113,43 +86,6 @@ uint64_t hook_mover(void) {
     uint64_t mover = pool ? __atomic_load_n(&pool->mover, __ATOMIC_ACQUIRE) : 0;
     pthread_mutex_unlock(&lock);
     return mover;
-}
-
-// Slabs
-
-static void free_slab(struct pool *pool, struct slab *slab) {
-    struct slab **at = &pool->slabs;
-    while (*at != slab)
-        at = &(*at)->next;
-    *at = slab->next;
-    pool->bytes -= slab->size;
-    if (slab->address)
-        hook_do.free(slab->address, pool->stream);
-    if (slab->event)
-        hook_do.destroy_event(slab->event);
-    if (slab->done)
-        hook_do.destroy_event(slab->done);
-    free(slab);
-}
-
-// A new one, which is clear once its event has come.
-static struct slab *make_slab(struct pool *pool, uint64_t size) {
-    struct slab *slab = calloc(1, sizeof(*slab));
-    if (!slab)
-        return NULL;
-    slab->size = size;
-    slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage;
-    slab->next = pool->slabs;
-    pool->slabs = slab;
-    pool->bytes += size;
-    if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
-        hook_do.clear(slab->address, 0, size, pool->stream) || hook_do.record(slab->done, pool->stream)) {
-        free_slab(pool, slab);
-        return NULL;
-    }
-    return slab;
 }
 
 static bool is_pending(const struct pool *pool) {
@@ -191,30 +127,12 @@ void hook_slab_back(struct slab *slab) {
     pthread_mutex_unlock(&lock);
 }
 
-static struct slab *find_clear(struct pool *pool, uint64_t bytes) {
-    struct slab *best = NULL;
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
-        if (slab->state == SLAB_CLEAR && slab->size >= bytes && (!best || slab->size < best->size))
-            best = slab;
-    return best;
-}
-
-// Room for a new slab: those that nobody uses go, if need be.
-static bool has_room(struct pool *pool, uint64_t size) {
-    for (struct slab *slab = pool->slabs, *next; slab && pool->bytes + size > pool->most; slab = next) {
-        next = slab->next;
-        if (slab->state == SLAB_CLEAR)
-            free_slab(pool, slab);
-    }
-    return pool->bytes + size <= pool->most;
-}
-
 // The L2 cache
 
 bool hook_make_scratch(uint64_t size) {
     pthread_mutex_lock(&lock);
     struct pool *pool = find_pool(hook_current_context());
-    if (pool && !pool->scratch && has_room(pool, size) &&
+    if (pool && !pool->scratch && hook_has_room(pool, size) &&
         !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
         pool->scratch_size = size;
         pool->bytes += size;
@@ -237,16 +155,16 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     uint64_t size = claim->bytes > SLAB ? (claim->bytes + SLAB - 1) / SLAB * SLAB : SLAB;
     if (size > pool->most && claim->bytes <= pool->most)
         size = claim->bytes;
-    struct slab *slab = find_clear(pool, claim->bytes);
+    struct slab *slab = hook_clear_slab(pool, claim->bytes);
     if (!slab && size > pool->most) {
         *reason = "its buffers are larger than --max-memory";
         return NULL;
     }
-    if (!slab && !has_room(pool, size)) {
+    if (!slab && !hook_has_room(pool, size)) {
         *reason = "no buffer was free within --max-memory";
         return NULL;
     }
-    if (!slab && !(slab = make_slab(pool, size))) {
+    if (!slab && !(slab = hook_new_slab(pool, size))) {
         *reason = "the device has no memory for its buffers";
         return NULL;
     }
@@ -321,13 +239,13 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
     struct pool *pool = find_pool(hook_current_context());
     if (pool && 2 * size > pool->most)
         *reason = "the buffers of its graph are larger than half of --max-memory";
-    else if (pool && (slab = find_clear(pool, bytes)) && slab->size > 2 * size)
+    else if (pool && (slab = hook_clear_slab(pool, bytes)) && slab->size > 2 * size)
         slab = NULL;
     if (pool && !slab && 2 * size <= pool->most) {
-        bool room = has_room(pool, size);
+        bool room = hook_has_room(pool, size);
         *reason =
             room ? "the device has no memory for its buffers" : "no buffer was free within --max-memory";
-        slab = room ? make_slab(pool, size) : NULL;
+        slab = room ? hook_new_slab(pool, size) : NULL;
     }
     if (slab)
         slab->state = SLAB_HELD;
@@ -351,19 +269,20 @@ bool hook_give_slabs_back(void) {
     for (struct pool *pool = pools; pool; pool = pool->next) {
         if (pool->context != context || !hook_is_alive(pool->reference))
             continue;
-        for (struct slab *slab = pool->slabs, *next; slab; slab = next) {
-            next = slab->next;
-            if (slab->state != SLAB_CLEAR)
-                continue;
-            any = true;
-            free_slab(pool, slab);
-        }
-        if (any)
-            hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver has the memory again
+        any |= hook_free_memory(pool);
     }
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&lock);
     return any;
+}
+
+// While the device is busy, so that no launch waits for memory and until that is clear.
+void hook_make_next(const struct slab *like) {
+    pthread_mutex_lock(&lock);
+    struct pool *pool = ends ? NULL : find_pool(like->context);
+    if (pool && !hook_clear_slab(pool, like->size) && pool->bytes + like->size <= pool->most)
+        hook_new_slab(pool, like->size);
+    pthread_mutex_unlock(&lock);
 }
 
 uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }

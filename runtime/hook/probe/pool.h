@@ -51,6 +51,7 @@ struct claim {
 // Whoever has them gives them back by hook_issue, when the launch is in the stream or has failed.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
 uint64_t hook_slab_address(const struct slab *slab);
+void hook_make_next(const struct slab *like); // for a later claim, by the one who has places in this one
 void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
 
 // Buffers, all zero once the slab is clear, that are not drained where they are: of an executable graph, with

@@ -194,8 +194,10 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
         lost = "the device failed";
         hook_lose_sets(graph, lost);
     }
-    if (graph->slab)
+    if (graph->slab) {
+        hook_make_next(graph->slab);
         hook_issue(graph->slab, save);
+    }
     if (!save && lost && !graph->quiet && graph->order == graph->now)
         count_lost(graph->members, lost);
     const struct tally *tallies = graph->quiet ? NULL : hook_tally(graph->members, graph->order, graph->now);

@@ -1,4 +1,4 @@
-// A piece of device memory, as pool.c and writer.c have it.
+// A piece of device memory, as slabs.c, pool.c and writer.c have it.
 
 #ifndef GPT_SLAB_H
 #define GPT_SLAB_H

@@ -1,0 +1,106 @@
+// It comes from a pool of the driver that is ours alone: the program's pools are as they would be.
+
+#include <stdlib.h>
+
+#include "driver_calls.h"
+#include "settings.h"
+#include "slabs.h"
+
+static uint64_t most_bytes(void) {
+    size_t free_bytes = 0, total = 0;
+    if (hook_settings.memory)
+        return hook_settings.memory;
+    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
+}
+
+bool hook_begin_memory(struct pool *pool) {
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    uint64_t all = UINT64_MAX;
+    pool->most = most_bytes();
+    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props) &&
+           !hook_do.set_pool(pool->memory, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
+}
+
+// The driver takes its time to map memory, within a launch of the program. So it maps as much again as is in
+// use, and keeps it.
+static void reserve(struct pool *pool, uint64_t size) {
+    uint64_t wanted = 2 * pool->bytes + size < pool->most ? 2 * pool->bytes + size : pool->most, address;
+    if (pool->bytes + size <= pool->reserved)
+        return;
+    pool->reserved = pool->bytes + size;
+    if (wanted > pool->reserved &&
+        !hook_do.alloc(&address, wanted - pool->bytes, pool->memory, pool->stream)) {
+        hook_do.free(address, pool->stream);
+        pool->reserved = wanted;
+    }
+}
+
+void hook_free_slab(struct pool *pool, struct slab *slab) {
+    struct slab **at = &pool->slabs;
+    while (*at != slab)
+        at = &(*at)->next;
+    *at = slab->next;
+    pool->bytes -= slab->size;
+    if (slab->address)
+        hook_do.free(slab->address, pool->stream);
+    if (slab->event)
+        hook_do.destroy_event(slab->event);
+    if (slab->done)
+        hook_do.destroy_event(slab->done);
+    free(slab);
+}
+
+struct slab *hook_new_slab(struct pool *pool, uint64_t size) {
+    struct slab *slab = calloc(1, sizeof(*slab));
+    if (!slab)
+        return NULL;
+    slab->size = size;
+    slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage;
+    slab->next = pool->slabs;
+    pool->slabs = slab;
+    reserve(pool, size);
+    pool->bytes += size;
+    if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
+        hook_do.clear(slab->address, 0, size, pool->stream) || hook_do.record(slab->done, pool->stream)) {
+        hook_free_slab(pool, slab);
+        return NULL;
+    }
+    return slab;
+}
+
+struct slab *hook_clear_slab(struct pool *pool, uint64_t bytes) {
+    struct slab *best = NULL;
+    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+        if (slab->state == SLAB_CLEAR && slab->size >= bytes && (!best || slab->size < best->size))
+            best = slab;
+    return best;
+}
+
+bool hook_has_room(struct pool *pool, uint64_t size) {
+    for (struct slab *slab = pool->slabs, *next; slab && pool->bytes + size > pool->most; slab = next) {
+        next = slab->next;
+        if (slab->state == SLAB_CLEAR)
+            hook_free_slab(pool, slab);
+    }
+    return pool->bytes + size <= pool->most;
+}
+
+bool hook_free_memory(struct pool *pool) {
+    bool any = pool->reserved > pool->bytes;
+    for (struct slab *slab = pool->slabs, *next; slab; slab = next) {
+        next = slab->next;
+        if (slab->state != SLAB_CLEAR)
+            continue;
+        any = true;
+        hook_free_slab(pool, slab);
+    }
+    if (any) {
+        hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
+        hook_do.trim_pool(pool->memory, 0);
+        pool->reserved = pool->bytes;
+    }
+    return any;
+}
