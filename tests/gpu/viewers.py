@@ -18,14 +18,14 @@ sys.path.insert(0, str(ROOT))
 from tests.gpu.pictures import BIN, COLORS  # noqa: E402
 from tests.timeline import browser, viewers  # noqa: E402
 
-HALF_A_TOKEN, A_STEP = ("--time", "13.0,13.003"), ("--time", "19.6,20.4")
+HALF_A_TOKEN, STEPS = ("--time", "13.0,13.003"), ("--time", "24.38,26.4")
 PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # file -> form, run, what of it, size
     "timeline.png": ("html", "plain", HALF_A_TOKEN, (1400, 150)),
     "timeline_perfetto.png": ("perfetto", "plain", (), (1600, 640)),
     "timeline_chrome.png": ("chrome", "plain", HALF_A_TOKEN, (1600, 440)),
-    "ranks.png": ("html", "ranks", A_STEP, (1400, 760)),
-    "ranks_perfetto.png": ("perfetto", "ranks", A_STEP, (1600, 900)),
-    "ranks_chrome.png": ("chrome", "ranks", A_STEP, (1600, 760)),
+    "ranks.png": ("html", "ranks", ("--time", "24.35,26.4"), (1400, 760)),
+    "ranks_perfetto.png": ("perfetto", "ranks", STEPS, (1600, 900)),
+    "ranks_chrome.png": ("chrome", "ranks", STEPS, (1600, 760)),
 }
 ARROWS = """(() => {
     const view = %s.timelineView;
