@@ -23,7 +23,7 @@ PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # fi
     "timeline.png": ("html", "plain", HALF_A_TOKEN, (1400, 150)),
     "timeline_perfetto.png": ("perfetto", "plain", (), (1600, 640)),
     "timeline_chrome.png": ("chrome", "plain", HALF_A_TOKEN, (1600, 440)),
-    "ranks.png": ("html", "ranks", ("--time", "24.35,26.4"), (1400, 760)),
+    "ranks.png": ("html", "ranks", STEPS, (1400, 760)),
     "ranks_perfetto.png": ("perfetto", "ranks", STEPS, (1600, 900)),
     "ranks_chrome.png": ("chrome", "ranks", STEPS, (1600, 760)),
 }
