@@ -59,6 +59,45 @@ def woven(data, kernel, file):
     return found
 
 
+WAITING = b""".version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry waits(.param .u64 p)
+{
+.reg .u64 %a; .reg .u32 %t;
+ld.param.u64 %a, [p];
+ld.global.u32 %t, [%a];
+bar.sync 0;
+st.global.u32 [%a+4], %t;
+ret;
+}
+"""  # what ptxas schedules round a barrier does not depend on more
+
+
+def opcodes(name, folder):
+    """Of the machine code of WAITING with a probe, in order."""
+    (folder / "k.ptx").write_bytes(woven(WAITING, "waits", PROBES[name]).data)
+    cuda.run("ptxas", "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin")
+    told = cuda.run("cuobjdump", "-sass", folder / "k.cubin")
+    return re.findall(r"^\s+/\*\w{4}\*/\s+(?:@!?U?P\w+ )?(.*?) ?;", told, re.M)
+
+
+def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on(tmp_path):
+    """An H200 reads a clock that comes right after BAR.SYNC before the warp waits (tests/gpu/sync_wait.py)."""
+    code = opcodes("sync_wait", tmp_path)
+    at = next(i for i, text in enumerate(code) if text.startswith("BAR.SYNC"))
+    kinds = [re.sub("[^A-Z].*", "", text) if "CLOCK" not in text else "clock" for text in code]
+    assert "clock" in kinds[:at]
+    assert "VOTEU" in kinds[at : kinds.index("clock", at)]
+
+
+def test_an_exit_counts_by_one_plain_atomic_and_its_place_is_known_from_the_entry(tmp_path):
+    code = opcodes("block_sched", tmp_path)
+    last = max(i for i, text in enumerate(code) if "CLOCK" in text)
+    assert not any("CTAID" in text or "TID.X" in text or "UPOPC" in text for text in code[last:])
+    assert sum(text.startswith("RED") for text in code) == 1
+
+
 def test_probes_are_proved_harmless_and_documented():
     page = (HERE.parents[2] / "man/man1/gpt-ptx-probe.1").read_text()
     listed = page.partition(".Sh BUILT-IN PROBES")[2].partition(".Sh WEAVING")[0]
