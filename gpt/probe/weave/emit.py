@@ -137,7 +137,7 @@ class Code:
 
     def element(self, level: str, size: int, base: str) -> str:
         """The address of this thread's, warp's or block's element of an array, each `size` bytes."""
-        if level in self.numbers:
+        if level in self.numbers and size < 1 << 32:  # ptxas cuts a larger constant
             return self.once("b64", "mad.wide.u32", self.numbers[level], size, base)
         return self.once("b64", "mad.lo.u64", self.unit(level), size, base)
 

@@ -327,7 +327,7 @@ class _Weaver:
     def numbers(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
         """Of this thread, warp and block, as far as the kernel's exits save for it, and the lines that find them at
         its entry: there the program's own instructions hide their time, at an exit nothing does. 32 bits do, as a
-        buffer of more elements has 64 GB.
+        buffer of more elements has 64 GB; not if they are counted only, which takes half.
         """
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
@@ -335,7 +335,9 @@ class _Weaver:
         code = function.code
         return {
             level: code.once("b32", "cvt.u32.u64", code.unit(level))
-            for level in dict.fromkeys(placed.map.level for placed in maps if placed.type == "array")
+            for level in dict.fromkeys(
+                placed.map.level for placed in maps if placed.type == "array" and not placed.counted
+            )
         }, code.take()
 
     # Declarations

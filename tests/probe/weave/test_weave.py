@@ -131,6 +131,21 @@ def test_every_way_to_save(level, cap, position, count, tmp_path):
         assert woven.maps[0].capacity == (0 if count else {"1": 1, "5": 5}.get(cap, ((64 << 20) - 8) // 24))
 
 
+def test_the_number_of_a_block_at_an_exit_has_64_bits_where_32_do_not(tmp_path):
+    """ptxas takes the lower 32 bits of a larger constant; a buffer of counts only has 32 GB for 2^32 units."""
+    fields, values = ", ".join(f'f{number} = "u64"' for number in range(32)), ", ".join(["TIME"] * 32)
+    large = probe(
+        f'[map.m]\nlevel = "block"\ncap = {1 << 24}\ndata = {{{fields}}}\n'
+        f'[probe.x]\nposition = "kernel"\nlevel = "block"\nafter = "SAVE [m] {{{values}}};"'
+    )
+    small = simple("kernel", "mov.u32 %a, SMID;", "after")
+    for file, count, short in ((small, False, True), (small, True, False), (large, False, False)):
+        woven = check(kernel("ret;"), file, tmp_path=tmp_path, count=count)
+        size = woven.maps[0].unit_size
+        opcodes = [line.split()[0] for line in lines(woven) if f" {size}, " in line]
+        assert opcodes == ["mad.wide.u32" if short else "mad.lo.u64"]
+
+
 def test_counts_are_added_up_in_the_warp_where_the_target_can(tmp_path):
     text = (
         '[map.m]\ntype = "total"\nlevel = "warp"\ndata = {a = "u64", b = "u32", c = "f32", d = "u64"}\n'
