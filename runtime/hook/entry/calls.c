@@ -245,8 +245,8 @@ static void wait_is_over(struct frame *frame) {
 
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
-    if (UNLIKELY(!slot->id)) { // the first call of a function that the program is linked to
-        hook_setup();
+    if (UNLIKELY(!__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))) {
+        hook_setup(); // the first call of a function that the program is linked to
         hook_describe_named(slot);
     }
     frame->flags = __atomic_load_n(&slot->flags, __ATOMIC_RELAXED);
