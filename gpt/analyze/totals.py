@@ -114,7 +114,7 @@ class KernelTotals:
         self.launches = self.loads = 0
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
         self.loaded = 0.0  # ns that are known to be the loading of its code, and are not in `gpu`
-        self.unsure = 0.0  # ns in `gpu` that may be that at most, as there is no other launch to compare with
+        self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels that were launched once
         self.gpu = GpuTime()
 
     def find_loading(self, known: bool) -> None:

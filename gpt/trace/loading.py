@@ -59,8 +59,8 @@ class FirstLaunches:
 def find_loading(firsts: Array, launches: Array) -> tuple[Times, Times]:
     """How much of each first launch's time was loading, by the launch calls (LAUNCH) of the same process.
 
-    The second is how much it may be at most if there is no other launch to compare with. All times are in the same
-    unit, whichever that is.
+    The second array is for kernels that were launched once, whose loading is not known: at most so much of the time is
+    loading. All times have the same unit.
     """
     launches = launches[(launches["duration"] > 0) & np.isin(launches["function"], firsts["function"])]
     known, which = np.unique(launches["function"], return_inverse=True)
