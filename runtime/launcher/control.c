@@ -1,15 +1,16 @@
 // gpt-hook ctl: asks a process that runs under gpt-hook, or all of its run, over the sockets that they listen
-// on
-// (../common/control.h). A socket counts if the process that it is named after made it.
+// on (../common/control.h). A socket counts if the process that it is named after made it.
 
 #include <errno.h>
 #include <getopt.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -262,6 +263,15 @@ static pid_t find_program(pid_t pid) {
     return found ? found : pid;
 }
 
+// A process that ends closes its socket before it is gone; it is given a second.
+static bool ends(pid_t pid) {
+    struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+    bool ended = process.fd >= 0 && poll(&process, 1, 1000) > 0;
+    if (process.fd >= 0)
+        close(process.fd);
+    return ended;
+}
+
 // Nobody was asked: why not.
 __attribute__((noreturn)) static void explain(const struct asking *asking) {
     char where[32], path[64];
@@ -272,6 +282,8 @@ __attribute__((noreturn)) static void explain(const struct asking *asking) {
         fail(BAD, where, "no such process");
     if (geteuid() && process.st_uid != geteuid())
         fail(BAD, where, "another user's process");
+    if (ends(asking->pid))
+        fail(BAD, where, "it has ended");
     if (*asking->run)
         fail(BAD, where,
              asking->all ? "no process of its run has used the driver"

@@ -2,6 +2,7 @@
 // handler; the type of any other one follows from its name. A function that NVIDIA adds tomorrow is recorded
 // all the same.
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +62,14 @@ void hook_decode_setup(void) {
     hook_probe_setup();
 }
 
+// Of two threads one describes it. That one may not go on: a forked process has only one thread, and a
+// signal's handler may call what it interrupted. So the other waits for a while, and then writes the same.
 void hook_describe_named(struct slot *slot) {
+    if (__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
+        return;
+    int turns = __atomic_exchange_n(&slot->claimed, true, __ATOMIC_SEQ_CST) ? 1000 : 0;
+    while (turns-- && !__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
+        sched_yield();
     if (!__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
         hook_describe(slot, names[slot - hook_slots].symbol);
 }

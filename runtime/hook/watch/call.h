@@ -48,7 +48,8 @@ struct slot {
     int8_t words;     // of stack arguments, an even number; STACK_WORDS where it is not known
     uint8_t query;    // its place in the queries of a thread
     uint16_t on, off; // flags while calls are recorded, and while they are not
-    char pad[2];
+    bool claimed;     // by a thread that describes it
+    char pad;
 };
 
 // The name of a function without version and stream suffix.
