@@ -355,6 +355,8 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     assert len(some.of("probed")) + sum(unprobed(some).values()) == 200
     assert len(some.of("probed")) >= 2
     check_bytes(good(tmp_path, program, *options, "--complete", arguments=(PTX, "2", "100")), 200)
+    options = ("-p", "gmem_bytes", "--max-memory", "4M", "--complete")  # as large as an ordinary slab
+    check_bytes(good(tmp_path, program, *options, arguments=(PTX, "2", "100")), 200)
 
 
 @pytest.mark.full

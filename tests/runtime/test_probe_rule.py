@@ -441,3 +441,28 @@ def test_memory_that_the_program_needs(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     trace = hooked.Trace(tmp_path / "t.mp")
     assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]
+
+
+def test_memory_that_code_needs(tmp_path):
+    """So do calls that need it for something else, as for the variables of a module."""
+    body = r"""
+        void *params[] = {&items, &added, &count}, *module, *library;
+        const char *large = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .global .b8 all[103809024];\n";
+        size_t size;
+        CUdeviceptr all;
+        OK(cuModuleLoadData(&module, large));
+        OK(D(cuLibraryLoadData)(&library, large, NULL, NULL, 0, NULL, NULL, 0));
+        OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        OK(D(cuModuleGetGlobal_v2)(&all, &size, module, "all"));
+        IS(2, D(cuLibraryGetGlobal)(&all, &size, library, "all"));
+        OK(D(cuModuleUnload)(module));
+        OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        OK(D(cuLibraryGetGlobal)(&all, &size, library, "all"));
+    """
+    program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
+    env["GPT_SIM_DELAY"] = "100000"
+    done = hooked.run(tmp_path / "t.mp", program, PTX, options=("-p", "gmem_bytes"), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]

@@ -321,11 +321,10 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
+    if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && slot->known && slot->known->allocates)
+        run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run(slot->known->probe_after, frame); // which may make the call anew
-    if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && hook_probing && slot->known &&
-        !strcmp(slot->known->op, "alloc"))
-        run(hook_allocate_again, frame);
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
     if (frame->flags & SLOT_QUERY && thread)
         count_query(thread, slot, frame->start);

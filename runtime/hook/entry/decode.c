@@ -110,6 +110,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
         flags |= SLOT_STACK;
     flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
+    flags |= probes && known->allocates ? SLOT_WATCHED : 0;
     if (slot->on_return)
         flags |= SLOT_WATCHED;
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))

@@ -15,6 +15,7 @@ struct known {
     // The same, of what is probed: they run if something is to be.
     handler *probe_before, *probe_after; // after any call
     bool first;                          // the latter is: before on_return, and what else looks at the call
+    bool allocates;                      // and is made again if it found no memory while we had some
     bool v2; // the function of this name without suffix is an older one with other arguments
 };
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function

@@ -18,24 +18,26 @@
 #define MEMORY .layout = LAYOUT_MEMORY, .values = VALUES // to, from, bytes, stream
 #define OBJECT .layout = LAYOUT_OBJECT, .values = VALUES // object, stream
 #define V2 .v2 = true
+#define ALLOCATES .allocates = true
 #define LAUNCH(how)                                                                                          \
     .layout = LAYOUT_LAUNCH, .special = how, .probe_before = HANDLER(before_launch),                         \
-    .probe_after = HANDLER(after_launch), .first = true
+    .probe_after = HANDLER(after_launch), .first = true, ALLOCATES
 #define AROUND(what)                                                                                         \
     .first = true, .probe_before = HANDLER(before_##what), .probe_after = HANDLER(after_##what)
 #define INSTANTIATES                                                                                         \
-    "graph", "instantiate", OBJECT(OUT(0)), .on_return = HANDLER(on_instantiate), AROUND(instantiate)
+    "graph", "instantiate", OBJECT(OUT(0)), .on_return = HANDLER(on_instantiate), AROUND(instantiate),       \
+        ALLOCATES
 #define GONE .before = HANDLER(before_gone), .on_return = HANDLER(on_gone)
 
 static const struct known table[] = {
-    {"cuMemAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2},
-    {"cuMemAllocAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(2))},
-    {"cuMemAllocFromPoolAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(3))},
-    {"cuMemAllocHost", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2},
-    {"cuMemAllocManaged", "memory", "alloc", MEMORY(OUT(0), 0, IN(1))},
-    {"cuMemAllocPitch", "memory", "alloc", MEMORY(OUT(0)), .special = SPECIAL_PITCH, V2},
-    {"cuMemHostAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1))},
-    {"cuMemCreate", "memory", "alloc", MEMORY(OUT(0), 0, IN(1))},
+    {"cuMemAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2, ALLOCATES},
+    {"cuMemAllocAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(2)), ALLOCATES},
+    {"cuMemAllocFromPoolAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(3)), ALLOCATES},
+    {"cuMemAllocHost", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2, ALLOCATES},
+    {"cuMemAllocManaged", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), ALLOCATES},
+    {"cuMemAllocPitch", "memory", "alloc", MEMORY(OUT(0)), .special = SPECIAL_PITCH, V2, ALLOCATES},
+    {"cuMemHostAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), ALLOCATES},
+    {"cuMemCreate", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), ALLOCATES},
     {"cuMemFree", "memory", "free", MEMORY(IN(0)), V2},
     {"cuMemFreeAsync", "memory", "free", MEMORY(IN(0), 0, 0, IN(1))},
     {"cuMemFreeHost", "memory", "free", MEMORY(IN(0))},
@@ -118,8 +120,8 @@ static const struct known table[] = {
     {"cuStreamSynchronize", "sync", "stream", OBJECT(0, IN(0))},
     {"cuEventSynchronize", "sync", "event", OBJECT(IN(0))},
     {"cuCtxSynchronize", "sync", "context", .layout = LAYOUT_PLAIN},
-    {"cuStreamCreate", "stream", "create", OBJECT(OUT(0))},
-    {"cuStreamCreateWithPriority", "stream", "create", OBJECT(OUT(0))},
+    {"cuStreamCreate", "stream", "create", OBJECT(OUT(0)), ALLOCATES},
+    {"cuStreamCreateWithPriority", "stream", "create", OBJECT(OUT(0)), ALLOCATES},
     {"cuStreamDestroy", "stream", "destroy", OBJECT(0, IN(0)), .probe_before = HANDLER(before_stream_ends)},
     {"cuStreamQuery", "stream", "query", OBJECT(0, IN(0))},
     {"cuStreamWaitEvent", "stream", "wait", OBJECT(IN(1), IN(0)), .probe_before = HANDLER(before_join),
@@ -129,24 +131,24 @@ static const struct known table[] = {
     {"cuStreamBeginCaptureToGraph", "stream", "capture", OBJECT(0, IN(0)),
      .probe_before = HANDLER(before_capture), .probe_after = HANDLER(after_capture)},
     {"cuStreamEndCapture", "stream", "captured", OBJECT(OUT(1), IN(0)), .on_return = HANDLER(on_captured)},
-    {"cuEventCreate", "event", "create", OBJECT(OUT(0))},
+    {"cuEventCreate", "event", "create", OBJECT(OUT(0)), ALLOCATES},
     {"cuEventDestroy", "event", "destroy", OBJECT(IN(0))},
     {"cuEventQuery", "event", "query", OBJECT(IN(0))},
     {"cuEventRecord", "event", "record", OBJECT(IN(0), IN(1))},
     {"cuEventRecordWithFlags", "event", "record", OBJECT(IN(0), IN(1))},
 
     {"cuModuleLoad", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_file),
-     .probe_after = HANDLER(after_load_file)},
+     .probe_after = HANDLER(after_load_file), ALLOCATES},
     {"cuModuleLoadData", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_image),
-     .probe_after = HANDLER(after_load_image)},
+     .probe_after = HANDLER(after_load_image), ALLOCATES},
     {"cuModuleLoadDataEx", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_image),
-     .probe_after = HANDLER(after_load_image)},
+     .probe_after = HANDLER(after_load_image), ALLOCATES},
     {"cuModuleLoadFatBinary", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_image),
-     .probe_after = HANDLER(after_load_image)},
+     .probe_after = HANDLER(after_load_image), ALLOCATES},
     {"cuLibraryLoadData", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_image),
-     .probe_after = HANDLER(after_load_image)},
+     .probe_after = HANDLER(after_load_image), ALLOCATES},
     {"cuLibraryLoadFromFile", "module", "load", OBJECT(OUT(0)), .on_return = HANDLER(on_module_file),
-     .probe_after = HANDLER(after_load_file)},
+     .probe_after = HANDLER(after_load_file), ALLOCATES},
     {"cuLinkCreate", "module", "create", .probe_after = HANDLER(after_link_begun)},
     {"cuLinkAddData", "module", "adddata", .probe_after = HANDLER(after_link_data)},
     {"cuLinkAddFile", "module", "addfile", .probe_after = HANDLER(after_link_file)},
@@ -156,22 +158,24 @@ static const struct known table[] = {
      .probe_after = HANDLER(after_unload)},
     {"cuLibraryUnload", "module", "unload", OBJECT(IN(0)), GONE, .probe_before = HANDLER(before_unload),
      .probe_after = HANDLER(after_unload)},
-    {"cuLibraryGetModule", "module", "get", OBJECT(OUT(0)), .on_return = HANDLER(on_library_module)},
+    {"cuLibraryGetModule", "module", "get", OBJECT(OUT(0)), .on_return = HANDLER(on_library_module),
+     ALLOCATES},
     {"cuModuleGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = HANDLER(on_function),
-     .probe_after = HANDLER(after_function)},
+     .probe_after = HANDLER(after_function), ALLOCATES},
     {"cuLibraryGetKernel", "module", "function", OBJECT(OUT(0)), .on_return = HANDLER(on_kernel),
-     .probe_after = HANDLER(after_function)},
+     .probe_after = HANDLER(after_function), ALLOCATES},
     {"cuKernelGetFunction", "module", "function", OBJECT(OUT(0)), .on_return = HANDLER(on_kernel_function),
-     .probe_after = HANDLER(after_kernel_function)},
+     .probe_after = HANDLER(after_kernel_function), ALLOCATES},
     {"cuModuleEnumerateFunctions", "module", "enumerate", OBJECT(IN(2)),
      .on_return = HANDLER(on_enumerate_functions), .probe_after = HANDLER(after_functions)},
     {"cuLibraryEnumerateKernels", "module", "enumerate", OBJECT(IN(2)),
      .on_return = HANDLER(on_enumerate_kernels), .probe_after = HANDLER(after_kernels)},
     {"cuModuleGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = HANDLER(on_variable_of_2),
-     .probe_after = HANDLER(after_variable)},
+     .probe_after = HANDLER(after_variable), ALLOCATES},
     {"cuLibraryGetGlobal", "module", "variable", OBJECT(IN(2)), .on_return = HANDLER(on_variable_of_2),
-     .probe_after = HANDLER(after_variable)},
-    {"cuLibraryGetManaged", "module", "variable", OBJECT(IN(2)), .on_return = HANDLER(on_variable_of_2)},
+     .probe_after = HANDLER(after_variable), ALLOCATES},
+    {"cuLibraryGetManaged", "module", "variable", OBJECT(IN(2)), .on_return = HANDLER(on_variable_of_2),
+     ALLOCATES},
     {"cuLibraryGetUnifiedFunction", "module", "variable", OBJECT(IN(1)),
      .on_return = HANDLER(on_variable_of_1)},
     {"cuModuleGetTexRef", "module", "variable", OBJECT(IN(1)), .on_return = HANDLER(on_variable_of_1)},
@@ -188,8 +192,8 @@ static const struct known table[] = {
      .probe_after = HANDLER(after_attribute)},
 
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)),
-     .on_return = HANDLER(on_context_retained)},
-    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = HANDLER(on_context_made)},
+     .on_return = HANDLER(on_context_retained), ALLOCATES},
+    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = HANDLER(on_context_made), ALLOCATES},
     {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
     {"cuCtxPushCurrent", "context", "push", OBJECT(IN(0))},
     {"cuCtxPopCurrent", "context", "pop", OBJECT(OUT(0))},

@@ -8,6 +8,7 @@
 #include "driver_calls.h"
 #include "execs.h"
 #include "hook/watch/contexts.h"
+#include "launch.h"
 #include "prepared.h"
 #include "settings.h"
 
@@ -78,7 +79,7 @@ static void after_kernel(struct frame *frame) {
     frame->args[2] = changed->params;
     if ((CUresult)frame->rax != CUDA_SUCCESS && changed->member.save) {
         hook_strip_member(&changed->member, "the driver refused its node with probes");
-        hook_call_again(frame);
+        frame->rax = hook_call_again(frame);
     }
     if ((CUresult)frame->rax == CUDA_SUCCESS && hook_own_members(graph)) {
         struct member *member = hook_find_member(graph, changed->member.named), was = *member;

@@ -7,6 +7,7 @@
 #include "driver_calls.h"
 #include "execs.h"
 #include "hook/watch/contexts.h"
+#include "launch.h"
 #include "prepared.h"
 #include "settings.h"
 #include "turns.h"
@@ -92,12 +93,6 @@ static struct dressed *dress(const struct wanted *wanted) {
     return NULL;
 }
 
-void hook_call_again(struct frame *frame) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
-    const uint64_t *a = frame->args;
-    frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
-}
-
 // The call is back: the graph is the program's again. If the call failed it is made with that one, and fails
 // as it would have. False if it has failed: nothing was taken over.
 static bool undress(struct frame *frame, struct dressed *dressed) {
@@ -106,11 +101,12 @@ static bool undress(struct frame *frame, struct dressed *dressed) {
     hook_relaxed_mode(mode);
     hook_end_turn(&dressed->turn);
     if ((CUresult)frame->rax != CUDA_SUCCESS && has_probes(dressed->members)) {
-        hook_call_again(frame);
+        frame->rax = hook_call_again(frame);
         strip_all(dressed->members, refused);
     }
     if (!has_probes(dressed->members))
         hook_let_set_go(&dressed->set);
+    hook_call_without_buffers(frame);
     return (CUresult)frame->rax == CUDA_SUCCESS;
 }
 

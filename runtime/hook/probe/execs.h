@@ -16,6 +16,5 @@ void hook_after_child(struct frame *frame);
 
 // A node of an executable graph, which is locked, is to write: kernels with copies of that are taken back.
 void hook_take_back_copies(struct prepared *graph, const struct written *written);
-void hook_call_again(struct frame *frame); // with the arguments as they are now
 
 #endif

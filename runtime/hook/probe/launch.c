@@ -106,20 +106,9 @@ static void restore_arguments(struct frame *frame, const struct save *save) {
     pass_arguments(frame, save->function, save->params, save->extra);
 }
 
-static CUresult launch_now(const struct frame *frame) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                             uint64_t, uint64_t, uint64_t);
-    struct places places = places_of(frame);
-    const uint64_t *a = frame->args, *s = frame->stack;
-    if (frame->slot->special == SPECIAL_LAUNCH_EX) // it has four arguments
-        return ((general *)frame->real)(a[0], a[1], a[2], a[3], 0, 0, 0, 0, 0, 0, 0);
-    return ((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
-                                    places.has_extra ? s[4] : 0);
-}
-
 bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
     pass_arguments(frame, function, params, NULL);
-    return launch_now(frame) == CUDA_SUCCESS;
+    return hook_call_again(frame) == CUDA_SUCCESS;
 }
 
 // A launch without probes is counted once it has been made: the frame has the reason until then.
@@ -267,7 +256,8 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->rax;
     // For whatever reason: the program's own is launched in its place, and fails as it would have.
-    frame->rax = (uint64_t)launch_now(frame);
+    frame->rax = hook_call_again(frame);
+    hook_call_without_buffers(frame);
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_see_refusal(save->probed, &frame->launch, status);
@@ -334,15 +324,23 @@ void hook_end_probing(void) {
     hook_lose_rest(within_driver);
 }
 
-// The program's memory comes first: an allocation that failed is tried again without our buffers, first
-// without those that nobody uses.
-void hook_allocate_again(struct frame *frame) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+uint64_t hook_call_again(const struct frame *frame) {
+    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                             uint64_t, uint64_t, uint64_t, uint64_t);
     const uint64_t *a = frame->args;
+    uint64_t s[6] = {0};
+    for (int i = 0; i < 6 && i < frame->slot->words; i++)
+        s[i] = frame->stack[i];
+    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
+                                              s[4], s[5]);
+}
+
+// First without those that nobody uses.
+void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
             hook_drain_all(MEMORY_NEEDED);
         if (hook_give_slabs_back())
-            frame->rax = (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5]);
+            frame->rax = hook_call_again(frame);
     }
 }

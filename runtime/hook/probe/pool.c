@@ -25,7 +25,8 @@ enum {
     HELD = 64 << 10,
     PATIENCE = 60,
     HASTE = 1,
-}; // bytes of an ordinary slab, of one of a graph; seconds of a wait, and if the driver may never answer
+}; // bytes of an ordinary slab, if four fit, of one of a graph; seconds of a wait, and if the driver may
+   // never answer
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
@@ -152,7 +153,8 @@ bool hook_flush(uint64_t stream) {
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
-    uint64_t size = claim->bytes > SLAB ? (claim->bytes + SLAB - 1) / SLAB * SLAB : SLAB;
+    uint64_t ordinary = pool->most / 4 < SLAB ? hook_rounded(pool->most / 4 + 1) : SLAB;
+    uint64_t size = claim->bytes > ordinary ? (claim->bytes + ordinary - 1) / ordinary * ordinary : ordinary;
     if (size > pool->most && claim->bytes <= pool->most)
         size = claim->bytes;
     struct slab *slab = hook_clear_slab(pool, claim->bytes);
