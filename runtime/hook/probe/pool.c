@@ -153,8 +153,9 @@ bool hook_flush(uint64_t stream) {
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
-    uint64_t ordinary = pool->most / 4 < SLAB ? hook_rounded(pool->most / 4 + 1) : SLAB;
-    uint64_t size = claim->bytes > ordinary ? (claim->bytes + ordinary - 1) / ordinary * ordinary : ordinary;
+    uint64_t size = claim->bytes > SLAB ? (claim->bytes + SLAB - 1) / SLAB * SLAB : SLAB;
+    if (pool->most / 4 < SLAB) // several fit
+        size = hook_rounded(claim->bytes > pool->most / 4 ? claim->bytes : pool->most / 4);
     if (size > pool->most && claim->bytes <= pool->most)
         size = claim->bytes;
     struct slab *slab = hook_clear_slab(pool, claim->bytes);
