@@ -422,6 +422,17 @@ def test_streams_that_launch_once(tmp_path):
     assert lost(trace).count(None) == len(trace.of("probed")) == 200 - sum(unprobed(trace).values())
 
 
+def run_short_of_memory(tmp_path, body):
+    """On a device of 100 MiB that is slow: two launches, both with probes."""
+    program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
+    env["GPT_SIM_DELAY"] = "100000"
+    done = hooked.run(tmp_path / "t.mp", program, PTX, options=("-p", "gmem_bytes"), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]
+
+
 def test_memory_that_the_program_needs(tmp_path):
     """Buffers of launches that have not ended are given back, too: an allocation works as it does without probes."""
     body = r"""
@@ -434,13 +445,7 @@ def test_memory_that_the_program_needs(tmp_path):
             OK(D(cuMemFree_v2)(all));
         }
     """
-    program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
-    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
-    env["GPT_SIM_DELAY"] = "100000"
-    done = hooked.run(tmp_path / "t.mp", program, PTX, options=("-p", "gmem_bytes"), env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    trace = hooked.Trace(tmp_path / "t.mp")
-    assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]
+    run_short_of_memory(tmp_path, body)
 
 
 def test_memory_that_code_needs(tmp_path):
@@ -459,10 +464,4 @@ def test_memory_that_code_needs(tmp_path):
         OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
         OK(D(cuLibraryGetGlobal)(&all, &size, library, "all"));
     """
-    program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
-    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
-    env["GPT_SIM_DELAY"] = "100000"
-    done = hooked.run(tmp_path / "t.mp", program, PTX, options=("-p", "gmem_bytes"), env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    trace = hooked.Trace(tmp_path / "t.mp")
-    assert len(trace.of("probed")) == 2 and lost(trace) == [None, None]
+    run_short_of_memory(tmp_path, body)
