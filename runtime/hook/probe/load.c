@@ -107,7 +107,7 @@ static struct bound *bind(struct probed *probed) {
         free(bound);
         return NULL;
     }
-    hook_make_mover();
+    hook_furnish();
     bound->context = context;
     bound->of_context = hook_object_find(context);
     bound->function = probed->probed;

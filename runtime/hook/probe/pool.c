@@ -68,17 +68,18 @@ uint64_t hook_our_stream(void) {
     return pool ? pool->stream : 0;
 }
 
-// The driver may wait for kernels while it loads, so that is not done under the lock.
-void hook_make_mover(void) {
+// The driver may wait for kernels while it loads or pins memory, so that is not done under the lock.
+void hook_furnish(void) {
     pthread_mutex_lock(&lock);
     struct pool *pool = find_pool(hook_current_context());
-    bool wanted = pool && !pool->has_tried;
+    bool wanted = pool && !pool->furnished;
     if (pool)
-        pool->has_tried = true;
+        pool->furnished = true;
     pthread_mutex_unlock(&lock);
-    uint64_t mover = wanted ? hook_load_mover() : 0;
-    if (wanted)
-        __atomic_store_n(&pool->mover, mover, __ATOMIC_RELEASE);
+    if (!wanted)
+        return;
+    __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
+    __atomic_store_n(&pool->mover, hook_load_mover(), __ATOMIC_RELEASE);
 }
 
 uint64_t hook_mover(void) {

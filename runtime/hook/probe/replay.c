@@ -102,13 +102,18 @@ static bool is_idle(const struct prepared *graph) {
     return graph->quiet && hook_tally(graph->members, graph->order, graph->now) && !graph->members->saves;
 }
 
-static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
-    uint64_t bytes = bytes_of(graph);
+static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) {
     if (is_elsewhere(graph, stream))
         hook_lose_sets(graph, "it was launched into a default stream of another context");
     graph->no_room = graph->lost;
     if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
         graph->no_room = "its stream takes no event or copy";
+}
+
+// A place in a slab is not needed before the graph has run, and found while it does. But a wait for one might
+// be for ever if the graph itself waits for what the program does after its launch.
+static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
+    uint64_t bytes = bytes_of(graph);
     if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
         graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
                                  &graph->offset, &graph->no_room);
@@ -121,6 +126,7 @@ void hook_before_replay(struct frame *frame) {
         return;
     const struct order *order = hook_order();
     uint64_t stream = hook_stream_of(frame);
+    uint32_t thread = frame->thread ? frame->thread->tid : 0;
     int capturing = 0;
     graph->now = order->number;
     graph->quiet = frame->off || !order->identity;
@@ -133,7 +139,9 @@ void hook_before_replay(struct frame *frame) {
     graph->slab = NULL;
     graph->captured = !hook_do.is_capturing(stream, &capturing) && capturing;
     if (!graph->captured)
-        find_place(graph, stream, frame->thread ? frame->thread->tid : 0);
+        get_ready(graph, stream, thread);
+    if (!graph->captured && hook_settings.complete)
+        find_place(graph, stream, thread);
     leave(stay);
     frame->note = (uint64_t)graph;
 }
@@ -183,6 +191,9 @@ static void count_lost(const struct members *members, const char *reason) {
 }
 
 static void collect(struct prepared *graph, const struct frame *frame, uint64_t stream) {
+    uint32_t thread = frame->thread ? frame->thread->tid : 0;
+    if (!hook_settings.complete)
+        find_place(graph, stream, thread);
     struct save *save = graph->slab ? new_replay(graph, frame, stream) : NULL;
     const char *lost = graph->no_room;
     if (graph->slab && !save)
@@ -205,7 +216,7 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
         hook_count_unprobed_times(tallies[i].function, tallies[i].reason, tallies[i].launches);
     graph->has_run = true;
     graph->stream = stream;
-    graph->thread = frame->thread ? frame->thread->tid : 0;
+    graph->thread = thread;
 }
 
 void hook_after_replay(struct frame *frame) {

@@ -17,12 +17,13 @@ struct slab {
     unsigned issuing;       // launches that have a place and are not in the stream yet
     bool known_clear;       // by the host; else its event says when
     uint64_t context, ours; // where it is, and the stream that clears it
-    char **stage;           // of its context, for the thread that writes
+    char **stage, **zeros;  // of its context: for the thread that writes, and to clear it with
     CUresult failed;        // of the device: it is not used again
     enum { SLAB_CLEAR, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_HELD, SLAB_DEAD } state;
     struct save *saves, *last;
 };
 
-void hook_slab_back(struct slab *slab); // what was in it is written
+CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // its first ones, in our stream
+void hook_slab_back(struct slab *slab);                           // what was in it is written
 
 #endif

@@ -15,12 +15,14 @@ struct pool {
     uint64_t bytes, most; // of all slabs, and the scratch
     uint64_t reserved;    // what its memory had at its largest
     uint64_t scratch, scratch_size;
+    bool furnished;
     uint64_t mover; // mover.h
-    bool has_tried; // to load it
+    char *zeros;    // in pinned memory, or NULL
     struct slab *slabs;
 };
 
 bool hook_begin_memory(struct pool *pool);                    // in the current context
+char *hook_make_zeros(void);                                  // for the current context
 bool hook_free_memory(struct pool *pool);                     // what is not in use; false if there was none
 struct slab *hook_new_slab(struct pool *pool, uint64_t size); // clear once its event has come, or NULL
 void hook_free_slab(struct pool *pool, struct slab *slab);

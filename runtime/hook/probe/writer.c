@@ -77,7 +77,7 @@ static void write_slab(struct slab *slab) {
     slab->saves = slab->last = NULL;
     hook_forget_stage();
     if (!slab->failed)
-        slab->failed = hook_do.clear(slab->address, 0, slab->used, slab->ours);
+        slab->failed = hook_zero_slab(slab, slab->used);
     if (!slab->failed)
         slab->failed = hook_do.record(slab->done, slab->ours);
     if (pushed)
