@@ -61,7 +61,7 @@ char *hook_make_zeros(void) {
     return memset(zeros, 0, ZEROS);
 }
 
-// By copies from the host, which no kernel makes: after some ten kernels in a second stream, and a memset is
+// By copies from the host, which no kernel makes: after some six kernels in a second stream, and a memset is
 // one, those of all graphs of the process begin later for good (docs/measured.md). What is large is set:
 // where that much is written a kernel's begin is not what counts.
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
