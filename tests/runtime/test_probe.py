@@ -210,6 +210,42 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
         assert units.slots["read"].sum() == 8 * COUNT
 
 
+@pytest.mark.full
+def test_threads_wait_for_each_others_launches(tmp_path):
+    """Four buffers for twelve streams: where all are in launches under way, nothing comes back, but soon does."""
+    source = (
+        CLIENT
+        + r"""
+    static void *context;
+    static void *work(void *unused) {
+        unsigned none = 0;
+        void *params[] = {&items, &added, &none}, *stream;
+        OK(D(cuCtxSetCurrent)(context));
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 300; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        OK(D(cuStreamSynchronize)(stream));
+        return NULL;
+    }
+    int main(int argc, char **argv) {
+        pthread_t threads[12];
+        setup(argv[1]);
+        OK(D(cuCtxGetCurrent)(&context));
+        for (int i = 0; i < 12; i++)
+            pthread_create(&threads[i], NULL, work, NULL);
+        for (int i = 0; i < 12; i++)
+            pthread_join(threads[i], NULL);
+        check();
+        return 0;
+    }
+    """
+    )
+    program = build(tmp_path, source)
+    for _ in range(3):
+        trace = good(tmp_path, program, "-p", "gmem_bytes", "--max-memory", "4K", "--complete")
+        assert (len(trace.of("probed")), unprobed(trace)) == (3600, {})
+
+
 def test_variables_are_the_programs(tmp_path):
     """Constants that are written between launches, before and after their address was asked for."""
     source = (

@@ -97,6 +97,14 @@ static bool is_pending(const struct pool *pool) {
     return slab != NULL;
 }
 
+// A launch that is under way keeps its slab from being sent back, for that moment.
+static bool is_issuing(const struct pool *pool) {
+    const struct slab *slab = pool->slabs;
+    while (slab && !slab->issuing)
+        slab = slab->next;
+    return slab != NULL;
+}
+
 static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
@@ -208,7 +216,7 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
     for (struct slab *slab = pool->slabs; slab && !joining; slab = slab->next)
         if (!claim->dependent || !is_of(slab, claim->stream, claim->thread))
             drain(slab, claim->thread, ON_THE_WAY);
-    return joining || is_pending(pool);
+    return joining || is_pending(pool) || is_issuing(pool);
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
@@ -293,7 +301,8 @@ uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
 void hook_issue(struct slab *slab, struct save *save) {
     pthread_mutex_lock(&lock);
-    slab->issuing--;
+    if (!--slab->issuing)
+        pthread_cond_broadcast(&returned);
     if (save && (slab->state == SLAB_OPEN || slab->state == SLAB_FULL)) { // else the process ends
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
