@@ -26,6 +26,18 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
     return ([*found.get(".reqnctapercluster", []), 1, 1, 1])[:3] if ".blocksareclusters" in found else None
 
 
+def block_of(module: Module, kernel: Item) -> dict[str, int]:
+    """What `.reqntid` says of a kernel's blocks, as special registers: `{"%ntid.x": 128, ...}`, and 0 for a place of
+    which there is one only: `{"%tid.y": 0}`.
+    """
+    if ".reqntid" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
+        return {}
+    found = read_attributes(parse_head(module, kernel)).get(".reqntid", [])
+    extents = dict(zip("xyz", [*found, 1, 1, 1], strict=False)) if found else {}
+    places = {f"%tid.{axis}": 0 for axis, extent in extents.items() if extent == 1}
+    return {f"%ntid.{axis}": extent for axis, extent in extents.items()} | places
+
+
 def _number(attribute: tree.Attribute, text: str) -> int:
     value = integer(text)
     if value is None:

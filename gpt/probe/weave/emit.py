@@ -7,6 +7,7 @@ once. A Condition is a predicate, maybe negated; None always holds.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -23,11 +24,12 @@ class Condition(NamedTuple):
 class Code:
     """Registers that begin with `prefix`, and the lines that are being written.
 
-    `redux` says that the target adds over the lanes of a warp.
+    `redux` says that the target adds over the lanes of a warp; `known` has special registers that are the same in all
+    threads of all launches.
     """
 
-    def __init__(self, prefix: str, redux: bool = False) -> None:
-        self.prefix, self.redux = prefix, redux
+    def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
+        self.prefix, self.redux, self.known = prefix, redux, known or {}
         self.lines: list[str] = []
         self.numbers: dict[str, str] = {}  # of this thread, warp, block: what the kernel's entry found, in 32 bits
         self._counts: Counter[str] = Counter()
@@ -56,6 +58,12 @@ class Code:
         result = self.new(type_)
         self.put(f"{opcode} {', '.join(map(str, (result, *operands)))}")
         return result
+
+    def halves(self, register: str) -> list[str]:
+        """The lower and the upper 32 bits of a register of 64."""
+        low, high = self.new("b32"), self.new("b32")
+        self.put(f"mov.b64 {{{low}, {high}}}, {register}")
+        return [low, high]
 
     def once(self, type_: str, opcode: str, *operands: object) -> str:
         """As `make`, but what was made already is taken. The operands are never written to."""
@@ -105,8 +113,8 @@ class Code:
     # Where in the grid
 
     def special(self, name: str) -> str:
-        """A special register of 32 bits that does not change."""
-        return self.once("b32", "mov.u32", name)
+        """A special register of 32 bits that does not change, or what is known to be in it."""
+        return self.once("b32", "mov.u32", self.known.get(name, name))
 
     def thread(self) -> str:
         """The number of this thread in its block."""

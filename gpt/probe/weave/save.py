@@ -4,13 +4,16 @@ Nothing branches: the lanes that do not save run the same instructions with a pr
 save can stand anywhere, also between instructions that all lanes of a warp must reach together.
 
 A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
-goes on when slots are used up, and counts how many records were dropped. An array whose address has its lowest bit set
+goes on when slots are used up, and counts how many records were dropped; it is 1 where a record takes the place of
+another. An array whose address has its lowest bit set
 begins again at its first slot then: it keeps the last records.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpt.probe.model import Field, Map
 from gpt.probe.weave.emit import Code, Condition
@@ -61,6 +64,14 @@ class PlacedMap:
         return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
 
 
+class _Stored(NamedTuple):
+    """A field of a record: its offset from an address, its bytes, and the register with its value."""
+
+    at: int
+    size: int
+    value: str
+
+
 def save(
     code: Code,
     placed: PlacedMap,
@@ -90,9 +101,13 @@ def save(
         bit = code.once("b64", "and.b64", base, 1)
         address = code.make("b64", "sub.u64", address, bit)
         is_last = code.once("pred", "setp.ne.u64", bit, 0)
-    if overwrite or placed.counted:
+    if placed.counted or (overwrite and placed.may_fill):
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
-        _store(code, placed, address, 8, values, leader)
+    if placed.counted:
+        return
+    if overwrite:  # an atomic takes longer than the stores; here it would only tell that there is a record
+        count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
+        _store(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
     if map_.level == "thread":  # nobody else counts here
         number = code.make("b64", "ld.global.u64", f"[{address}]")
@@ -106,7 +121,7 @@ def save(
     else:
         fits = _fits(code, number, placed.capacity, leader)
     slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)
-    _store(code, placed, slot, 8, values, fits)
+    _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
 def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
@@ -134,11 +149,49 @@ def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -
 
 
 def _store(
-    code: Code, placed: PlacedMap, address: str, offset: int, values: list[str], condition: Condition | None
+    code: Code,
+    placed: PlacedMap,
+    address: str,
+    offset: int,
+    apart: int,
+    values: list[str],
+    condition: Condition | None,
+    count: str | None = None,
 ) -> None:
-    if not placed.counted:
-        for field, value in zip(placed.map.fields, values, strict=True):
-            code.put(f"st.global.b{field.size * 8} [{address}+{offset + field.offset}], {value}", condition)
+    """Stores a record's values, at an offset from an address that is a multiple of `apart` bytes into the buffer, and a
+    count at that address, in as few stores as its alignment allows.
+    """
+    fields = [_Stored(0, 8, count)] if count else []
+    fields += [
+        _Stored(offset + field.offset, field.size, value)
+        for field, value in zip(placed.map.fields, values, strict=True)
+    ]
+    while fields:
+        sizes = [size for size in (16, 8) if apart % size == fields[0].at % size == 0]
+        together = next(filter(None, (_filling(fields, size) for size in sizes)), fields[:1])
+        fields = fields[len(together) :]
+        _store_together(code, together, address, condition)
+
+
+def _filling(fields: list[_Stored], size: int) -> list[_Stored]:
+    """The first fields, of 4 and 8 bytes, if several fill `size` bytes; else none."""
+    for count in range(2, size // 4 + 1):
+        some = fields[:count]
+        sizes = [field.size for field in some]
+        if set(sizes) <= {4, 8} and some[-1].at + some[-1].size - some[0].at == sum(sizes) == size:
+            return some
+    return []
+
+
+def _store_together(code: Code, fields: list[_Stored], address: str, condition: Condition | None) -> None:
+    size, values = min(field.size for field in fields), []
+    for field in fields:
+        if field.size == size:
+            values.append(field.value)
+        else:
+            values += code.halves(field.value)
+    vector, text = (f".v{len(values)}", f"{{{', '.join(values)}}}") if len(values) > 1 else ("", values[0])
+    code.put(f"st.global{vector}.b{size * 8} [{address}+{fields[0].at}], {text}", condition)
 
 
 def _add(
@@ -204,9 +257,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
             code.put(f"red.global.add.u64 [{base}], {count}", leader)
             return
         claim = _claim(code, base, count, leader)
-        low, high = code.new("b32"), code.new("b32")
-        code.put(f"mov.b64 {{{low}, {high}}}, {claim}")
-        low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in (low, high))
+        low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in code.halves(claim))
         rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
         position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
         saves = condition
@@ -219,4 +270,4 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
     fits = _fits(code, position, placed.capacity, saves)
     entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
     code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)
-    _store(code, placed, entry, 16, values, fits)
+    _store(code, placed, entry, 16, 8 + map_.stride, values, fits)

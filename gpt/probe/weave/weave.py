@@ -45,7 +45,7 @@ from gpt.probe.weave.state import State
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.probe.weave.variables import Variable, Variables
 from gpt.ptx import tree
-from gpt.ptx.attributes import cluster_of
+from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
@@ -137,6 +137,7 @@ class _Weaver:
         ]
         self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
+        self.known = block_of(module, item)
         self.survey = Survey(module, item, files, Shapes(), self.new_code)
         for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
             names.zeros = zeros
@@ -204,7 +205,7 @@ class _Weaver:
 
     def new_code(self) -> Code:
         """For what is kept in a function."""
-        return Code(f"{self.prefix}f_")
+        return Code(f"{self.prefix}f_", known=self.known)
 
     def lower_all(self) -> tuple[list[PlacedMap], State, list[Surveyed]]:
         """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
@@ -233,7 +234,7 @@ class _Weaver:
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
             block = blocks.get(key)
             if block is None:
-                code = Code(self.prefix, self.redux)
+                code = Code(self.prefix, self.redux, self.known)
                 code.numbers = numbers if order == KERNEL_EXIT else {}
                 block = blocks[key] = self.block(function, state, code, uses, sampled)
             for use, misfit in zip(uses, block.misfits, strict=True):

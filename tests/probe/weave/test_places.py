@@ -173,7 +173,7 @@ def test_functions_of_other_modules_are_linked(tmp_path):
     subprocess.run(command, check=True)
 
 
-@pytest.mark.parametrize(("position", "counted"), [("kernel", "red.global"), ("func:k", "st.global.u64")])
+@pytest.mark.parametrize(("position", "counted"), [("kernel", "st.global.b64"), ("func:k", "st.global.u64")])
 @pytest.mark.parametrize("guard", ["%p1", "!%p1"])
 def test_the_end_of_a_kernel_is_for_the_threads_that_leave(position, counted, guard, tmp_path):
     data = kernel(f"@{guard} exit;\n@!%p1 bra L;\nL: ret;")

@@ -1,5 +1,6 @@
 """What weaving inserts: parameters, registers, records, and probes in functions."""
 
+import math
 import re
 
 import pytest
@@ -86,8 +87,70 @@ def test_parts_of_a_record_wait_for_the_last(tmp_path):
     )
     woven = check(kernel("bar.sync 0;\nret;"), file, tmp_path=tmp_path)
     before, after = woven.data.decode().split("bar.sync")
-    assert "st.global" not in before and after.count("st.global") == 3
+    assert "st.global" not in before and re.findall(r"st\.global\S*", after) == ["st.global.b64", "st.global.v2.b32"]
     assert woven.maps[0].unit_size == 8 + 4 * 16
+
+
+@pytest.mark.parametrize("cap", ["1", "3", '"dynamic"'])
+@pytest.mark.parametrize("level", ["thread", "warp"])
+@pytest.mark.parametrize(
+    "sizes", ["4", "8", "84", "48", "88", "844", "884", "8844", "4444", "44444", "848", "2244", "12484", "8444", "188"]
+)
+def test_a_record_is_stored_whole_and_nothing_is_stored_where_it_is_not_aligned(sizes, level, cap, tmp_path):
+    kinds = {"1": "u8", "2": "u16", "4": "u32", "8": "u64"}
+    registers = "".join(f".reg .{kinds[size]} %a{n}; mov.{kinds[size]} %a{n}, {n};\n" for n, size in enumerate(sizes)
+                        if size != "1")  # fmt: skip
+    values = [f"%a{n}" if size != "1" else "7" for n, size in enumerate(sizes)]
+    data = ", ".join(f'f{n} = "{kinds[size]}"' for n, size in enumerate(sizes))
+    file = probe(
+        f'[map.m]\nlevel = "{level}"\ncap = {cap}\ndata = {{{data}}}\n[probe.x]\nposition = "kernel"\n'
+        f'level = "{level}"\nafter = """{registers}SAVE [m] {{{", ".join(values)}}};"""\n'
+    )
+    woven = check(kernel("ret;"), file, tmp_path=tmp_path)
+    (placed,) = woven.maps
+    is_log = placed.type == "log"
+    apart = 8 + placed.map.stride if is_log else math.gcd(placed.unit_size, placed.map.stride if cap == "3" else 0)
+    stores = [
+        (int(at), int(vector or 1) * int(bits) // 8)
+        for vector, bits, at in re.findall(r"st\.global(?:\.v(\d))?\.b(\d+) \[\S+\+(\d+)\]", "\n".join(lines(woven)))
+        if not is_log or at != "8"  # the number of the unit
+    ]
+    assert all(at % size == apart % size == 0 for at, size in stores)
+    first = 16 if is_log else 8
+    counted = list(range(8)) if cap == "1" else []  # it is 1, in the same stores
+    stored = counted + sorted(first + field.offset + n for field in placed.map.fields for n in range(field.size))
+    assert sorted(byte for at, size in stores for byte in range(at, at + size)) == stored
+
+
+@pytest.mark.parametrize(
+    ("block", "read", "extents"),
+    [
+        ("128", "x", "128, 1, 1"),
+        ("32, 4", "xy", "32, 4, 1"),
+        ("4, 1, 8", "xz", "4, 1, 8"),
+        ("0x20, 1", "x", "32, 1, 1"),
+    ],
+)
+def test_what_the_kernel_says_of_its_blocks_is_not_read(block, read, extents, tmp_path):
+    data = kernel("ret;").replace(b"u64 p)", f"u64 p)\n.reqntid {block}\n".encode())
+    found = "\n".join(lines(check(data, simple("kernel", "mov.u32 %a, SMID;", "after"), tmp_path=tmp_path)))
+    assert set(re.findall(r"%tid\.(.)", found)) == set(read) and "%ntid" not in found
+    assert all(re.search(rf"mov\.u32 \S+, {extent};", found) for extent in extents.split(", "))
+    assert set(re.findall(r"%ctaid\.(.)", found)) == set("xyz")
+
+
+def test_what_other_positions_save_is_counted_beside_what_the_kernel_replaces(tmp_path):
+    """As many as the warp's groups of lanes may add to the count at once, and none goes missing."""
+    file = probe(
+        '[map.m]\nlevel = "warp"\ndata = {a = "u32"}\n'
+        '[probe.end]\nposition = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {SMID};"\n'
+        '[probe.load]\nposition = "ld.global"\nlevel = "warp"\nbefore = "SAVE [m] {LANEID};"\n'
+    )
+    for body, counts in (("ret;", 1), ("ld.global.u32 %r1, [%rd1];\nret;", 2)):
+        found = lines(check(kernel(body), file, tmp_path=tmp_path))
+        assert sum(bool(re.search(r"(red|atom)\.global\.add\.u64", line)) for line in found) == counts
+    alone = probe(file.source.split("[probe.load]")[0])
+    assert not any("red." in line or "atom." in line for line in lines(check(kernel("ret;"), alone, tmp_path=tmp_path)))
 
 
 def test_names_of_probes_never_meet(tmp_path):
