@@ -163,8 +163,11 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     }
     struct slab *slab = NULL;
     if (!reason)
-        slab = hook_claim(&(struct claim){context, stream, frame->thread ? frame->thread->tid : 0,
-                                          is_dependent(frame), save->bytes},
+        slab = hook_claim(&(struct claim){.context = context,
+                                          .stream = stream,
+                                          .thread = frame->thread ? frame->thread->tid : 0,
+                                          .dependent = is_dependent(frame),
+                                          .bytes = save->bytes},
                           &offset, &reason);
     if (slab) // else the claim said why
         reason = hook_copy_variables(choice->bound, stream) ? NULL : "its constants cannot be copied";

@@ -2,7 +2,7 @@
 // for the GPU, an event goes into the stream. When that has come a thread (writer.c) copies what is in the
 // slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
 // comes between two launches that overlap: the event is put off until the next launch that does not depend on
-// its predecessor.
+// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -56,6 +56,8 @@ static struct pool *find_pool(uint64_t context) {
         free(pool);
         return NULL;
     }
+    TAILQ_INIT(&pool->in_use);
+    TAILQ_INIT(&pool->ready);
     pool->next = pools;
     __atomic_store_n(&pools, pool, __ATOMIC_RELEASE);
     return pool;
@@ -90,19 +92,19 @@ uint64_t hook_mover(void) {
     return mover;
 }
 
-static bool is_pending(const struct pool *pool) {
-    const struct slab *slab = pool->slabs;
-    while (slab && slab->state != SLAB_DRAINING)
-        slab = slab->next;
-    return slab != NULL;
+// Takes a ready slab out of its list.
+static void take(struct slab *slab, int state) {
+    TAILQ_REMOVE(&slab->pool->ready, slab, link);
+    slab->state = state;
 }
 
-// A launch that is under way keeps its slab from being sent back, for that moment.
-static bool is_issuing(const struct pool *pool) {
-    const struct slab *slab = pool->slabs;
-    while (slab && !slab->issuing)
-        slab = slab->next;
-    return slab != NULL;
+// What is in a slab is to be written, once its event has come.
+static void send_back(struct slab *slab) {
+    if (slab->state != SLAB_HELD)
+        TAILQ_REMOVE(&slab->pool->in_use, slab, link);
+    slab->state = SLAB_DRAINING;
+    slab->pool->draining++;
+    hook_write_later(slab);
 }
 
 static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
@@ -120,19 +122,20 @@ static void drain(struct slab *slab, uint32_t thread, enum moment moment) {
             return;
         stream = CU_STREAM_LEGACY_HANDLE;
     }
-    if ((slab->issuing && moment != PROCESS_ENDS) || (slab->state != SLAB_OPEN && slab->state != SLAB_FULL) ||
-        !slab->used || hook_do.is_capturing(stream, &capturing) || capturing ||
-        hook_do.record(slab->event, stream))
+    if ((slab->issuing && moment != PROCESS_ENDS) || !slab->used ||
+        hook_do.is_capturing(stream, &capturing) || capturing || hook_do.record(slab->event, stream))
         return;
-    slab->state = SLAB_DRAINING;
-    hook_write_later(slab);
+    send_back(slab);
 }
 
 void hook_slab_back(struct slab *slab) {
     pthread_mutex_lock(&lock);
     slab->used = 0;
-    slab->state = slab->failed ? SLAB_DEAD : SLAB_CLEAR;
-    slab->known_clear = false;
+    slab->state = slab->failed ? SLAB_DEAD : SLAB_READY;
+    slab->known_ready = slab->copied; // what was read of it has come
+    slab->pool->draining--;
+    if (!slab->failed)
+        TAILQ_INSERT_TAIL(&slab->pool->ready, slab, link);
     pthread_cond_broadcast(&returned);
     pthread_mutex_unlock(&lock);
 }
@@ -167,7 +170,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
         size = hook_rounded(claim->bytes > pool->most / 4 ? claim->bytes : pool->most / 4);
     if (size > pool->most && claim->bytes <= pool->most)
         size = claim->bytes;
-    struct slab *slab = hook_clear_slab(pool, claim->bytes);
+    struct slab *slab = hook_ready_slab(pool, claim->bytes, size, claim->copied);
     if (!slab && size > pool->most) {
         *reason = "its buffers are larger than --max-memory";
         return NULL;
@@ -176,21 +179,22 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
         *reason = "no buffer was free within --max-memory";
         return NULL;
     }
-    if (!slab && !(slab = hook_new_slab(pool, size))) {
+    if (!slab && !(slab = hook_new_slab(pool, size, claim->copied))) {
         *reason = "the device has no memory for its buffers";
         return NULL;
     }
-    if (!slab->known_clear && !hook_do.query(slab->done))
-        slab->known_clear = true;
-    if (!slab->known_clear && claim->dependent) {
+    if (!slab->known_ready && !hook_do.query(slab->done))
+        slab->known_ready = true;
+    if (!slab->known_ready && claim->dependent) {
         *reason = "no clear buffer was there for a launch that depends on its predecessor";
         return NULL;
     }
-    if (!slab->known_clear && hook_do.wait_event(claim->stream, slab->done, 0)) {
+    if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->done, 0)) {
         *reason = "its stream takes no event";
         return NULL;
     }
-    slab->state = SLAB_OPEN;
+    take(slab, SLAB_OPEN);
+    TAILQ_INSERT_HEAD(&pool->in_use, slab, link);
     slab->stream = claim->stream;
     slab->thread = claim->thread;
     slab->used = 0;
@@ -198,8 +202,9 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
 }
 
 static struct slab *claim_once(struct pool *pool, const struct claim *claim, const char **reason) {
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next) {
-        if (!is_of(slab, claim->stream, claim->thread))
+    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
+        next = TAILQ_NEXT(slab, link);
+        if (!is_of(slab, claim->stream, claim->thread) || slab->copied != claim->copied)
             continue;
         if (slab->state == SLAB_OPEN && slab->used + claim->bytes <= slab->size)
             return slab;
@@ -213,10 +218,12 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
 
 // Sends slabs of other streams back, for later launches. True if any is on its way, or may be soon.
 static bool drain_others(struct pool *pool, const struct claim *claim) {
-    for (struct slab *slab = pool->slabs; slab && !joining; slab = slab->next)
+    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab && !joining; slab = next) {
+        next = TAILQ_NEXT(slab, link);
         if (!claim->dependent || !is_of(slab, claim->stream, claim->thread))
             drain(slab, claim->thread, ON_THE_WAY);
-    return joining || is_pending(pool) || is_issuing(pool);
+    }
+    return joining || pool->draining || pool->issuing; // of which a slab is not sent back, for that moment
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
@@ -235,6 +242,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
         *offset = slab->used;
         slab->used += hook_rounded(claim->bytes);
         slab->issuing++;
+        pool->issuing++;
     }
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&lock);
@@ -251,16 +259,16 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
     struct pool *pool = find_pool(hook_current_context());
     if (pool && 2 * size > pool->most)
         *reason = "the buffers of its graph are larger than half of --max-memory";
-    else if (pool && (slab = hook_clear_slab(pool, bytes)) && slab->size > 2 * size)
+    else if (pool && (slab = hook_ready_slab(pool, bytes, size, false)) && slab->size > 2 * size)
         slab = NULL;
     if (pool && !slab && 2 * size <= pool->most) {
         bool room = hook_has_room(pool, size);
         *reason =
             room ? "the device has no memory for its buffers" : "no buffer was free within --max-memory";
-        slab = room ? hook_new_slab(pool, size) : NULL;
+        slab = room ? hook_new_slab(pool, size, false) : NULL;
     }
     if (slab)
-        slab->state = SLAB_HELD;
+        take(slab, SLAB_HELD);
     pthread_mutex_unlock(&lock);
     return slab;
 }
@@ -268,9 +276,8 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
 void hook_let_go(struct slab *slab) {
     pthread_mutex_lock(&lock);
     slab->used = slab->size;
-    slab->state = SLAB_DRAINING;
+    send_back(slab);
     pthread_mutex_unlock(&lock);
-    hook_write_later(slab);
 }
 
 bool hook_give_slabs_back(void) {
@@ -288,12 +295,13 @@ bool hook_give_slabs_back(void) {
     return any;
 }
 
-// While the device is busy, so that no launch waits for memory and until that is clear.
+// While the device is busy, so that no launch waits for memory and until that is ready.
 void hook_make_next(const struct slab *like) {
     pthread_mutex_lock(&lock);
     struct pool *pool = ends ? NULL : find_pool(like->context);
-    if (pool && !hook_clear_slab(pool, like->size) && pool->bytes + like->size <= pool->most)
-        hook_new_slab(pool, like->size);
+    if (pool && !hook_ready_slab(pool, like->size, UINT64_MAX, like->copied) &&
+        pool->bytes + like->size <= pool->most)
+        hook_new_slab(pool, like->size, like->copied);
     pthread_mutex_unlock(&lock);
 }
 
@@ -301,6 +309,7 @@ uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
 void hook_issue(struct slab *slab, struct save *save) {
     pthread_mutex_lock(&lock);
+    slab->pool->issuing--;
     if (!--slab->issuing)
         pthread_cond_broadcast(&returned);
     if (save && (slab->state == SLAB_OPEN || slab->state == SLAB_FULL)) { // else the process ends
@@ -318,9 +327,11 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum
     if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
         return false;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
+    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
+        next = TAILQ_NEXT(slab, link);
         if (stream == UINT64_MAX || is_of(slab, stream, thread))
             drain(slab, thread, moment);
+    }
     hook_relaxed_mode(mode);
     hook_do.pop_context(&unused);
     return true;
@@ -368,9 +379,9 @@ void hook_drain_all(enum moment moment) {
         if ((needed && pool->context != hook_current_context()) ||
             !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             continue;
-        while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
+        while (pool->draining && !pthread_cond_timedwait(&returned, &lock, &end))
             continue;
-        in_vain |= needed && is_pending(pool);
+        in_vain |= needed && pool->draining;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -379,14 +390,15 @@ void hook_lose_rest(bool within_driver) {
     struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next) {
-        for (struct slab *slab = pool->slabs; slab; slab = slab->next)
-            if (slab->saves && slab->state != SLAB_DRAINING && slab->state != SLAB_DEAD) {
-                slab->state = SLAB_DRAINING;
-                slab->failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
-                hook_write_later(slab);
-            }
+        for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
+            next = TAILQ_NEXT(slab, link);
+            if (!slab->saves)
+                continue;
+            slab->failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
+            send_back(slab);
+        }
         hook_wait_no_longer();
-        while (is_pending(pool) && !pthread_cond_timedwait(&returned, &lock, &end))
+        while (pool->draining && !pthread_cond_timedwait(&returned, &lock, &end))
             continue;
     }
     pthread_mutex_unlock(&lock);

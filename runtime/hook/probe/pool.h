@@ -1,4 +1,4 @@
-// Device memory for buffers: slabs that are clear, a launch's place in one, and their way back.
+// Device memory for buffers: slabs that are ready, a launch's place in one, and their way back.
 
 #ifndef GPT_POOL_H
 #define GPT_POOL_H
@@ -44,17 +44,18 @@ struct claim {
     uint64_t context, stream;
     uint32_t thread;
     bool dependent; // it may begin before its predecessor has ended: nothing may come between
+    bool copied;    // its buffers are a copy, over whatever was there
     uint64_t bytes;
 };
 
-// Finds buffers, all zero, for a launch into a stream. NULL, with a reason, if there are none.
+// Finds buffers for a launch into a stream, all zero but for a copy. NULL, with a reason, if there are none.
 // Whoever has them gives them back by hook_issue, when the launch is in the stream or has failed.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_make_next(const struct slab *like); // for a later claim, by the one who has places in this one
 void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
 
-// Buffers, all zero once the slab is clear, that are not drained where they are: of an executable graph, with
+// Buffers, all zero once the slab is ready, that are not drained where they are: of an executable graph, with
 // an event for the end of its last replay. NULL, with a reason, if there are none.
 struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current context
 void hook_let_go(struct slab *slab);                         // once its event has come

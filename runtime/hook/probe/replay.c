@@ -69,9 +69,9 @@ static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_
     bool good = true;
     for (int i = 0; i < MOST_SETS; i++) {
         struct slab *slab = graph->sets[i].slab;
-        if (slab && !slab->known_clear && !hook_do.query(slab->done))
-            slab->known_clear = true;
-        if (slab && !slab->known_clear)
+        if (slab && !slab->known_ready && !hook_do.query(slab->done))
+            slab->known_ready = true;
+        if (slab && !slab->known_ready)
             good &= !hook_do.wait_event(stream, slab->done, 0);
         if (slab && is_other_stream(graph, stream, thread))
             good &= !hook_do.wait_event(stream, slab->event, 0);
@@ -115,7 +115,11 @@ static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) 
 static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
     uint64_t bytes = bytes_of(graph);
     if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
-        graph->slab = hook_claim(&(struct claim){graph->context, stream, thread, false, bytes},
+        graph->slab = hook_claim(&(struct claim){.context = graph->context,
+                                                 .stream = stream,
+                                                 .thread = thread,
+                                                 .copied = true,
+                                                 .bytes = bytes},
                                  &graph->offset, &graph->no_room);
 }
 

@@ -39,11 +39,8 @@ static void reserve(struct pool *pool, uint64_t size) {
     }
 }
 
-void hook_free_slab(struct pool *pool, struct slab *slab) {
-    struct slab **at = &pool->slabs;
-    while (*at != slab)
-        at = &(*at)->next;
-    *at = slab->next;
+static void free_slab(struct slab *slab) {
+    struct pool *pool = slab->pool;
     pool->bytes -= slab->size;
     if (slab->address)
         hook_do.free(slab->address, pool->stream);
@@ -52,6 +49,11 @@ void hook_free_slab(struct pool *pool, struct slab *slab) {
     if (slab->done)
         hook_do.destroy_event(slab->done);
     free(slab);
+}
+
+static void free_ready_slab(struct slab *slab) {
+    TAILQ_REMOVE(&slab->pool->ready, slab, link);
+    free_slab(slab);
 }
 
 char *hook_make_zeros(void) {
@@ -75,53 +77,51 @@ CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
     return status;
 }
 
-struct slab *hook_new_slab(struct pool *pool, uint64_t size) {
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
     struct slab *slab = calloc(1, sizeof(*slab));
     if (!slab)
         return NULL;
     slab->size = size;
+    slab->pool = pool;
+    slab->copied = copied;
     slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage,
     slab->zeros = &pool->zeros;
-    slab->next = pool->slabs;
-    pool->slabs = slab;
     reserve(pool, size);
     pool->bytes += size;
     if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
         hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) || hook_zero_slab(slab, size) ||
-        hook_do.record(slab->done, pool->stream)) {
-        hook_free_slab(pool, slab);
+        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
+        (!copied && hook_zero_slab(slab, size)) || hook_do.record(slab->done, pool->stream)) {
+        free_slab(slab);
         return NULL;
     }
+    TAILQ_INSERT_TAIL(&pool->ready, slab, link);
     return slab;
 }
 
-struct slab *hook_clear_slab(struct pool *pool, uint64_t bytes) {
-    struct slab *best = NULL;
-    for (struct slab *slab = pool->slabs; slab; slab = slab->next)
-        if (slab->state == SLAB_CLEAR && slab->size >= bytes && (!best || slab->size < best->size))
+struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied) {
+    struct slab *best = NULL, *slab;
+    TAILQ_FOREACH(slab, &pool->ready, link) {
+        if (slab->copied != copied || slab->size < bytes)
+            continue;
+        if (slab->size <= enough)
+            return slab;
+        if (!best || slab->size < best->size)
             best = slab;
+    }
     return best;
 }
 
 bool hook_has_room(struct pool *pool, uint64_t size) {
-    for (struct slab *slab = pool->slabs, *next; slab && pool->bytes + size > pool->most; slab = next) {
-        next = slab->next;
-        if (slab->state == SLAB_CLEAR)
-            hook_free_slab(pool, slab);
-    }
+    while (pool->bytes + size > pool->most && !TAILQ_EMPTY(&pool->ready))
+        free_ready_slab(TAILQ_FIRST(&pool->ready));
     return pool->bytes + size <= pool->most;
 }
 
 bool hook_free_memory(struct pool *pool) {
-    bool any = pool->reserved > pool->bytes;
-    for (struct slab *slab = pool->slabs, *next; slab; slab = next) {
-        next = slab->next;
-        if (slab->state != SLAB_CLEAR)
-            continue;
-        any = true;
-        hook_free_slab(pool, slab);
-    }
+    bool any = pool->reserved > pool->bytes || !TAILQ_EMPTY(&pool->ready);
+    while (!TAILQ_EMPTY(&pool->ready))
+        free_ready_slab(TAILQ_FIRST(&pool->ready));
     if (any) {
         hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
         hook_do.trim_pool(pool->memory, 0);

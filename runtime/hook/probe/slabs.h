@@ -18,15 +18,21 @@ struct pool {
     bool furnished;
     uint64_t mover; // mover.h
     char *zeros;    // in pinned memory, or NULL
-    struct slab *slabs;
+
+    // Each of what a claim looks through, and that may be after a thousand others: the rest is in no list.
+    struct slab_list in_use; // open or full
+    struct slab_list ready;  // the first one for the longest time
+    unsigned draining;       // slabs
+    unsigned issuing;        // launches that have a place in one and are not in the stream yet
 };
 
-bool hook_begin_memory(struct pool *pool);                    // in the current context
-char *hook_make_zeros(void);                                  // for the current context
-bool hook_free_memory(struct pool *pool);                     // what is not in use; false if there was none
-struct slab *hook_new_slab(struct pool *pool, uint64_t size); // clear once its event has come, or NULL
-void hook_free_slab(struct pool *pool, struct slab *slab);
-struct slab *hook_clear_slab(struct pool *pool, uint64_t bytes); // the smallest that does and nobody uses
-bool hook_has_room(struct pool *pool, uint64_t size);            // for a new one: others go, if need be
+bool hook_begin_memory(struct pool *pool); // in the current context
+char *hook_make_zeros(void);               // for the current context
+bool hook_free_memory(struct pool *pool);  // what is not in use; false if there was none
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // ready, or NULL
+bool hook_has_room(struct pool *pool, uint64_t size); // for a new one: others go, if need be
+
+// A ready one of so many bytes: of no more than `enough`, or the smallest. It stays in the list.
+struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied);
 
 #endif

@@ -76,9 +76,9 @@ static void write_slab(struct slab *slab) {
     }
     slab->saves = slab->last = NULL;
     hook_forget_stage();
-    if (!slab->failed)
+    if (!slab->failed && !slab->copied)
         slab->failed = hook_zero_slab(slab, slab->used);
-    if (!slab->failed)
+    if (!slab->failed && !slab->copied)
         slab->failed = hook_do.record(slab->done, slab->ours);
     if (pushed)
         hook_do.pop_context(&unused);
