@@ -99,8 +99,7 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     return (waits ? SLOT_SYNC : 0) | (runs ? SLOT_TIMED : 0);
 }
 
-// While calls are recorded (`on`), or not: then handlers run, and nothing else is done. A launch is looked at
-// all the same, as it may be the first of a forked process.
+// While calls are recorded (`on`), or not: then handlers run, and nothing else is done.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     const struct known *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
@@ -115,7 +114,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
         flags |= SLOT_WATCHED;
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))
         flags |= SLOT_COUNTED | SLOT_QUERY;
-    if (launches)
+    if (launches && on)
         flags |= SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0);
     flags |= !on && (launches || !strcmp(name, "cuGraphLaunch")) ? SLOT_UNCOUNTED : 0;
     flags |= slot->words < STACK_WORDS ? SLOT_SCALAR : 0;
