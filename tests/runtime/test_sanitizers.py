@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from tests.runtime import hooked, simulated
+from tests.runtime import graphing, hooked, simulated
 from tests.runtime.clients import ARGUMENTS, FORK, LOADS, PLAYED, THREADS, VFORK
+from tests.runtime.controlling import STRESS, Server, check, check_graphs, order, status, toggle
 from tests.runtime.probing import CLIENT, PTX, kept
 
 MARKS = """
@@ -172,3 +173,20 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     probed = sum(len(trace.of("probed")) for trace in traces)
     unprobed = sum(record["launches"] for trace in traces for record in trace.of("unprobed"))
     assert probed > 4000 and probed + unprobed == 8 * 60 * 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
+)
+def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
+    """Recording and probes are turned on and off, the first time too, while threads launch."""
+    preload = build(tmp_path, "thread").replace(" ", ":")
+    program = simulated.build(tmp_path / "client", source)
+    line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
+    cache = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    server = Server(tmp_path / "t.mp", "/bin/sh", "--disabled", "-p", "gmem_bytes", arguments=line, **cache)
+    order(server.pid, "enable")
+    hooked.wait_until(lambda: status(server.pid)["with_probes"])
+    state = toggle(server, 21)
+    assert wrong(server.end(), state) == []

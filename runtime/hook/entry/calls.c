@@ -214,7 +214,7 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
         uint32_t number = atomic_fetch_add(&used, 1);
         if (number >= MAX_QUERIES) {
             atomic_store(&used, MAX_QUERIES);
-            slot->on &= (uint16_t)~(SLOT_COUNTED | SLOT_QUERY);
+            __atomic_and_fetch(&slot->on, (uint16_t)~(SLOT_COUNTED | SLOT_QUERY), __ATOMIC_SEQ_CST);
             hook_use_flags(slot);
             return;
         }
@@ -352,7 +352,7 @@ void hook_leave(struct frame *frame) {
         run(slot->on_return, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && !slot->known->first)
         run(slot->known->probe_after, frame);
-    if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_probing)
+    if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_has_probed())
         run(wait_is_over, frame);
     hook_calling = frame->outer;
 }

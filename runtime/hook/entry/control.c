@@ -123,11 +123,15 @@ static const char *use_probes(const char *texts, size_t size) {
         found[i] = *at ? hook_keep_text(at) : NULL;
         kept = !*at || found[i];
     }
-    if (!kept || !hook_make_order(&(struct order){.identity = found[GPT_IDENTITY],
-                                                  .pipeline = found[GPT_PIPELINE],
-                                                  .probes = found[GPT_NAMES],
-                                                  .kernels = found[GPT_KERNELS],
-                                                  .filter = found[GPT_FILTER]}))
+    if (!kept)
+        return "memory ran out";
+    struct order made = {.identity = found[GPT_IDENTITY],
+                         .pipeline = found[GPT_PIPELINE],
+                         .probes = found[GPT_NAMES],
+                         .kernels = found[GPT_KERNELS],
+                         .filter = found[GPT_FILTER]};
+    hook_expect_probes(&made, atomic_load(&hook_recording));
+    if (!hook_make_order(&made))
         return "memory ran out";
     hook_find_all_flags();
     return "";

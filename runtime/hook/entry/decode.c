@@ -99,29 +99,30 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     return (waits ? SLOT_SYNC : 0) | (runs ? SLOT_TIMED : 0);
 }
 
-// While calls are recorded (`on`), or not: then handlers run, and nothing else is done. A launch is looked at
-// all the same, as it may be the first of a forked process.
+// While calls are recorded (`on`), or not: then handlers run, and nothing else is done. Those of a launch
+// have nothing to do then, and late ones before something was probed: such a call is jumped to.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     const struct known *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
-    bool probes = known && (launches ? on && ordered : hook_probing);
+    bool probed = hook_has_probed();
+    bool probes = known && (launches ? on && ordered : known->late ? probed : hook_probing);
     uint32_t flags = on && is_meant(calls, name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
     if (flags && hook_stacks && is_meant(hook_stacks, name, hook_type(slot)))
         flags |= SLOT_STACK;
     flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
-    flags |= probes && known->allocates ? SLOT_WATCHED : 0;
+    flags |= probed && !launches && known && known->allocates ? SLOT_WATCHED : 0;
     if (slot->on_return)
         flags |= SLOT_WATCHED;
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))
         flags |= SLOT_COUNTED | SLOT_QUERY;
-    if (launches)
+    if (launches && on)
         flags |= SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0);
     flags |= !on && (launches || !strcmp(name, "cuGraphLaunch")) ? SLOT_UNCOUNTED : 0;
     flags |= slot->words < STACK_WORDS ? SLOT_SCALAR : 0;
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
-    flags |= ordered && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
+    flags |= probed && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
     // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
@@ -129,12 +130,17 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     return flags;
 }
 
-void hook_find_flags(struct slot *slot) {
+unsigned hook_find_flags(struct slot *slot) {
     char name[NAME_BYTES];
+    unsigned seen;
     slot_name(slot, name);
-    slot->on = (uint16_t)find_flags(slot, name, true);
-    slot->off = (uint16_t)find_flags(slot, name, false);
-    hook_use_flags(slot);
+    do { // the last one sees what holds
+        seen = hook_changes();
+        __atomic_store_n(&slot->on, (uint16_t)find_flags(slot, name, true), __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->off, (uint16_t)find_flags(slot, name, false), __ATOMIC_SEQ_CST);
+        hook_use_flags(slot);
+    } while (seen != hook_changes());
+    return seen;
 }
 
 void hook_describe(struct slot *slot, const char *symbol) {
@@ -152,9 +158,11 @@ void hook_describe(struct slot *slot, const char *symbol) {
         memcpy(slot->values, known->values, sizeof(slot->values));
     }
     slot->on_return = known ? known->on_return : NULL;
-    hook_find_flags(slot);
+    unsigned seen = hook_find_flags(slot);
     __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is there
     hook_use_flags(slot); // recording may have been turned on or off meanwhile
+    if (seen != hook_changes())
+        hook_find_flags(slot);
 }
 
 const char *hook_type(const struct slot *slot) {

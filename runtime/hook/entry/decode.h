@@ -12,15 +12,16 @@ struct known {
     // They run whether or not the call is recorded, or anything is.
     handler *before;    // may change the arguments and the function, or answer in place of the driver
     handler *on_return; // after a call that returned CUDA_SUCCESS
-    // The same, of what is probed: they run if something is to be.
+    // The same, of what is probed: they run if something is to be, or may be named later.
     handler *probe_before, *probe_after; // after any call
     bool first;                          // the latter is: before on_return, and what else looks at the call
+    bool late;                           // both run from when something has been probed
     bool allocates;                      // and is made again if it found no memory while we had some
     bool v2; // the function of this name without suffix is an older one with other arguments
 };
 void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
 void hook_describe_named(struct slot *slot);               // if nobody did
-void hook_find_flags(struct slot *slot);                   // again, after other probes were ordered
+unsigned hook_find_flags(struct slot *slot);               // for what is probed now; gives hook_changes()
 void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);                     // writes its `api` record
 const char *hook_type(const struct slot *slot);

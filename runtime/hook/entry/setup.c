@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "decode.h"
 #include "hook/probe/memusage.h"
@@ -43,7 +44,10 @@ static void pass_through(void) {
 }
 
 static void survey(void) {
-    hook_use_all_flags(); // of a child that was forked while they changed
+    static pid_t process;
+    pid_t before = process;
+    if ((process = getpid()) != before)
+        hook_find_all_flags(); // of a child that was forked while they changed
     hook_scan_libraries();
     hook_write_unprobed();
     hook_write_needs();

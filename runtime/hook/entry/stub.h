@@ -11,9 +11,8 @@
 #define SLOT_QUERY_INDEX 57
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
-#define SLOT_COUNTED                                                                                         \
-    4 // counted whether it is watched or not: a launch, by its function, or a query, by itself
-#define SLOT_SECOND 8 // a launch whose function is the second argument
+#define SLOT_COUNTED 4  // also if it is not watched: a launch, by its function, or a query, by itself
+#define SLOT_SECOND 8   // a launch whose function is the second argument
 #define SLOT_QUERY 16
 #define SLOT_SCALAR 32      // no argument and no result is in a vector register
 #define SLOT_TIMED 64       // what it puts into a stream is timed on the GPU
@@ -37,6 +36,15 @@
 #define THREAD_END 32
 #define THREAD_EARLIER 144
 #define THREAD_QUERIES 208
+#define THREAD_COUNTERS 496
+#define THREAD_COUNTERS_MASK 504
+#define COUNTER_KEY 0
+#define COUNTER_ROW 8
+#define COUNTER_CURRENT 16
+#define COUNTER_GENERATION 24
+#define COUNTER_BITS 5 // it is 32 bytes
+#define KEY_FACTOR 0x9e3779b97f4a7c15
+#define KEY_SHIFT 40
 
 #define FRAME_SIZE 368
 #define FRAME_ARGS 0
@@ -79,8 +87,16 @@ _Static_assert(offsetof(struct live, pid) == LIVE_PID && offsetof(struct thread,
                    offsetof(struct thread, chunk) == THREAD_CHUNK &&
                    offsetof(struct thread, earlier) == THREAD_EARLIER &&
                    offsetof(struct thread, queries) == THREAD_QUERIES &&
+                   offsetof(struct thread, counters) == THREAD_COUNTERS &&
+                   offsetof(struct thread, counters_mask) == THREAD_COUNTERS_MASK &&
                    offsetof(struct thread, batches[LAYOUT_PLAIN].next) == THREAD_NEXT &&
                    offsetof(struct thread, batches[LAYOUT_PLAIN].end) == THREAD_END,
+               "as the stub has it");
+_Static_assert(offsetof(struct counter, key) == COUNTER_KEY && offsetof(struct counter, row) == COUNTER_ROW &&
+                   offsetof(struct counter, reference.current) == COUNTER_CURRENT &&
+                   offsetof(struct counter, reference.generation) == COUNTER_GENERATION &&
+                   sizeof(struct counter) == 1 << COUNTER_BITS && offsetof(struct count, count) == 0 &&
+                   KEY_FACTOR == COUNTER_FACTOR && KEY_SHIFT == COUNTER_SHIFT,
                "as the stub has it");
 
 #endif

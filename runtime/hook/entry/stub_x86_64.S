@@ -10,7 +10,9 @@
 // frame: what is left are two reads of the clock, which take 19 to 30 ns in a virtual machine, and the price of the
 // trace's pages, 5 ns a row.
 //
-// A function that is not watched is jumped to: its caller's frame is all it sees.
+// A function that is not watched is jumped to: its caller's frame is all it sees. So is a launch, or a query, that is
+// only counted, after that. While nothing is recorded and nothing was ever probed, no call that a program makes often is
+// watched: neither launches, also of graphs, nor what else goes into a stream or waits for it.
 //
 // The flags of a slot change while calls are under way, when recording is turned on or off: a stub reads them once.
 
@@ -99,6 +101,32 @@ hook_stubs_end:
     .endr
     .endm
 
+// Counts a launch of the function in a register, by the counter of the thread in r10, and goes on to it.
+    .macro count function
+    movabsq $KEY_FACTOR, %rax
+    imulq \function, %rax
+    shrq $KEY_SHIFT, %rax
+    andl THREAD_COUNTERS_MASK(%r10), %eax
+    shlq $COUNTER_BITS, %rax
+    movq THREAD_COUNTERS(%r10), %r10
+    testq %r10, %r10
+    jz full
+    addq %r10, %rax
+    cmpq COUNTER_KEY(%rax), \function
+    jne full
+    movq COUNTER_CURRENT(%rax), %r10
+    testq %r10, %r10
+    jz full
+    movq (%r10), %r10
+    cmpq COUNTER_GENERATION(%rax), %r10
+    jne full                        // what was counted is gone
+    movq COUNTER_ROW(%rax), %rax
+    cmpq $0, (%rax)
+    je full
+    incq (%rax)
+    jmp *SLOT_REAL(%r11)
+    .endm
+
     .p2align 5
     .type enter, @function
 enter:
@@ -115,41 +143,32 @@ look:
 1:  testl $SLOT_LEAN, %r10d
     jnz lean
     testl $SLOT_WATCHED, %r10d
-    jnz 1f
-    testl $(SLOT_SECOND | SLOT_QUERY | SLOT_UNCOUNTED), %r10d
-    jnz 3f
-    call hook_count_first           // keeps all registers but rax, in which no function that is counted has an argument
-    jmp 4f
-3:  testl $SLOT_QUERY, %r10d
-    jnz 5f
-    testl $SLOT_UNCOUNTED, %r10d
-    jnz 8f
-    call hook_count_second
-    jmp 4f
-5:  movq hook_thread@gottpoff(%rip), %rax
+    jnz full
+
+    // It is counted, and nothing else: in a counter of this thread, which is in the trace. The first of its kind
+    // is looked at, as all are for which there is none. No such function has an argument in rax. A launch that
+    // fails later is counted too.
+    movq hook_thread@gottpoff(%rip), %rax
     movq %fs:(%rax), %r10
     testq %r10, %r10
-    jz 1f
+    jz full
     movq hook_live(%rip), %rax
     movl LIVE_PID(%rax), %eax
     cmpl THREAD_PID(%r10), %eax
-    jne 1f
-    movzbl SLOT_QUERY_INDEX(%r11), %eax
+    jne full
+    testl $SLOT_QUERY, SLOT_FLAGS(%r11)
+    jnz 3f
+    testl $SLOT_SECOND, SLOT_FLAGS(%r11)
+    jnz 2f
+    count %rdi
+2:  count %rsi
+3:  movzbl SLOT_QUERY_INDEX(%r11), %eax
     movq THREAD_QUERIES(%r10, %rax, 8), %rax
-    testq %rax, %rax                // the first is looked at
-    jz 1f
-    incq (%rax)                     // its counter, in the trace
-    jmp 9b
-8:  movq hook_live(%rip), %rax
     testq %rax, %rax
-    jz 1f
-    cmpl $0, LIVE_PID(%rax)         // no trace: it may be a forked process, which begins one
-    je 1f
+    jz full
+    incq (%rax)
     jmp 9b
-4:  testb %al, %al
-    jnz 9b
 
-1:
 full:
     open_frame
     leaq 16(%rbp), %rcx

@@ -14,30 +14,43 @@ void hook_use_flags(struct slot *slot) {
     bool on;
     do {
         on = atomic_load(&hook_recording);
-        __atomic_store_n(&slot->flags, on ? slot->on : slot->off, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->flags, __atomic_load_n(on ? &slot->on : &slot->off, __ATOMIC_SEQ_CST),
+                         __ATOMIC_SEQ_CST);
     } while (on != atomic_load(&hook_recording));
 }
 
-void hook_use_all_flags(void) {
+static void use_all_flags(void) {
     for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
         if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
             hook_use_flags(slot);
 }
 
+static _Atomic unsigned changes;
+
+unsigned hook_changes(void) { return atomic_load(&changes); }
+
 void hook_find_all_flags(void) {
+    atomic_fetch_add(&changes, 1);
     for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
         if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
             hook_find_flags(slot);
+}
+
+// Before the first kernel has probes, calls are looked at that must know which buffers there are.
+void hook_expect_probes(const struct order *order, bool recording) {
+    if (hook_will_probe(order, recording))
+        hook_find_all_flags();
 }
 
 // Calls that are recorded lie between the two records.
 void hook_switch(bool on) {
     if (on == atomic_load(&hook_recording))
         return;
+    hook_expect_probes(hook_order(), on);
     if (on)
         hook_write_recording(true);
     atomic_store(&hook_recording, on);
-    hook_use_all_flags();
+    use_all_flags();
     if (!on)
         hook_write_recording(false);
 }

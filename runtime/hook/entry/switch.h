@@ -5,11 +5,13 @@
 
 #include <stdbool.h>
 
+#include "hook/probe/settings.h"
 #include "hook/watch/call.h"
 
 void hook_use_flags(struct slot *slot); // those for now
-void hook_use_all_flags(void);
-void hook_find_all_flags(void); // of all slots, after probes were ordered
-void hook_switch(bool on);      // one thread at a time
+void hook_find_all_flags(void);         // of all slots, after what they follow from has changed
+unsigned hook_changes(void); // how often that was called: who finds flags looks whether it was meanwhile
+void hook_expect_probes(const struct order *order, bool recording); // once both hold
+void hook_switch(bool on);                                          // one thread at a time
 
 #endif

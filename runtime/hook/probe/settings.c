@@ -8,6 +8,7 @@
 #include "common/broker.h"
 #include "common/control.h"
 #include "hook/write/naming.h"
+#include "hook/write/recording.h"
 #include "hook/write/thread.h"
 #include "settings.h"
 
@@ -36,6 +37,14 @@ bool hook_make_order(const struct order *made) {
     order->number = order->before->number + 1;
     atomic_store_explicit(&orders, order, memory_order_release);
     return true;
+}
+
+static _Atomic bool has_probed;
+
+bool hook_has_probed(void) { return hook_probing && atomic_load(&has_probed); }
+
+bool hook_will_probe(const struct order *order, bool recording) {
+    return hook_probing && order->identity && recording && !atomic_exchange(&has_probed, true);
 }
 
 // NVIDIA's libraries whose code is closed, by the beginning of the file's name. NCCL's and CUTLASS's is not.
@@ -93,6 +102,7 @@ void hook_probe_setup(void) {
                                         .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
                                         .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),
                                         .filter = hook_keep_variable("GPT_HOOK_PROBE_FILTER")});
+    hook_will_probe(hook_order(), atomic_load(&hook_recording));
     if (hook_probing && __register_atfork)
         __register_atfork(NULL, NULL, go_on, NULL);
     process = getpid();

@@ -22,6 +22,11 @@ const struct order *hook_order(void);
 const struct order *hook_order_of(unsigned number);
 bool hook_make_order(const struct order *made); // false without memory
 
+// Whether probes have ever been named while calls were recorded. Until then no kernel has any, be it launched
+// or in a graph, and there are no buffers and no memory for them.
+bool hook_has_probed(void);
+bool hook_will_probe(const struct order *order, bool recording); // soon; true if nothing was probed before
+
 struct settings {
     uint64_t wait; // ms that a burst of look-ups waits
     uint64_t skip, count, sample;

@@ -21,13 +21,15 @@
 #define MAX_DEPTH 16       // of graphs in graphs
 #define MAX_BODIES 64      // of a conditional node
 
-static struct {
+struct walk {
     CUresult (*nodes)(void *, void **, size_t *), (*type)(void *, int *), (*child)(void *, void **);
     CUresult (*kernel)(void *, CUDA_KERNEL_NODE_PARAMS *);
-} cu;
+    bool (*see)(const struct graph_node *node, void *with);
+    void *with;
+};
 
-static bool find_functions(void) {
-#define FIND(member, name) (cu.member = (__typeof__(cu.member))(uintptr_t)hook_driver_function(name))
+static bool find_functions(struct walk *cu) {
+#define FIND(member, name) (cu->member = (__typeof__(cu->member))(uintptr_t)hook_driver_function(name))
     return FIND(nodes, "cuGraphGetNodes") && FIND(type, "cuGraphNodeGetType") &&
            FIND(child, "cuGraphChildGraphNodeGetGraph") && FIND(kernel, "cuGraphKernelNodeGetParams_v2");
 }
@@ -76,11 +78,6 @@ static void see_body(const struct property *property, void *with) {
         bodies->graphs[bodies->count++] = (void *)property->value;
 }
 
-struct walk {
-    bool (*see)(const struct graph_node *node, void *with);
-    void *with;
-};
-
 static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure);
 
 static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsigned depth) {
@@ -95,26 +92,26 @@ static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsi
 static bool walk_node(const struct walk *walker, void *graph, void *handle, unsigned depth, bool sure) {
     struct graph_node node = {.handle = handle, .type = -1, .depth = depth, .sure = sure};
     void *inner;
-    cu.type(handle, &node.type);
-    if (node.type == CU_GRAPH_NODE_TYPE_KERNEL && cu.kernel(handle, &node.kernel) != CUDA_SUCCESS)
+    walker->type(handle, &node.type);
+    if (node.type == CU_GRAPH_NODE_TYPE_KERNEL && walker->kernel(handle, &node.kernel) != CUDA_SUCCESS)
         node.kernel = (CUDA_KERNEL_NODE_PARAMS){0};
     if (!walker->see(&node, walker->with))
         return false;
-    if (node.type == CU_GRAPH_NODE_TYPE_GRAPH && cu.child(handle, &inner) == CUDA_SUCCESS)
+    if (node.type == CU_GRAPH_NODE_TYPE_GRAPH && walker->child(handle, &inner) == CUDA_SUCCESS)
         return walk(walker, inner, depth + 1, sure);
     return node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || walk_bodies(walker, graph, handle, depth + 1);
 }
 
 static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure) {
     size_t count = 0;
-    if (depth > MAX_DEPTH || cu.nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
+    if (depth > MAX_DEPTH || walker->nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return true;
     size_t size = count * sizeof(void *);
     void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (nodes == MAP_FAILED)
         return true;
     bool more = true;
-    if (cu.nodes(graph, nodes, &count) == CUDA_SUCCESS)
+    if (walker->nodes(graph, nodes, &count) == CUDA_SUCCESS)
         for (size_t i = 0; i < count && more; i++)
             more = walk_node(walker, graph, nodes[i], depth, sure);
     munmap(nodes, size);
@@ -122,8 +119,9 @@ static bool walk(const struct walk *walker, void *graph, unsigned depth, bool su
 }
 
 void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with) {
-    if (find_functions())
-        walk(&(struct walk){see, with}, graph, 0, true);
+    struct walk walker = {.see = see, .with = with};
+    if (find_functions(&walker))
+        walk(&walker, graph, 0, true);
 }
 
 // The nodes of a graph as they are kept.
@@ -156,7 +154,9 @@ static struct nodes *map_nodes(size_t size) {
 }
 
 static struct nodes *nodes_of(void *graph) {
-    struct listing listing = {.nodes = hook_this_thread() && find_functions() ? map_nodes(4096) : NULL};
+    struct walk needed;
+    struct listing listing = {.nodes =
+                                  hook_this_thread() && find_functions(&needed) ? map_nodes(4096) : NULL};
     if (listing.nodes)
         hook_walk_graph(graph, list_node, &listing);
     return listing.nodes;

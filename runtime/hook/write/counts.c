@@ -74,23 +74,22 @@ static struct count *new_row(bool query, uint32_t id) {
 
 // The table
 
-__attribute__((target("general-regs-only"))) static inline uint32_t place_of(const struct thread *thread,
-                                                                             uint64_t key) {
-    return (uint32_t)(key * 0x9e3779b97f4a7c15u >> 40) & (thread->counters_size - 1);
+static uint32_t place_of(const struct thread *thread, uint64_t key) {
+    return (uint32_t)(key * COUNTER_FACTOR >> COUNTER_SHIFT) & thread->counters_mask;
 }
 
 // The key's place, or the one where it would be. The table is never full.
 static struct counter *find(const struct thread *thread, uint64_t key) {
     uint32_t at = place_of(thread, key);
     while (thread->counters[at].key && thread->counters[at].key != key)
-        at = (at + 1) & (thread->counters_size - 1);
+        at = (at + 1) & thread->counters_mask;
     return &thread->counters[at];
 }
 
 // Makes room: without the counters of functions that are gone, and larger if most are not.
 static bool grow(struct thread *thread) {
-    uint32_t old_size = thread->counters_size, size = old_size ? old_size : 256, alive = 0;
     struct counter *old = thread->counters;
+    uint32_t old_size = old ? thread->counters_mask + 1 : 0, size = old ? old_size : 256, alive = 0;
     for (uint32_t i = 0; i < old_size; i++)
         alive += old[i].key && hook_is_alive(old[i].reference);
     if (2 * alive >= size)
@@ -100,7 +99,7 @@ static bool grow(struct thread *thread) {
     if (made == MAP_FAILED)
         return false;
     thread->counters = made;
-    thread->counters_size = size;
+    thread->counters_mask = size - 1;
     thread->counters_used = alive;
     for (uint32_t i = 0; i < old_size; i++)
         if (old[i].key && hook_is_alive(old[i].reference))
@@ -120,7 +119,7 @@ struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, 
     HOOK_CALM; // a handler that launches must find a table that is whole
     int error = errno;
     struct count *row = NULL;
-    if ((4 * thread->counters_used < 3 * thread->counters_size || grow(thread)) &&
+    if (((thread->counters && 4 * thread->counters_used < 3 * thread->counters_mask) || grow(thread)) &&
         (row = new_row(query, id))) {
         struct counter *counter = find(thread, key);
         thread->counters_used += !counter->key;
@@ -161,32 +160,4 @@ uint64_t hook_count_launches(void) {
             total += atomic_load_explicit(&rows[i].count, memory_order_relaxed);
     }
     return total;
-}
-
-// What a stub calls for a function that is counted and nothing else. It may use no register but rax, for the
-// others hold arguments. Returns whether the call is counted; else it is one to look at, the first of its
-// kind. A launch that fails later is counted too.
-#define KEEPS_REGISTERS __attribute__((no_caller_saved_registers, target("general-regs-only")))
-KEEPS_REGISTERS bool hook_count_first(uint64_t key);
-KEEPS_REGISTERS bool hook_count_second(uint64_t, uint64_t key);
-
-__attribute__((always_inline, target("general-regs-only"))) static inline bool count(uint64_t key) {
-    struct thread *thread = hook_thread;
-    if (!thread || thread->pid != atomic_load_explicit(&hook_live->pid, memory_order_relaxed) ||
-        !thread->counters)
-        return false;
-    const struct counter *counter = &thread->counters[place_of(thread, key)];
-    if (counter->key != key || !hook_is_alive(counter->reference))
-        return false;
-    uint64_t counted = atomic_load_explicit(&counter->row->count, memory_order_relaxed);
-    if (!counted)
-        return false;
-    atomic_store_explicit(&counter->row->count, counted + 1, memory_order_relaxed);
-    return true;
-}
-
-bool hook_count_first(uint64_t key) { return count(key); }
-bool hook_count_second(uint64_t unused, uint64_t key) {
-    (void)unused;
-    return count(key);
 }

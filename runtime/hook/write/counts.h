@@ -18,6 +18,10 @@ struct count {
     uint32_t id, pad; // of the function, of the api
 };
 
+// Where in a thread's table a key is, modulo its size: also for the stubs, which count most launches.
+#define COUNTER_FACTOR 0x9e3779b97f4a7c15u
+#define COUNTER_SHIFT 40
+
 struct counter {                // of a thread's table: open addressing
     uint64_t key;               // the function's handle, the address of the query's slot
     struct count *row;          // of the function that had the handle when this was made

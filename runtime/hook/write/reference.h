@@ -13,8 +13,7 @@ struct reference {
     uint64_t generation;
 };
 
-// Inlined where no vector register may be touched, too.
-__attribute__((target("general-regs-only"))) static inline bool hook_is_alive(struct reference reference) {
+static inline bool hook_is_alive(struct reference reference) {
     return reference.current &&
            atomic_load_explicit(reference.current, memory_order_acquire) == reference.generation;
 }

@@ -35,7 +35,7 @@ struct thread {
     const struct row *in_flight;        // the innermost call when the chunk before this one was full
     uint32_t used;                      // bytes of the chunk's data
     struct counter *counters;
-    uint32_t counters_size, counters_used; // the size is a power of two, or 0
+    uint32_t counters_mask, counters_used; // the mask is one less than their number, a power of two
     struct stream_queue *timelines;
     struct thread *next; // in the pool
 };
