@@ -146,7 +146,7 @@ class TraceFolder:
                 out.write(data)
         self._log = open(path / "event.log", "xb")
         self._write(events.iter_head(header))
-        self._folders = KernelFolders(path / "kernel", self._settings)
+        self._folders = KernelFolders(path / "kernel", header["pid"], self._settings)
 
     def _write(self, lines: Iterator[str] | list[str]) -> None:
         if self._log:
