@@ -143,6 +143,7 @@ CODE: dict[str, Keys] = {
         "registers": ("u64?", "most of a thread that its kernels may use; absent: as many as they take"),
         "saved": ("str?", "the file that gpt-hook --save-modules wrote it to"),
         "loader": ("str?", "the library whose code loaded an image that lies in no file"),
+        "of": ("str?", "PID:ID of a request: the process that asks, and the id in its trace"),
     },
     "function": {
         "id": ("u64", "number in the segment"),

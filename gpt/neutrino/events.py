@@ -21,6 +21,7 @@ Record = dict[str, Any]
 SAID = ("memory", "memcpy", "memset", "module")  # types of calls that have lines
 SECOND = frozenset(("cuMemAlloc", "cuMemAllocHost", "cuMemAllocPitch", "cuMemFree", "cuMemHostRegister"))
 LOADERS = {"cuLibraryLoadData": "lib", "cuLibraryLoadFromFile": "lib"}  # others load a module
+READY = "[info] init success"
 KINDS = {"fatbin": "fatbin", "cubin": "elf", "ptx": "ptx"}
 GETTERS = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction")
 
@@ -51,7 +52,7 @@ def _call(api: Api, row: Any, names: set[str]) -> str:
     symbol = f"{api.name}_v2" if api.name in SECOND else api.symbol or api.name
     result = int(row["result"])
     if api.name == "cuInit":
-        return f"[info] init {'failed ' + str(result) if result else 'success'}"
+        return f"[info] init failed {result}" if result else READY
     if api.type == "module" and api.op == "load" and result:
         return f"[mod] {symbol} {result}"
     if not {"to", "bytes"} <= names:

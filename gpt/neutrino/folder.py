@@ -62,6 +62,7 @@ class TraceFolder:
         self._settings = settings
         self._analyze = analyze
         self._log: IO[bytes] | None = None
+        self._ready = False  # whether the log says that the driver is there
         self._loads: list[str] = []  # lines since the last `sync`
         self._launches: list[str] = []
         self._later: list[Record] = []  # what is said of functions whose records may come after
@@ -146,7 +147,7 @@ class TraceFolder:
                 out.write(data)
         self._log = open(path / "event.log", "xb")
         self._write(events.iter_head(header))
-        self._folders = KernelFolders(path / "kernel", self._settings)
+        self._folders = KernelFolders(path / "kernel", header["pid"], self._settings)
 
     def _write(self, lines: Iterator[str] | list[str]) -> None:
         if self._log:
@@ -167,7 +168,11 @@ class TraceFolder:
         for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
             self._say(launch)
         said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
-        said.sort(key=lambda line: not line.startswith("[info]"))  # that the driver is there comes first
+        # That the driver is there comes once, and first: code that was loaded says so too, and the call may come later.
+        begins = not self._ready and any(line == events.READY or line.startswith("[mod]") for line in said)
+        self._ready |= begins
+        said = [line for line in said if line != events.READY] + [events.READY] * begins
+        said.sort(key=lambda line: not line.startswith("[info]"))
         self._write([*said, *self._launches])
         self._loads, self._launches = [], []
         if self._tensors and self.path:

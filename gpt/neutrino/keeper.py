@@ -2,7 +2,9 @@
 
 A question is a `module` with the kernels that are wanted, and answers follow it, up to a `sync`. For each kernel there
 is a folder below the first argument, named after the kernel and the image: so the reader of the trace, where a
-`module` has the same image, finds it. All is there before the `sync` goes on, and so before the kernel is launched.
+`module` has the same image, finds it. It has a second name after process and module, as the image that was asked about
+may be another one, that which the driver linked, or its digest not be in the trace. All is there before the `sync`
+goes on, and so before the kernel is launched.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ SMALL = 4 << 20  # bytes: of a larger image in a file a trace has no digest
 BLOCK = 1 << 20
 
 
-def find_kept(folder: Path, kernel: str, module: Record) -> Path | None:
-    """What was kept of a kernel of a `module` of the trace."""
-    names = [f"{module['path']}:{module.get('offset', 0)}"] if "path" in module else []
-    names = ([module["sha256"]] if "sha256" in module else []) + names
+def find_kept(folder: Path, kernel: str, pid: int, module: Record) -> Path | None:
+    """What was kept of a kernel of a `module` in the trace of a process."""
+    names = [module["sha256"]] if "sha256" in module else []
+    names += [f"{module['path']}:{module.get('offset', 0)}"] if "path" in module else []
+    names += [f"{pid}:{module['id']}"] if "id" in module else []
     return next((path for name in names if (path := _folder(folder, kernel, name)).is_dir()), None)
 
 
@@ -103,6 +106,8 @@ class Keeper:
             first, *others = [_folder(self._folder, kernel, name) for name in names]
             first.mkdir(0o700, exist_ok=True)
             for other in others:
+                if other.is_symlink():  # perhaps of the program that the process was before exec(3)
+                    other.unlink()
                 with suppress(FileExistsError):
                     other.symlink_to(first.name)
             self._keep_image(question.module, names[0], first / "original.bin")
@@ -156,6 +161,8 @@ def _name_image(module: Record) -> Iterator[str]:
         yield digest.hexdigest()
     if in_file:
         yield f"{module['path']}:{module.get('offset', 0)}"
+    if "of" in module:
+        yield module["of"]
 
 
 def copy_kept(source: Path, target: Path) -> None:

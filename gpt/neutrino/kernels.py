@@ -1,6 +1,6 @@
 """`kernel/N_SHA1/`: what became of a kernel that was launched, as the keeper of the pipeline kept it.
 
-original.bin original.ptx   the image that the program loaded, its PTX
+original.bin original.ptx   the image that the program loaded, or had the driver link; its PTX
 pruned.ptx pruned.bin       what the kernel needs of it, and that assembled
 probed.ptx probed.bin       the same with probes
 process.log                 what was done: what ptxas said, the generated reader, or why there are no probes
@@ -43,8 +43,9 @@ class Settings(NamedTuple):
 class KernelFolders:
     """The folders of a process."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, pid: int, settings: Settings) -> None:
         self._folder = folder
+        self._pid = pid
         self._settings = settings
         self._count = 0
         self.missing = False  # whether something was not kept of a kernel with probes
@@ -55,7 +56,7 @@ class KernelFolders:
         folder = self._folder / f"{self._count}_{digest}"
         self._count += 1
         folder.mkdir()
-        kept = find_kept(self._settings.kept, name, module)
+        kept = find_kept(self._settings.kept, name, self._pid, module)
         for file in CODE:
             if kept and (kept / file).exists():
                 copy_kept(kept / file, folder / file)

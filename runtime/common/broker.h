@@ -66,6 +66,7 @@ struct gpt_asked {         // a request
     const char *kernel;    // NULL: what is in the image
     const char *arch;      // of the device that the kernel is for; NULL: not said
     unsigned registers;    // most of a thread; 0: any number
+    uint32_t module;       // its id in the trace of this process; 0: it has none
 };
 
 // The records that begin and end what a pipeline reads, the request, and a mark that comes back. False if a

@@ -1,5 +1,6 @@
 // The records that are asked with, and read in answers.
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -59,11 +60,13 @@ bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number) { ADD(bytes, sync, 0
 bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
     struct gpt_str only = {asked->kernel, asked->kernel ? strlen(asked->kernel) : 0};
     size_t inside = asked->image ? asked->size : 0;
+    char of[32];
+    int of_size = asked->module ? snprintf(of, sizeof(of), "%d:%u", getpid(), asked->module) : 0;
     ADD(bytes, module, inside + only.size, .type = {asked->type, strlen(asked->type)},
         .offset = {!asked->image, asked->offset}, .size = {!asked->image, asked->size},
         .data = {asked->image, inside}, .only = {asked->kernel ? &only : NULL, 1},
         .arch = {asked->arch, asked->arch ? strlen(asked->arch) : 0},
-        .registers = {asked->registers != 0, asked->registers});
+        .registers = {asked->registers != 0, asked->registers}, .of = {of, (size_t)of_size});
 }
 
 // One more key of a map of a few.

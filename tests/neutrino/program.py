@@ -1,6 +1,7 @@
 """A program as those of Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
 
-program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it
+program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it;
+                        linked: the driver links the code first, as numba-cuda has it done
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from ctypes import byref, c_size_t, c_void_p
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -58,11 +60,22 @@ def forward(attn, out, q):
     driving.ok(driving.launch(attn, 2, BLOCK, out.memory, q.memory))
 
 
+def link(text: bytes) -> c_void_p:
+    """The address of what the driver makes of PTX."""
+    state, image, size = c_void_p(), c_void_p(), c_size_t()
+    driving.ok(driving.cu.cuLinkCreate_v2(0, None, None, byref(state)))
+    part = (state, 1, text, c_size_t(len(text)), b"part", 0, None, None)
+    driving.ok(driving.cu.cuLinkAddData_v2(*part))
+    driving.ok(driving.cu.cuLinkComplete(state, byref(image), byref(size)))
+    return image
+
+
 def main(words: list[str]) -> int:
     if "fork" in words and os.fork() == 0:
         words.remove("fork")
     driving.begin()
-    module = driving.load(TEXT.encode() + b"\0")
+    text = TEXT.encode() + b"\0"
+    module = driving.load(link(text) if "linked" in words else text)
     attn, fill = driving.function(module, "attn_fwd"), driving.function(module, "distribution")
     q, out = Tensor(driving.Memory(COUNT)), Tensor(driving.Memory(COUNT))
     driving.ok(driving.launch(fill, 2, BLOCK, q.memory, q.memory))

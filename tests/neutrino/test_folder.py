@@ -72,6 +72,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
     assert (folder / "event.log").read_text().splitlines() == [
         "[pid] 10",
         "[cmd] 4 app",
+        "[info] init success",
         "[mod] cuModuleLoadData 0 mod 0x3 code 0x40",
         f"[mod] cuModuleGetFunction func 0x2 mod 0x3 name {NAME}",
         "[exec] funcmap-not-find 0x2",
@@ -122,6 +123,14 @@ def test_calls_of_a_process_in_order_of_time(tmp_path):
         "[mem] cuMemFree_v2 0 dptr 0x1000",
         "[mod] cuLibraryLoadData 200",
     ]
+
+
+def test_the_driver_is_said_to_be_there_once_and_before_what_it_loads(tmp_path):
+    """Rows of calls come a while after them; some programs call cuInit more than once."""
+    rows = [forge.calls([(start, 1, 1, 0)]) for start in (10, 70)]
+    segment = forge.trace(forge.api(1, "cuInit"), MODULE, sync(1), rows[0], sync(2), rows[1])
+    said = lines(tmp_path, segment)[2:]
+    assert said == ["[info] init success", "[mod] cuModuleLoadData 0 mod 0x3 code 0x40"]
 
 
 def test_benchmark(tmp_path):
@@ -288,7 +297,7 @@ def test_names_with_line_feeds(tmp_path):
     head, *rest = forge.trace(library, MODULE, function, tensor)
     _, (folder,) = write(tmp_path, [head | {"argv": ["python", "-c", "é = 1\nprint(é)"]}, *rest])
     found = (folder / "event.log").read_text().splitlines()
-    assert len(found) == 5 and all(line.startswith("[") for line in found)
+    assert len(found) == 6 and all(line.startswith("[") for line in found)
     assert found[1] == f"[cmd] {len('python -c é = 1 print(é) '.encode())} python -c é = 1\\nprint(é)"
     (line,) = (folder / "tensor.trace").read_text().splitlines()
     assert line.split("  ")[5:] == ["q['\\n x']", "f", "a\\r b.py:7"]

@@ -36,7 +36,7 @@ def texts(folder, **files):
 def add(folder, module, kernel, reason=""):
     """The folder of the kernel in a trace folder, and what it holds."""
     (folder / "kernel").mkdir(exist_ok=True)
-    folders = KernelFolders(folder / "kernel", Settings("", "", "hook.py", {"m": 8}, folder / "kept", False))
+    folders = KernelFolders(folder / "kernel", 4711, Settings("", "", "hook.py", {"m": 8}, folder / "kept", False))
     made = folders.add("k", module, kernel, [MAP] if kernel else [], reason)
     return {path.name: path.read_bytes() for path in made.iterdir()}, folders.missing
 
@@ -84,17 +84,29 @@ def test_an_image_in_a_file(tmp_path, size):
     place = {"path": str(path), "offset": 4, "size": size}
     answer(tmp_path / "kept", records.make("module", id=0, type="fatbin", only=["k"], arch="sm_90", **place))
     loaded = records.make("module", id=7, type="fatbin", **place)
-    found = find_kept(tmp_path / "kept", "k", loaded)
+    found = find_kept(tmp_path / "kept", "k", 1, loaded)
     assert (found / "original.bin").read_bytes() == bytes(size)
     other = {"path": "/elsewhere", "sha256": hashlib.sha256(bytes(size)).hexdigest()}
-    by_digest = find_kept(tmp_path / "kept", "k", records.make("module", id=7, type="fatbin", **other))
+    by_digest = find_kept(tmp_path / "kept", "k", 1, records.make("module", id=7, type="fatbin", **other))
     assert (by_digest is not None) == (size == 9)
-    assert find_kept(tmp_path / "kept", "other", loaded) is None
+    assert find_kept(tmp_path / "kept", "other", 1, loaded) is None
+
+
+def test_an_image_that_is_not_the_one_in_the_trace(tmp_path):
+    """The driver linked it; or it is in a file, and the trace has no digest. After exec(3) numbers begin anew."""
+    kept = tmp_path / "kept"
+    for text in (b"before exec", b"linked"):
+        answer(kept, QUESTION | {"of": "4711:7", "data": text}, PTX, CUBIN)
+    for loaded in ({"type": "cubin", "sha256": "0" * 64}, {"type": "ptx", "path": "/lib.so", "offset": 4}):
+        found = find_kept(kept, "k", 4711, records.make("module", id=7, **loaded))
+        assert (found / "original.bin").read_bytes() == text
+    assert find_kept(kept, "k", 4712, records.make("module", id=7, type="ptx")) is None
+    assert find_kept(kept, "k", 4711, {}) is None
 
 
 def test_an_image_of_many_kernels_is_kept_once(tmp_path):
     answer(tmp_path, QUESTION | {"only": ["a", "b"]})
-    paths = [find_kept(tmp_path, kernel, LOADED) / "original.bin" for kernel in "ab"]
+    paths = [find_kept(tmp_path, kernel, 1, LOADED) / "original.bin" for kernel in "ab"]
     assert paths[0].samefile(paths[1])
 
 

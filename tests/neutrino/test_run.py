@@ -168,6 +168,15 @@ def test_several_processes(tmp_path):
 
 
 @pytest.mark.full
+def test_code_that_the_driver_linked(tmp_path):
+    """The trace has the digest of what was linked, and the pipeline the PTX that it was linked from."""
+    done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "python", PROGRAM, "linked")
+    assert (done.returncode, done.stdout) == (0, f"max memory: 2048\n{BOTH}")
+    folder = tmp_path / done.stderr.split()[-1]
+    assert all((kernel / "original.ptx").exists() for kernel in (folder / "kernel").iterdir())
+
+
+@pytest.mark.full
 def test_a_kernel_in_which_the_probe_has_no_place(tmp_path):
     done = run(tmp_path, "gpt-neutrino", "-p", "tensorop_count", "python", PROGRAM)
     assert (done.returncode, done.stdout) == (0, "max memory: 2048\n")

@@ -425,6 +425,23 @@ SCENARIOS = {
         4,
         {},
     ),
+    "bare_body": (  # a kernel without probes in it counts once, as one with them
+        """
+        void *graph, *node, *found, *values[3];
+        CUDA_KERNEL_NODE_PARAMS params = params_of(values);
+        OK(D(cuGraphCreate)(&graph, 0));
+        CUgraphNodeParams body = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
+        OK(D(cuGraphConditionalHandleCreate)(&body.conditional.handle, graph, NULL, 1, 1));
+        OK(D(cuGraphAddNode_v2)(&node, graph, NULL, NULL, (size_t)0, &body));
+        OK(D(cuModuleGetFunction)(&found, module, "other"));
+        params.func = found;
+        OK(D(cuGraphAddKernelNode_v2)(&node, body.conditional.phGraph_out[0], NULL, (size_t)0, &params));
+        add(body.conditional.phGraph_out[0], node);
+        replay(instantiated(graph), 3), launched(3);
+        """,
+        3,
+        {"no probe applies to it": 3},
+    ),
     "still_disabled": (  # after updates, and nodes that are enabled and disabled then: not recorded, but counted
         """
         void *graph = captured(3), *exec = instantiated(graph), *nodes[3];

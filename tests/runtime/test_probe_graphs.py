@@ -359,6 +359,35 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     check_bytes(good(tmp_path, program, *options, arguments=(PTX, "2", "100")), 200)
 
 
+def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
+    """With --complete it waits for some to be free, as launches do."""
+    source = (
+        GRAPHS
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        OK(D(cuCtxSynchronize)());
+        for (int i = 0; i < 2; i++)
+            OK(D(cuStreamCreate)(&streams[i], 1));
+        void *graph = captured(2);
+        for (int i = 0; i < 600; i++)
+            put(streams[1]);
+        launched(600);
+        void *exec = instantiated(graph);
+        OK(D(cuStreamSynchronize)(streams[1]));
+        replay(exec, 3), launched(6);
+        check();
+        return 0;
+    }
+    """
+    )
+    monkeypatch.setenv("GPT_SIM_DELAY", "100")
+    options = ("-p", "gmem_bytes", "--max-memory", "200K")
+    program = build(tmp_path, source)
+    assert len(good(tmp_path, program, *options).of("probed")) < 600
+    check_bytes(good(tmp_path, program, *options, "--complete"), 606)
+
+
 @pytest.mark.full
 def test_a_hundred_thousand_nodes(tmp_path):
     trace = good(tmp_path, build(tmp_path, REPLAYS), "-p", "gmem_bytes", "--complete", arguments=(PTX, "100", "1000"))

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
@@ -226,6 +227,14 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
     return joining || pool->draining || pool->issuing; // of which a slab is not sent back, for that moment
 }
 
+// With --complete, until one may have come. False if there is nothing to wait for.
+static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
+    if (!drain_others(pool, claim) || !hook_settings.complete || in_vain)
+        return false;
+    in_vain = pthread_cond_timedwait(&returned, &lock, end) != 0;
+    return true;
+}
+
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
@@ -236,8 +245,8 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     if (ends)
         *reason = "the process was about to end";
     while (pool && !(slab = claim_once(pool, claim, reason)) && claim->bytes <= pool->most &&
-           drain_others(pool, claim) && hook_settings.complete && !in_vain)
-        in_vain = pthread_cond_timedwait(&returned, &lock, &end) != 0;
+           wait_for_slab(pool, claim, &end))
+        continue;
     if (slab) {
         *offset = slab->used;
         slab->used += hook_rounded(claim->bytes);
@@ -249,24 +258,32 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     return slab;
 }
 
-// Half of the memory at most, so that there is room for what is copied out of it. What is much larger than
-// needed is left to launches.
+static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, const char **reason) {
+    struct slab *slab = hook_ready_slab(pool, bytes, size, false);
+    if (slab && slab->size <= 2 * size) // what is much larger is left to launches
+        return slab;
+    *reason = "no buffer was free within --max-memory";
+    if (!hook_has_room(pool, size))
+        return NULL;
+    *reason = "the device has no memory for its buffers";
+    return hook_new_slab(pool, size, false);
+}
+
+// Half of the memory at most, so that there is room for what is copied out of it.
 struct slab *hook_hold(uint64_t bytes, const char **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD;
+    const struct claim any = {.thread = (uint32_t)gettid()};
     struct slab *slab = NULL;
+    struct timespec end = in_seconds(PATIENCE);
     *reason = "the device takes no buffers";
     pthread_mutex_lock(&lock);
     struct pool *pool = find_pool(hook_current_context());
-    if (pool && 2 * size > pool->most)
+    if (pool && 2 * size > pool->most) {
         *reason = "the buffers of its graph are larger than half of --max-memory";
-    else if (pool && (slab = hook_ready_slab(pool, bytes, size, false)) && slab->size > 2 * size)
-        slab = NULL;
-    if (pool && !slab && 2 * size <= pool->most) {
-        bool room = hook_has_room(pool, size);
-        *reason =
-            room ? "the device has no memory for its buffers" : "no buffer was free within --max-memory";
-        slab = room ? hook_new_slab(pool, size, false) : NULL;
+        pool = NULL;
     }
+    while (pool && !(slab = hold_once(pool, bytes, size, reason)) && wait_for_slab(pool, &any, &end))
+        continue;
     if (slab)
         take(slab, SLAB_HELD);
     pthread_mutex_unlock(&lock);

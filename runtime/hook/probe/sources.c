@@ -332,7 +332,9 @@ static const char *add_request(struct loaded *loaded, struct gpt_asked *asked, s
 
 const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
                              int *file) {
+    struct object_view view;
     *file = -1;
+    asked->module = hook_object_look(function, &view) ? view.module : 0;
     pthread_mutex_lock(&lock);
     struct loaded *loaded = find(function);
     const char *refused = !loaded           ? UNKNOWN

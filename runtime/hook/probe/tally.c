@@ -22,8 +22,8 @@ static const char *reason_of(const struct member *member, bool earlier) {
     return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : "";
 }
 
-// How often a node in the body of a conditional node runs is not known: it is not counted. If other probes
-// were named meanwhile, these are about none of the nodes, or about others.
+// How often a node in the body of a conditional node runs is not known: as with probes, it counts once. If
+// other probes were named meanwhile, these are about none of the nodes, or about others.
 const struct tally *hook_tally(struct members *members, unsigned order, unsigned now) {
     if (!members->tallies)
         members->tallies = calloc(members->count + 1, sizeof(*members->tallies));
@@ -35,7 +35,7 @@ const struct tally *hook_tally(struct members *members, unsigned order, unsigned
     for (size_t i = 0; i < members->count; i++) {
         const struct member *member = &members->all[i];
         members->saves += member->save != NULL;
-        if (member->is_graph || member->disabled || !member->sure)
+        if (member->is_graph || member->disabled)
             continue;
         const char *reason = reason_of(member, order != now);
         if (reason && *reason)
