@@ -19,6 +19,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,7 @@ def run(folder: Path, case: str, how: list[str]) -> dict[int, dict[str, float]]:
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
         raise SystemExit(f"collectives: {case}: {done.stderr[-2000:]}")
-    said = [json.loads(one.split("SAID ", 1)[1]) for one in done.stdout.splitlines() if "SAID " in one]
+    said = map(json.loads, re.findall(r"SAID (\{[^{}]*\})", done.stdout))  # ranks may share a line
     return {one["rank"]: one for one in said}
 
 

@@ -129,7 +129,7 @@ def count(trace: Path) -> tuple[Counter[str], int]:
 def measure_many(folder: Path) -> Row:
     program, trace, env = build(folder), folder / "many.mp", environment(folder)
     replays = int(os.environ.get("GPT_GPU_REPLAYS", MANY))
-    options = ("-p", "gmem_bytes", "--complete", "--max-memory", "1G", "--calls", "none")
+    options = ("-p", "gmem_bytes", "--complete", "--max-memory", "128M", "--calls", "none")
     words = ["replay", str(NODES), str(replays)]
     bare, plain, _ = run([program, *words], env)
     probed, said, seconds = run([*hooked(trace, *options), program, *words], env)
