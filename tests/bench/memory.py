@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.bench.run import BIN, measure, median
 from tests.trace.long import write_long
@@ -22,7 +23,20 @@ from tests.trace.long import write_long
 CALLS, RUNS, RANGE = (2_000_000, 10_000_000), 3, 50_000
 SLACK = 50e6
 PASSES = ("gaps", "stages", "nvtx")
-WHOLE = ("ioctl", "graphs", "collectives", "memory")
+WHOLE = ("graphs", "memory")
+BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # of commit 97f1967
+
+
+def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """The table of docs/measured.md: medians now, and those of the time when all of a trace was kept."""
+    lines = ["| analysis | calls | CPU s | before | MB | before |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for name, found in result["runs"].items():
+        for calls, mine in found.items():
+            then = before["runs"].get(name, {}).get(calls)
+            cpu, rss = (f"{median(then, 'cpu'):.1f}", f"{median(then, 'rss') / 1e6:,.0f}") if then else ("", "")
+            now = f"{median(mine, 'cpu'):.1f} | {cpu} | {median(mine, 'rss') / 1e6:,.0f} | {rss}"
+            lines.append(f"| `{name}` | {int(calls):,} | {now} |")
+    return lines
 
 
 def main() -> int:
@@ -40,12 +54,9 @@ def main() -> int:
                 for name in (*PASSES, *(WHOLE if calls == min(given.calls) else ())):
                     runs[name].setdefault(calls, []).append(_measure(name, trace))
             trace.unlink()
-    print("| analysis | calls | s CPU | MB |", "| --- | ---: | ---: | ---: |", sep="\n")
-    for name, found in runs.items():
-        for calls, mine in found.items():
-            print(f"| `{name}` | {calls:,} | {median(mine, 'cpu'):.1f} | {median(mine, 'rss') / 1e6:.0f} |")
+    result = {"cores": os.cpu_count(), "load": os.getloadavg(), "runs": runs}
+    print(*table(json.loads(json.dumps(result)), json.loads(BEFORE.read_text())), sep="\n")
     if given.output:
-        result = {"cores": os.cpu_count(), "load": os.getloadavg(), "runs": runs}
         given.output.write_text(json.dumps(result, indent=1) + "\n")
     grown = {name: median(runs[name][max(given.calls)], "rss") - median(runs[name][min(given.calls)], "rss")
              for name in PASSES}  # fmt: skip
