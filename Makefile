@@ -149,6 +149,7 @@ bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries
 	@$(VENV)/bin/python -m tests.bench.hook
 	@$(VENV)/bin/python -m tests.bench.latency
 	@$(VENV)/bin/python -m tests.bench.analyze
+	@$(VENV)/bin/python -m tests.bench.memory
 	@$(VENV)/bin/python -m tests.bench.timeline $(if $(HTA),--python $(HTA))
 	@$(VENV)/bin/python -m tests.bench.weave
 

@@ -86,13 +86,15 @@ def of_model(
     options: Mapping[str, Any] | None = None,
     need: Callable[[TraceModel], str | None] | None = None,
     types: frozenset[str] | None = None,
+    drains: bool = False,
 ) -> Analysis:
     """The analysis that a function is, of a trace that has records of these `kinds`, None for all.
 
     `lack` says of the kinds of a trace without them what would record them, and `need` the same of one that has them,
-    but not what the question is about. Only calls of functions of these `types` are kept; all by default.
+    but not what the question is about. Only calls of functions of these `types` are kept; all by default. NVTX ranges
+    are put aside too, and not with their processes, if the analysis `drains`.
     """
-    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types), options or {})
+    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types, drains), options or {})
 
 
 class _Whole:
@@ -108,12 +110,14 @@ class _Whole:
         options: dict[str, Any],
         need: Callable[[TraceModel], str | None] | None,
         types: frozenset[str] | None,
+        drains: bool,
     ) -> None:
         from gpt.trace.model import EVERYTHING, TraceModel
 
         self.kinds = EVERYTHING if kinds is None else kinds
         self._function, self._lack, self._options, self._need = function, lack, options, need
-        self._model = TraceModel(types)
+        self._model = TraceModel(types, drains)
+        self.drains = drains
 
     def take(self, process: Process) -> None:
         """Keeps what a process has collected."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
@@ -11,9 +11,11 @@ from gpt.analyze.places import WHO, Who, describe, tell_apart
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
-    from gpt.analyze.gpu_use import Switch, Use
-    from gpt.analyze.sequence import Timeline, Whole
+    from gpt.analyze.between import Between
+    from gpt.analyze.gpu_use import Switches, Use
+    from gpt.analyze.numbers import Numbers
     from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
 
 TIMES = (
     Column("count", "u64"),
@@ -63,7 +65,7 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
-TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000
+TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
@@ -72,23 +74,21 @@ NOBODY = (None, None, None)  # the columns WHO of what is of several processes
 
 def gaps(trace: TraceModel) -> Answers:
     """Between launches of a thread, from waiting to the next launch, and between what ran on the GPU; switches."""
-    from gpt.analyze.gpu_use import find_uses
-    from gpt.analyze.sequence import make_timelines
+    from gpt.analyze.gpu_use import Switches, find_uses, name_processes
 
-    who = tell_apart(process.header for process in trace.processes)
+    who, switches = tell_apart(process.header for process in trace.processes), Switches()
     rows: list[tuple[Any, ...]] = []
     longest: list[tuple[Any, ...]] = []
     verdict: list[str] = []
-    timelines = make_timelines(trace)
-    for timeline in timelines:
-        mine = who[trace.processes.index(timeline.process)]
-        own = list(_iter_gaps(timeline, mine))
+    launching = _find_launching(trace, switches)
+    for number, between in launching:
+        own = list(_iter_gaps(between, who[number]))
         rows += own
         if not verdict and own:
-            more = f"; and {len(timelines) - 1:,} more processes" if len(timelines) > 1 else ""
-            verdict.append(_verdict(mine, own) + more)
-        longest += _iter_longest(trace, timeline, mine)
-    uses = find_uses(trace)
+            more = f"; and {len(launching) - 1:,} more processes" if len(launching) > 1 else ""
+            verdict.append(_verdict(who[number], own) + more)
+        longest += _iter_longest(trace.processes[number], between, who[number])
+    uses = find_uses(trace, name_processes(who), switches)
     idle = [row for use in uses for row in _iter_idle(use, who)]
     verdict += _untimed(trace, who)
     if rows or verdict or not idle:
@@ -101,7 +101,28 @@ def gaps(trace: TraceModel) -> Answers:
         firsts = {row[0]: row for row in reversed(idle)}  # of each GPU, what stands for all of it
         lines = [f"{name}: idle {row[-6]:.1f} % of its time" for name, row in sorted(firsts.items())]
         yield make_answer("idle", IDLE, idle, lines[:TOP], top=TOP_IDLE)
-    yield from _answer_switches(trace, uses, who)
+    yield from _answer_switches(switches, who)
+
+
+def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Between]]:
+    """What is between the launches of each process that launched anything, that with most first, else by rank.
+
+    Adds the `switches` of threads.
+    """
+    from gpt.analyze.between import Between
+    from gpt.analyze.gpu_use import ThreadSwitches
+    from gpt.analyze.sequence import iter_calls
+
+    found = []
+    for number in range(len(trace.processes)):
+        between, threads = Between(), ThreadSwitches(number, switches)
+        for calls in iter_calls(trace, number, "function", "object", "stream"):
+            between.add(calls)
+            threads.add(calls)
+        if between.launches:
+            found.append((number, between))
+    switches.order()
+    return sorted(found, key=lambda one: (-one[1].launches, trace.processes[one[0]].header.get("rank", -1)))
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
@@ -114,65 +135,48 @@ def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
         yield NO_TIMES.format("" if len(found) == len(trace.processes) else f" of {first}{more}")
 
 
-def _answer_switches(trace: TraceModel, uses: list[Use], who: list[Who]) -> Answers:
+def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
     """The points at which threads and GPUs change, if there are any: each, and those of one kind together."""
-    from gpt.analyze.gpu_use import iter_gpu_switches, iter_thread_switches, name_processes
-
-    names = name_processes(who)
-    found = [*iter_thread_switches(trace), *(one for use in uses for one in iter_gpu_switches(use, names))]
-    if not found:
+    if not switches.count:
         return
-    groups: dict[tuple[Any, ...], list[Switch]] = {}
-    for switch in found:
-        groups.setdefault((switch.place, switch.source, switch.target, *_who(switch, who)), []).append(switch)
-    rows = []
-    for key, group in groups.items():
-        took = [switch.took for switch in group]
-        rows.append((*key, len(group), sum(took), sum(took) / len(group), max(took), group[0].at))
+    rows = [
+        (place, source, target, *_who(process, who), sums.count, sums.total, sums.total / sums.count, sums.longest,
+         sums.first)
+        for (place, process, source, target), sums in switches.sums.items()
+    ]  # fmt: skip
     rows.sort(key=lambda row: -row[6])
     verdict = ["time: of a thread that of its calls, of a GPU when it was idle between two processes"]
     yield make_answer("switches", SWITCHES, rows, verdict, top=TOP)
-    found.sort(key=lambda switch: switch.at)
     points = [
-        (switch.place, switch.source, switch.target, *_who(switch, who), max(0, switch.at), switch.took)
-        for switch in found[:LISTED]
+        (switch.place, switch.source, switch.target, *_who(switch.process, who), max(0, switch.at), switch.took)
+        for switch in switches.points()
     ]
-    more = [f"only in the sums: {len(found) - LISTED:,} more switches"] if len(found) > LISTED else []
-    yield make_answer("switch_points", POINTS, points, more, top=TOP_POINTS)
+    more = switches.count - len(points)
+    lines = [f"only in the sums: {more:,} more switches"] if more else []
+    yield make_answer("switch_points", POINTS, points, lines, top=TOP_POINTS)
 
 
-def _who(switch: Switch, who: list[Who]) -> tuple[Any, ...]:
-    return NOBODY if switch.process is None else who[switch.process]
+def _who(process: int | None, who: list[Who]) -> tuple[Any, ...]:
+    return NOBODY if process is None else who[process]
 
 
-def _times(found: Whole, whole: float) -> tuple[Any, ...]:
+def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
     """The columns TIMES."""
-    import numpy as np
-
-    p50, p99 = np.percentile(found, (50, 99), method="inverted_cdf")
-    total = int(found.sum())
-    return len(found), total, 100 * total / (whole or 1), total / len(found), int(p50), int(p99), int(found.max())
+    count, total = found.count(group), found.total(group)
+    percentiles = (found.percentile(group, percent) for percent in (50, 99))
+    return count, total, 100 * total / (whole or 1), total / count, *percentiles, found.most(group)
 
 
-def _iter_gaps(timeline: Timeline, who: Who) -> Iterator[tuple[Any, ...]]:
+def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns GAPS: of each thread those between its launches, of the process those after it waited."""
-    import numpy as np
+    from gpt.analyze.between import WAITS
 
-    whole = float(timeline.end.max() - timeline.start.min())
-    threads = timeline.calls["thread"]
-    found = []
-    for thread in np.unique(threads[timeline.launch]):
-        own = timeline.launch & (threads == thread)
-        between = np.maximum(timeline.start[own][1:] - timeline.end[own][:-1], 0)
-        if len(between):
-            found.append((LAUNCH, *who, int(thread), *_times(between, whole)))
+    whole, gaps = float(between.last - between.first), between.gaps
+    threads = sorted(thread for thread in gaps if isinstance(thread, int))
+    found = [(LAUNCH, *who, thread, *_times(gaps, thread, whole)) for thread in threads]
     yield from sorted(found, key=lambda row: -row[6])
-    starts, waits = timeline.start[timeline.launch], timeline.find_idle_waits()
-    next_ = np.searchsorted(starts, timeline.end[waits])
-    # of several waits before one launch, the last
-    last = np.append(next_[1:] != next_[:-1], True) & (next_ < len(starts)) if len(next_) else np.zeros(0, bool)
-    if last.any():
-        yield WAIT, *who, None, *_times(np.maximum(starts[next_[last]] - timeline.end[waits][last], 0), whole)
+    if WAITS in gaps:
+        yield WAIT, *who, None, *_times(gaps, WAITS, whole)
 
 
 def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
@@ -183,45 +187,34 @@ def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
     return f"{describe(who)}: {'; '.join(facts)}"
 
 
-def _iter_longest(trace: TraceModel, timeline: Timeline, who: Who) -> Iterator[tuple[Any, ...]]:
+def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns LONGEST, of a process."""
-    import numpy as np
-
-    calls, threads = timeline.calls, timeline.calls["thread"]
-    for thread in np.unique(threads[timeline.launch]):
-        mine = np.flatnonzero(threads == thread)
-        own = mine[timeline.launch[mine]]
-        between = timeline.start[own][1:] - timeline.end[own][:-1]
-        for at in np.argsort(-between, kind="stable")[:TOP]:
-            if between[at] > 0:
-                before, after = own[at], own[at + 1]
-                inside = mine[np.searchsorted(mine, before) + 1 : np.searchsorted(mine, after)]
-                most = trace.api(calls[inside[calls["duration"][inside].argmax()]]).name if len(inside) else None
-                names = trace.kernel(calls[before]), trace.kernel(calls[after])
-                where = *who, int(thread), max(0, int(timeline.end[before]))
-                yield *names, most, *where, int(between[at])
+    kernels = process.kernels()
+    for thread, found in sorted(between.longest.items()):
+        for gap in found:
+            names = (kernels.get(function, f"#{function}") for function in (gap.after, gap.before))
+            call = None if gap.call is None else process.api(gap.call).name
+            yield *names, call, *who, thread, max(0, gap.start), gap.time
 
 
 def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
     """The columns IDLE: of a GPU, of each process on it if there are several, and of each stream of theirs."""
-    import numpy as np
+    from gpt.analyze.gpu_use import ALL
 
-    processes = np.unique(use.rows["process"]).tolist()
-    if len(processes) > 1:
-        yield use.name, WHOLE[0], *NOBODY, *_idle(use)
-    for process in processes:
-        own = use.part(use.rows["process"] == process)
-        yield use.name, WHOLE[1], *who[process], *_idle(own)
-        streams = np.unique(own.rows["stream"]).tolist()
+    if len(use.processes) > 1:
+        yield use.name, WHOLE[0], *NOBODY, *_idle(use, ALL)
+    for process in use.processes:
+        yield use.name, WHOLE[1], *who[process], *_idle(use, process)
+        streams = sorted(use.streams[process])
         for stream in streams if len(streams) > 1 else ():
-            yield use.name, f"{stream:#x}", *who[process], *_idle(own.part(own.rows["stream"] == stream))
+            yield use.name, f"{stream:#x}", *who[process], *_idle(use, (process, stream))
 
 
-def _idle(use: Use) -> tuple[Any, ...]:
+def _idle(use: Use, group: Hashable) -> tuple[Any, ...]:
     """The columns IDLE from `busy` on."""
-    found = _times(use.gaps, use.whole) if len(use.gaps) else (0,) * 7
-    count, total, share, *more = found
-    return use.whole - total, total, share, count, *more
+    whole = use.whole(group)
+    count, total, share, *more = _times(use.gaps, group, whole) if group in use.gaps else (0,) * 7
+    return whole - total, total, share, count, *more
 
 
 ANALYSIS = of_model(gaps, "Show when nothing was launched, and the GPU idle.", CALLS | GPU_TIMES | {"device"})

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.numbers import Numbers
 from gpt.analyze.places import Gpus, Who
-from gpt.trace.model import NO_DEVICE
+from gpt.analyze.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
+from gpt.trace.kept import NO_DEVICE
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
-PUSH, SET, POP = ("create", "push"), ("set",), ("pop",)  # what calls of contexts do
+Array = npt.NDArray[np.void]
+Place = tuple[int, int]  # a process, and a device of it
+LISTED = 1000  # switches of which the time is kept
 ALL = "all processes"
-
-
-class Use(NamedTuple):
-    """What ran on a GPU, oldest first, `end` being when all before had ended too, in ns."""
-
-    name: str
-    rows: npt.NDArray[np.void]  # as TraceModel.gpu_times has them
-    end: npt.NDArray[np.int64]
-
-    @property
-    def gaps(self) -> npt.NDArray[np.int64]:
-        """How long nothing ran before each but the first."""
-        found: npt.NDArray[np.int64] = np.maximum(self.rows["begin"][1:] - self.end[:-1], 0)
-        return found
-
-    @property
-    def whole(self) -> int:
-        """From the first beginning to the last end."""
-        return int(self.end[-1] - self.rows["begin"][0])
-
-    def part(self, mask: npt.NDArray[np.bool_]) -> Use:
-        """Some of it."""
-        return make_use(self.name, self.rows[mask])
 
 
 class Switch(NamedTuple):
@@ -54,73 +35,171 @@ class Switch(NamedTuple):
     took: int
 
 
-def make_use(name: str, rows: npt.NDArray[np.void]) -> Use:
-    """That of some rows."""
-    return Use(name, rows, np.maximum.accumulate(rows["begin"] + rows["duration"].astype(np.int64)))
+class SwitchSums:
+    """Switches of one kind: how many, ns together, the longest, and when the first one was."""
+
+    def __init__(self, first: int) -> None:
+        self.count = self.total = self.longest = 0
+        self.first = first
 
 
-def find_uses(trace: TraceModel) -> list[Use]:
-    """Those of all GPUs that anything ran on."""
-    times, gpus = trace.gpu_times(), Gpus()
-    masks: dict[int, npt.NDArray[np.bool_]] = {}
-    for number, process in enumerate(trace.processes):
-        own = times["process"] == number
-        for device in np.unique(times["device"][own]).tolist():
-            gpu = gpus.number(process, None if device == NO_DEVICE else device)
-            mask = own & (times["device"] == device)
-            masks[gpu] = masks[gpu] | mask if gpu in masks else mask
-    return [make_use(f"GPU {gpu}", times[mask]) for gpu, mask in sorted(masks.items())]
+class Switches:
+    """All switches: the sums of those of one kind, and when the first ones were."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, int | None, str, str], SwitchSums] = {}
+        self.count = 0
+        self._points: list[Switch] = []
+
+    def add(self, switch: Switch) -> None:
+        """One more, of one place in order of time."""
+        key = switch.place, switch.process, switch.source, switch.target
+        sums = self.sums.setdefault(key, SwitchSums(switch.at))
+        sums.count += 1
+        sums.total += switch.took
+        sums.longest = max(sums.longest, switch.took)
+        self.count += 1
+        self._points.append(switch)
+        if len(self._points) >= 2 * LISTED:
+            self._points = self.points()
+
+    def points(self) -> list[Switch]:
+        """The first LISTED of them."""
+        return sorted(self._points, key=lambda switch: switch.at)[:LISTED]
+
+    def order(self) -> None:
+        """Puts kinds in the order in which the first of each was."""
+        self.sums = dict(sorted(self.sums.items(), key=lambda one: one[1].first))
 
 
-def iter_gpu_switches(use: Use, names: list[str]) -> Iterator[Switch]:
-    """Where a GPU goes from a process to another, each by its name."""
-    process, gaps = use.rows["process"], use.gaps
-    for at in np.flatnonzero(process[1:] != process[:-1]).tolist():
-        source, target = names[process[at]], names[process[at + 1]]
-        yield Switch(use.name, None, source, target, int(use.rows["begin"][at + 1]), int(gaps[at]))
+class Use:
+    """What ran on a GPU: how long nothing did, by group.
+
+    A group is all of it (ALL), a process, or a stream of a process. `gaps` have how long nothing of it ran before each
+    GPU time but the first; that is 0 where something did.
+    """
+
+    def __init__(self, name: str, places: list[Place]) -> None:
+        self.name = name
+        self.places = places
+        self.processes = sorted({process for process, _ in places})
+        self.gaps = Numbers()
+        self.streams: dict[int, set[int]] = defaultdict(set)  # of each process
+        self._began: dict[Hashable, int] = {}
+        self._reach: dict[Hashable, int] = {}  # when all before had ended
+        self._groups = Groups()
+        self._last: int | None = None  # the process whose kernel began last
+
+    def whole(self, group: Hashable) -> int:
+        """From the first beginning to the last end."""
+        return self._reach[group] - self._began[group]
+
+    def add(self, rows: Array, names: list[str], switches: Switches) -> None:
+        """Takes GPU times in that follow those of the last time; processes have `names`."""
+        if len(self.processes) > 1:
+            self._add_switches(rows, self._add(ALL, rows), names, switches)
+        for process in self.processes:
+            mine = rows if len(self.processes) == 1 else rows[rows["process"] == process]
+            if len(mine):
+                self._add(process, mine)
+                for stream, order in self._groups.iter(mine["stream"]):
+                    self.streams[process].add(stream)
+                    self._add((process, stream), mine[order])
+
+    def _add(self, group: Hashable, rows: Array) -> npt.NDArray[np.int64]:
+        """How long nothing of a group ran before each, 0 before the first of all."""
+        begins = rows["begin"]
+        first = group not in self._reach
+        if first:
+            self._began[group] = self._reach[group] = int(begins[0])
+        ends = begins + rows["duration"].astype(np.int64)
+        reach = np.maximum.accumulate(np.concatenate(([self._reach[group]], ends)))
+        self._reach[group] = int(reach[-1])
+        gaps: npt.NDArray[np.int64] = np.maximum(begins - reach[:-1], 0)
+        if len(found := gaps[1:] if first else gaps):
+            self.gaps.add(group, found)
+        return gaps
+
+    def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
+        """Where the GPU goes from a process to another, each by its name."""
+        process = rows["process"].astype(np.int64)
+        before = np.concatenate(([process[0] if self._last is None else self._last], process[:-1]))
+        for at in np.flatnonzero(process != before).tolist():
+            source, target = names[int(before[at])], names[int(process[at])]
+            switches.add(Switch(self.name, None, source, target, int(rows["begin"][at]), int(gaps[at])))
+        self._last = int(process[-1])
+
+
+def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[Use]:
+    """Those of all GPUs that anything ran on; also adds the `switches` between processes, which have `names`."""
+    gpus, places = Gpus(), defaultdict[int, list[Place]](list)
+    for number, device in trace.gpus():
+        place = gpus.number(trace.processes[number], None if device == NO_DEVICE else device)
+        places[place].append((number, device))
+    found = [Use(f"GPU {gpu}", own) for gpu, own in sorted(places.items())]
+    for use in found:
+        for rows in trace.iter_gpu_times(use.places):
+            use.add(rows, names, switches)
+    return found
 
 
 class Current(NamedTuple):
     """The context of a thread from `start` on, in ns, 0 if it has none; the call that made it so took so many ns."""
 
-    process: int
     thread: int
     start: int
     took: float
     context: int
 
 
-def iter_contexts(trace: TraceModel) -> Iterator[Current]:
-    """The contexts of all threads, in order of time."""
-    calls = trace.calls("object")
-    masks = {op: trace.chosen(calls, type="context", op=op) for op in (*PUSH, *SET, *POP)}
-    good = np.logical_or.reduce([*masks.values()]) & (calls["result"] == 0) & (calls["duration"] > 0)
-    ops = np.select([masks[op] for op in masks], [*range(len(masks))], 0)[good]
-    kinds, stacks = [*masks], defaultdict[tuple[int, int], list[int]](list)
-    for call, kind in zip(calls[good].tolist(), ops.tolist(), strict=True):
-        start, took, process, thread, _, _, context = call
-        stack = stacks[process, thread]
-        _change(stack, kinds[kind], context)
-        yield Current(process, thread, start, took, stack[-1] if stack else 0)
+class Contexts:
+    """The contexts of the threads of a process."""
+
+    def __init__(self) -> None:
+        self._stacks = defaultdict[int, list[int]](list)
+
+    def iter(self, calls: Calls) -> Iterator[Current]:
+        """What calls change, which follow those of the last time."""
+        good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
+        rows = calls.rows[["thread", "start", "duration", "object"]][good]
+        for (thread, start, took, context), act in zip(rows.tolist(), calls.acts[good].tolist(), strict=True):
+            stack = self._stacks[thread]
+            _change(stack, act, context)
+            yield Current(thread, start, took, stack[-1] if stack else 0)
 
 
-def iter_thread_switches(trace: TraceModel) -> Iterator[Switch]:
-    """Where the calls of a thread go from a context to another."""
-    last: dict[tuple[int, int], int] = {}  # context of a thread: what has none between two others does not matter
-    for process, thread, start, took, now in iter_contexts(trace):
-        before = last.get((process, thread), 0)
-        if now and before and now != before:
-            yield Switch(f"thread {thread}", process, f"{before:#x}", f"{now:#x}", start, round(took))
-        last[process, thread] = now or before
+def iter_contexts(trace: TraceModel, process: int) -> Iterator[Current]:
+    """The contexts of the threads of a process, in order of time."""
+    contexts = Contexts()
+    for calls in iter_calls(trace, process, "object"):
+        yield from contexts.iter(calls)
 
 
-def _change(stack: list[int], op: str, context: int) -> None:
+class ThreadSwitches:
+    """Where the calls of the threads of a process go from a context to another."""
+
+    def __init__(self, process: int, switches: Switches) -> None:
+        self._process, self._switches = process, switches
+        self._contexts = Contexts()
+        self._last: dict[int, int] = {}  # context of a thread: what has none between two others does not matter
+
+    def add(self, calls: Calls) -> None:
+        """Takes calls in that follow those of the last time."""
+        for thread, start, took, now in self._contexts.iter(calls):
+            before = self._last.get(thread, 0)
+            if now and before and now != before:
+                place, source, target = f"thread {thread}", f"{before:#x}", f"{now:#x}"
+                self._switches.add(Switch(place, self._process, source, target, start, round(took)))
+            self._last[thread] = now or before
+
+
+def _change(stack: list[int], act: int, context: int) -> None:
     """What a call does to the contexts of its thread, the current one last."""
-    if op in PUSH:
+    if act & PUSH:
         stack.append(context)
     elif stack:
         stack.pop()
-    if op in SET and context:
+    if act & ~(PUSH | POP) and context:
         stack.append(context)
 
 
@@ -134,5 +213,5 @@ def name_processes(who: list[Who]) -> list[str]:
 
 def find_untimed(trace: TraceModel) -> list[Process]:
     """Processes of which nothing is known that ran on a GPU."""
-    timed = set(np.unique(trace.gpu_times()["process"]).tolist())
+    timed = {number for number, _ in trace.gpus()}
     return [process for number, process in enumerate(trace.processes) if number not in timed]

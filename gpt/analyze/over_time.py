@@ -19,7 +19,7 @@ from gpt.analyze.schedule import make_schedule
 from gpt.errors import GptError
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import gpu
-from gpt.trace.model import NO_DEVICE
+from gpt.trace.kept import NO_DEVICE
 
 if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
@@ -62,8 +62,9 @@ class _Contexts:
 
     def __init__(self, model: TraceModel) -> None:
         self._known = defaultdict[tuple[int, int], list[tuple[int, int]]](lambda: [(-MOST, 0)])
-        for process, thread, start, _, context in iter_contexts(model):
-            self._known[process, thread].append((start, context))
+        for process in range(len(model.processes)):
+            for thread, start, _, context in iter_contexts(model, process):
+                self._known[process, thread].append((start, context))
 
     def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> list[int]:
         """Those of some threads of a process at some times."""

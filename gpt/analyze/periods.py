@@ -17,8 +17,8 @@ no anchor is overlooked: stretches that together are less than a 16th of the seq
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Container, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,16 @@ ENOUGH = 0.95  # share that a period covers: no more anchors are asked then, but
 WINDOW = 1 << 17  # launches of the longest unit that is looked for
 STEPS = 64  # distances that are asked about at an anchor
 BLOCK = 1 << 16  # launches that are compared at once
+BLOCKS = 1 << 20  # the same, of the whole sequence
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
+
+
+class Sliced(Protocol):
+    """What of an array is looked at here: it need not be in memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: slice, /) -> Codes: ...
 
 
 class Period(NamedTuple):
@@ -55,7 +64,7 @@ class Period(NamedTuple):
         return int(((self.ends - self.begins) // self.length).sum())
 
 
-def find_periods(codes: Codes) -> list[Period]:
+def find_periods(codes: Codes | Sliced) -> list[Period]:
     """The units that repeat themselves: the iteration, then that which covers most first."""
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
@@ -66,43 +75,61 @@ def find_periods(codes: Codes) -> list[Period]:
             break
     known = [period for period in found.values() if period.times]
     known.sort(key=lambda period: (-period.covered, period.length))
-    outer = _find_outer(known, len(codes))
+    outer = _find_outer(known)
     return sorted(known, key=lambda period: period is not outer)
 
 
-def _find_outer(known: list[Period], size: int) -> Period | None:
+def _find_outer(known: list[Period]) -> Period | None:
     """The first, or a longer one that holds its units and more."""
     if not known:
         return None
     outer, most = known[0], known[0].covered
     near = [period for period in known if most > period.covered >= NEARLY * most]
     for period in sorted(near, key=lambda period: period.length):
-        left_out = np.count_nonzero(_mark(period, size) & ~_mark(outer, size))
+        left_out = period.covered - _count_common(period, outer)
         if period.length > outer.length and left_out >= period.times:
             outer = period
     return outer
 
 
-def _mark(period: Period, size: int) -> npt.NDArray[np.bool_]:
-    """Which launches are in its stretches."""
-    edges = np.zeros(size + 1, np.int8)
-    np.add.at(edges, period.begins, 1)
-    np.add.at(edges, period.ends, -1)
-    marked: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
-    return marked
+def _count_common(some: Period, others: Period) -> int:
+    """Launches that are in stretches of both."""
+    sums = np.append(0, np.cumsum(others.ends - others.begins))
+
+    def before(places: Places) -> Places:
+        at = np.searchsorted(others.begins, places)  # stretches that begin before each
+        last = np.append(0, others.ends)[at]
+        found: Places = sums[at] - np.maximum(last - places, 0)
+        return found
+
+    return int((before(some.ends) - before(some.begins)).sum())
 
 
-def make_period(codes: Codes, length: int) -> Period:
+def make_period(codes: Codes | Sliced, length: int) -> Period:
     """The stretches of a period."""
-    same = np.zeros(max(0, len(codes) - length) + 2, np.int8)
-    same[1:-1] = codes[length:] == codes[: max(0, len(codes) - length)]
-    edges = np.flatnonzero(same[1:] != same[:-1])
-    begins, ends = edges[::2], edges[1::2]
-    long = ends - begins >= (REPEATS - 1) * length
-    begins, ends = begins[long], ends[long] + length
+    parts = [*_iter_stretches(codes, length)]
+    begins, ends = np.concatenate(parts, axis=1)
     begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
     whole = ends - begins >= length
     return Period(length, begins[whole], ends[whole])
+
+
+def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
+    """Begins and ends of the stretches, BLOCKS of launches at a time."""
+    began: int | None = None  # the beginning of a run that reaches the end of the blocks before
+    size = max(0, len(codes) - length)
+    for at in range(0, size + 1, BLOCKS):  # at least once, and with a place after the last
+        end = min(at + BLOCKS, size)
+        same = np.zeros(end - at + 2, np.int8)
+        same[0] = began is not None
+        same[1:-1] = codes[at + length : end + length] == codes[at:end]
+        same[-1] = same[-2] if end < size else 0
+        edges = np.flatnonzero(same[1:] != same[:-1]) + at
+        edges = edges if began is None else np.append(began, edges)
+        began = int(edges[-1]) if len(edges) % 2 else None
+        runs = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
+        runs = runs[:, runs[1] - runs[0] >= (REPEATS - 1) * length]
+        yield runs + np.array([[0], [length]])
 
 
 def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Places:
@@ -118,12 +145,19 @@ def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Pl
 
 def find_units(begins: Places, counts: Places, length: int) -> Places:
     """The places at which whole units begin."""
-    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    places: Places = np.repeat(begins, counts) + number * length
-    return places
+    return np.concatenate([np.zeros(0, np.int64), *(places for _, places in iter_units(begins, counts, length))])
 
 
-def _find_lengths(codes: Codes, anchor: int, known: Container[int]) -> list[int]:
+def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Places, Places]]:
+    """The stretches of whole units, and the places at which these begin, BLOCK units at a time."""
+    ends = np.cumsum(counts)
+    for at in range(0, int(counts.sum()), BLOCK):
+        units = np.arange(at, min(at + BLOCK, int(ends[-1])))
+        stretches = np.searchsorted(ends, units, side="right")
+        yield stretches, begins[stretches] + (units - (ends - counts)[stretches]) * length
+
+
+def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> list[int]:
     """Periods of what is around an anchor, those aside that are known."""
     near = codes[anchor : anchor + 3 * WINDOW]
     places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where what follows comes again
@@ -135,7 +169,8 @@ def _find_lengths(codes: Codes, anchor: int, known: Container[int]) -> list[int]
         length = int(places[0])
         common = _count_same(near, near[length:])
         if length not in known:
-            before = _count_same(codes[max(0, anchor - WINDOW) : anchor][::-1], codes[: anchor + length][::-1][:WINDOW])
+            back = (codes[max(0, end - WINDOW) : end][::-1] for end in (anchor, anchor + length))
+            before = _count_same(*back)
             if common + before >= (REPEATS - 1) * length:
                 found.append(length)
         if common >= 2 * WINDOW or length + common >= len(near):

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.places import tell_apart
+from gpt.trace.kept import NO_DEVICE
 from gpt.trace.machines import machine_of
-from gpt.trace.model import NO_DEVICE
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

@@ -20,8 +20,7 @@ the times are those of the ranges. Ranges of LIBRARIES do not count: ncclCommIni
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
@@ -31,9 +30,12 @@ from gpt.trace.kinds import CALLS, RANGES
 
 if TYPE_CHECKING:
     from gpt.analyze.periods import Period
-    from gpt.analyze.sequence import Mask, Timeline
+    from gpt.analyze.sequence import Mask, Whole
+    from gpt.analyze.tapes import Tapes
+    from gpt.trace.aside import Array
     from gpt.trace.model import TraceModel
-    from gpt.trace.process import Process
+
+    Marked = dict[str, "Spans"]  # by stage
 
 COLUMNS = (
     Column("category", "text", title="Category"),
@@ -69,24 +71,31 @@ NO_LAUNCH = (
 )
 
 
+class Spans(NamedTuple):
+    """The times of ranges: when the first began, when the last ended, and ns of all together."""
+
+    first: int
+    last: int
+    total: int
+
+
 def stages(trace: TraceModel) -> Answers:
     """The table of the process that launches most, and the times of all if there are several."""
-    from gpt.analyze.sequence import make_timelines
-
-    timelines = make_timelines(trace)
-    if not timelines:
-        return
-    found = [_find_stages(trace, timeline) for timeline in timelines]
     who = tell_apart(process.header for process in trace.processes)
-    mine = [who[trace.processes.index(timeline.process)] for timeline in timelines]
-    rows, verdict = found[0]
-    if len(timelines) > 1:
-        verdict[0] += f"; {describe(mine[0])}, of {len(timelines)} that launched: --pid chooses"
+    found = sorted(
+        ((process.header, one, *made) for number, (process, one) in enumerate(zip(trace.processes, who, strict=True))
+         if (made := _find_stages(trace, number))),
+        key=lambda one: (-one[2], one[0].get("rank", -1)),
+    )  # fmt: skip
+    if not found:
+        return
+    _, one, _, rows, verdict = found[0]
+    if len(found) > 1:
+        verdict[0] += f"; {describe(one)}, of {len(found)} that launched: --pid chooses"
     yield make_answer("stages", COLUMNS, rows, verdict, plots=[plot("bars", "category", "time", title="stages")])
-    if len(timelines) > 1:
+    if len(found) > 1:
         yield make_answer("processes", PROCESSES, [
-            (shlex.join(timeline.process.header["argv"]), *where, *_times(rows))
-            for timeline, where, (rows, _) in zip(timelines, mine, found, strict=True)
+            (shlex.join(header["argv"]), *where, *_times(rows)) for header, where, _, rows, _ in found
         ])  # fmt: skip
 
 
@@ -98,158 +107,171 @@ def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
 
 def find_need(trace: TraceModel) -> str | None:
     """What a trace without launches lacks."""
-    from gpt.analyze.sequence import make_timelines
+    from gpt.analyze.sequence import launches_any
 
-    return None if make_timelines(trace) else NO_LAUNCH
+    return None if any(launches_any(trace, number) for number in range(len(trace.processes))) else NO_LAUNCH
 
 
-def _find_stages(trace: TraceModel, timeline: Timeline) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The table of a process, and what is to be said of it."""
-    import numpy as np
+def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
+    """How many launches a process has, its table, and what is to be said of it; None if it launched nothing."""
+    from gpt.analyze.tapes import Tapes
 
-    from gpt.analyze.periods import find_steps, find_units
-
-    begin, inference = _find_inference(timeline)
-    marked = _ranges(trace, timeline.process)
-    rows, total = _marked_rows(marked) if marked else _rows(timeline, begin, inference)
+    tapes = Tapes(trace, number)
+    if not len(tapes.launches):
+        return None
+    inference = _find_inference(tapes)
+    marked = _ranges(trace, number)
+    rows, total = _marked_rows(marked) if marked else _rows(tapes, inference)
     verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
-    starts = timeline.start[timeline.launch]
-    period = find_round(timeline.kernels[starts >= inference])
+    first = tapes.find_launch(inference)
+    period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
-        times = (period.ends - period.begins) // period.length
-        took = float(np.median(find_steps(starts[starts >= inference], period.begins, times, period.length)))
+        took, waited = tapes.measure(first, period)
         told, whole = "the median of their times", sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
-        rounds = starts[starts >= inference][find_units(period.begins, times, period.length)]
-        if not marked and took * period.times < AHEAD * whole and _waited(timeline, rounds) < AHEAD:
+        if not marked and took * period.times < AHEAD * whole and waited < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
         rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
         verdict.append(f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same; {told}")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
-    return rows, verdict
-
-
-def _waited(timeline: Timeline, rounds: Any) -> float:
-    """The share of the rounds after which the program waited for the GPU before it began the next one."""
-    import numpy as np
-
-    waits = np.sort(timeline.start[timeline.sync | timeline.copies["DtoH"]])
-    waited = np.diff(np.searchsorted(waits, rounds)) > 0
-    return float(waited.mean()) if len(waited) else 0.0
+    return len(tapes.launches), rows, verdict
 
 
 def find_round(kernels: Any) -> Period | None:
     """What repeats itself in most of the launches, if they do."""
-    import numpy as np
-
     from gpt.analyze.periods import SHARE, find_periods
 
-    periods = find_periods(np.unique(kernels, return_inverse=True)[1].astype(np.uint32))
+    periods = find_periods(kernels)
     return next((period for period in periods[:1] if period.covered >= SHARE * len(kernels)), None)
 
 
-def _find_inference(timeline: Timeline) -> tuple[int, int]:
-    """When the first launch began, and when every kernel had been launched once and waited for, in ns."""
-    import numpy as np
+def _find_inference(tapes: Tapes) -> int:
+    """When every kernel that comes again had been launched once and waited for, in ns."""
+    from gpt.analyze.sequence import OUT, WAIT
+    from gpt.analyze.tapes import iter_scan
 
-    starts = timeline.start[timeline.launch]
-    _, firsts, counts = np.unique(timeline.kernels, return_index=True, return_counts=True)
-    again = counts > 1  # one that the program launches once may come at its end
-    last = int((firsts[again] if again.any() else firsts).max())
-    waits = timeline.sync | timeline.copies["DtoH"]
-    after = timeline.end[waits & (timeline.start >= starts[last])]
-    follow = len(starts) - 1 > last
-    inference = int(after.min()) if follow and len(after) and (starts > after.min()).any() else None
-    if inference is None:  # no launch follows a wait for the kernel that came last
-        inference = int(starts[0]) if not follow else int(starts[last])
-    return int(starts[0]), inference
+    last, before = tapes.again  # one that the program launches once may come at its end
+    if before == len(tapes.launches) - 1:
+        return tapes.begin
+    ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
+    waited = min((int(end.min()) for end in ends if len(end)), default=None)
+    # else no launch follows a wait for the kernel that came last
+    return waited if waited is not None and tapes.latest > waited else last
 
 
-def _rows(timeline: Timeline, begin: int, inference: int) -> tuple[list[tuple[Any, ...]], int]:
+class _Part:
+    """Calls of a stage: how many, launches among them, bytes copied, and ns of all together, what overlaps once."""
+
+    def __init__(self) -> None:
+        self.calls = self.launches = self.time = 0
+        self.bytes = 0.0
+        self._reach: int | None = None
+
+    def count(self, mask: Mask, sizes: Array, acts: Array) -> None:
+        """Takes calls in."""
+        from gpt.analyze.sequence import IN, LAUNCH, OUT
+
+        self.calls += int(mask.sum())
+        self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
+        self.bytes += float(sizes[mask & ((acts & (IN | OUT)) != 0)].sum())
+
+    def cover(self, start: Whole, end: Whole) -> None:
+        """Adds their time; they begin no sooner than those before."""
+        import numpy as np
+
+        if len(start):
+            reach = np.maximum.accumulate(np.append(start[0] if self._reach is None else self._reach, end))
+            self.time += int(np.maximum(reach[1:] - np.maximum(start, reach[:-1]), 0).sum())
+            self._reach = int(reach[-1])
+
+    def row(self, name: str, time: int) -> tuple[Any, ...]:
+        """The columns of a stage."""
+        return name, None, time, None, self.calls, self.launches, self.bytes or None
+
+
+def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
     """The columns of each stage, and the time of all."""
-    import numpy as np
+    from gpt.analyze.sequence import LOAD, WAIT
+    from gpt.analyze.tapes import find_loaded, iter_scan
 
-    start, end, sizes = timeline.start, timeline.end, timeline.calls["bytes"].astype(np.float64)
-    first, last = int(start.min()), int(end.max())
-    inward, outward = timeline.copies["HtoD"], timeline.copies["DtoH"]
-    early = np.flatnonzero(inward & (end <= begin))
-    sums = np.cumsum(sizes[early][::-1])[::-1]  # of each copy and those after it
-    weights = early[sums > LITTLE * sums[0]] if len(early) else early
-    none = min([begin, *start[timeline.load][:1].tolist()])  # when weights would have been loaded
-    loaded = (int(start[weights[0]]), int(end[weights[-1]])) if len(weights) else (none, none)
-    copied = inward & (start >= loaded[1])
-    stop = max([int(end[timeline.launch].max()), *end[timeline.sync & (start >= inference)].tolist()])
-    masks: dict[str, Mask] = {  # of calls that have a line of their own: not those of one above
-        INPUT: copied,
-        OUTPUT: outward & (start >= begin),
-        SYNC: timeline.sync & (start >= inference),
-    }
-    code = start[timeline.load & (start >= loaded[1])]
-    warmup = min([begin, *code[:1].tolist()]), inference
-    compiled = COMPILE if len(code) and code[0] < inference else WARMUP
-    windows = {INIT: (first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop)}
-    own = np.zeros(len(start), bool)
-    for mask in masks.values():
-        own |= mask
-    rows = {name: _row(name, timeline, mask, _length(start[mask], end[mask])) for name, mask in masks.items()}
-    for name, (left, right) in windows.items():
-        inside = (start >= left) & (start < right)
-        taken = inside & own
-        length = max(0, right - left) - _length(start[taken], np.minimum(end[taken], right))
-        rows[name] = _row(name, timeline, inside & ~own, length)
-    total = last - first
+    begin = tapes.begin
+    none = begin if tapes.load is None else min(begin, tapes.load)  # when weights would have been loaded
+    loaded = find_loaded(tapes, begin, LITTLE) or (none, none)
+    stop, code = tapes.launched, None
+    for start, end, _, acts in iter_scan(tapes):
+        stop = max(stop, int(end[((acts & WAIT) != 0) & (start >= inference)].max(initial=stop)))
+        loads = start[((acts & LOAD) != 0) & (start >= loaded[1])]
+        code = int(loads[0]) if code is None and len(loads) else code
+    warmup = begin if code is None else min(begin, code), inference
+    compiled = COMPILE if code is not None and code < inference else WARMUP
+    windows = {INIT: (tapes.first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop)}
+    rows = _add_up(tapes, (loaded[1], begin, inference), windows)
+    total = tapes.last - tapes.first
     rest = total - sum(row[2] for row in rows.values())
     rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None)
     shown = [rows[name] for name in NAMES if name in rows and (name != OTHER or rows[name][2] > 0)]
     return [(*row[:3], 100 * row[2] / (total or 1), *row[4:]) for row in shown], total
 
 
-def _length(start: Any, end: Any) -> int:
-    """How long intervals are together, what overlaps once; they are in order of their beginnings."""
+def _add_up(
+    tapes: Tapes, since: tuple[int, int, int], windows: dict[str, tuple[int, int]]
+) -> dict[str, tuple[Any, ...]]:
+    """The columns of stages: of calls with a line of their own, from some times on, and of others in `windows`."""
     import numpy as np
 
-    if not len(start):
-        return 0
-    reach = np.maximum.accumulate(end)
-    before = np.concatenate(([start[0]], reach[:-1]))
-    return int(np.maximum(reach - np.maximum(start, before), 0).sum())
+    from gpt.analyze.sequence import IN, OUT, WAIT
+    from gpt.analyze.tapes import iter_scan
+
+    alone = dict(zip((INPUT, OUTPUT, SYNC), zip((IN, OUT, WAIT), since, strict=True), strict=True))
+    parts = {name: _Part() for name in (*alone, *windows)}
+    for start, end, sizes, acts in iter_scan(tapes):
+        own = np.zeros(len(start), bool)
+        for name, (act, from_) in alone.items():
+            mask = ((acts & act) != 0) & (start >= from_)
+            parts[name].count(mask, sizes, acts)
+            parts[name].cover(start[mask], end[mask])
+            own |= mask
+        for name, (left, right) in windows.items():
+            inside = (start >= left) & (start < right)
+            parts[name].count(inside & ~own, sizes, acts)
+            parts[name].cover(start[inside & own], np.minimum(end[inside & own], right))
+    rows = {name: parts[name].row(name, parts[name].time) for name in alone}
+    for name, (left, right) in windows.items():
+        rows[name] = parts[name].row(name, max(0, right - left) - parts[name].time)
+    return rows
 
 
-def _row(name: str, timeline: Timeline, mask: Mask, time: int) -> tuple[Any, ...]:
-    copies = mask & (timeline.copies["HtoD"] | timeline.copies["DtoH"])
-    size = float(timeline.calls["bytes"][copies].astype(float).sum())
-    return name, None, time, None, int(mask.sum()), int((mask & timeline.launch).sum()), size or None
-
-
-def _ranges(trace: TraceModel, process: Process) -> dict[str, list[tuple[int, int]]]:
-    """The intervals of outermost NVTX ranges whose names name a stage, by stage."""
+def _ranges(trace: TraceModel, number: int) -> Marked:
+    """The times of outermost NVTX ranges whose names name a stage, by stage."""
     import numpy as np
 
-    ends = {record["id"]: record["end"] for record in process.ranges if record["kind"] == "range_end"}
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    reach: dict[int, int] = {}
-    opened = [r for r in process.ranges if r["kind"] == "range" and r.get("id") in ends]
-    for record in sorted(opened, key=lambda record: (record["start"], -ends[record["id"]])):
-        name = record.get("name", "").lower()
-        own = (record.get("domain") or "").lower() not in LIBRARIES
-        stage = next((stage for word, stage in WORDS if own and word in name), None)
-        if stage is None or record["start"] < reach.get(record["thread"], 0):
-            continue
-        reach[record["thread"]] = ends[record["id"]]
-        left, right = trace.times(process, np.array([record["start"], ends[record["id"]]], np.uint64)).tolist()
-        found[stage].append((left, right))
+    found: Marked = {}
+    reach: dict[int, int] = {}  # by thread
+    texts = trace.ranges(number).texts
+    names = [
+        next((stage for word, stage in WORDS if (domain or "").lower() not in LIBRARIES and word in text.lower()), None)
+        for domain, text in texts
+    ]
+    known = np.array([name is not None for name in names], bool)
+    for rows in trace.iter_ranges(number, 0) if known.any() else ():
+        for row in rows[known[rows["name"]] & ~rows["open"]]:
+            left, right, thread, stage = int(row["begin"]), int(row["end"]), int(row["thread"]), names[row["name"]]
+            if stage is None or left < reach.get(thread, left):
+                continue
+            reach[thread] = right
+            before = found.get(stage, Spans(left, right, 0))
+            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + right - left)
     return found
 
 
-def _marked_rows(marked: dict[str, list[tuple[int, int]]]) -> tuple[list[tuple[Any, ...]], int]:
+def _marked_rows(marked: Marked) -> tuple[list[tuple[Any, ...]], int]:
     """The columns of each stage that the program names, and the time from the first to the last."""
-    total = max(right for spans in marked.values() for _, right in spans) - min(
-        left for spans in marked.values() for left, _ in spans
-    )
-    rows = [(name, None, sum(r - l for l, r in marked[name])) for name in NAMES if name in marked]  # noqa: E741
+    total = max(spans.last for spans in marked.values()) - min(spans.first for spans in marked.values())
+    rows = [(name, None, marked[name].total) for name in NAMES if name in marked]
     rest = total - sum(row[2] for row in rows)
     rows += [(OTHER, None, rest)] if rest > 0 else []
     return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES, need=find_need)
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES, need=find_need,
+                    drains=True)  # fmt: skip

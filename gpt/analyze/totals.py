@@ -233,7 +233,8 @@ class ProcessTotals:
         for name in firsts.dtype.names or ():
             found[name] = firsts[name]
         found["took"] = durations(firsts["duration"])
-        for name, ticks in zip(("cut", "unsure"), find_loading(firsts, self.launches.calls_of_kernels()), strict=True):
+        loading = find_loading(firsts, [self.launches.calls_of_kernels()])
+        for name, ticks in zip(("cut", "unsure"), loading, strict=True):
             took = durations(np.minimum(np.rint(ticks), LIMIT).astype(np.uint64))
             found[name] = np.minimum(took, np.minimum(found["took"], LIMIT))
         some: rows.Rows = found[found["cut"] + found["unsure"] > 0]

@@ -51,11 +51,16 @@ class Clock:
 
     def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Time stamps in ns of CLOCK_MONOTONIC; they may lie before the header."""
-        since = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps round, as it should
+        since = self.since(ticks)
         if not self._ticks:
             return np.clip(since, -LIMIT, LIMIT) + self.monotonic
         ns = np.clip(since * self.ns_per_tick, -LIMIT, LIMIT)
         return ns.astype(np.int64) + self.monotonic
+
+    def since(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Time stamps as ticks since the header, in order of time: they may lie before it."""
+        found: npt.NDArray[np.int64] = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps round, as it should
+        return found
 
     def realtime_at(self, ticks: int) -> int:
         """A time stamp as ns since the epoch."""

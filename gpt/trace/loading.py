@@ -13,6 +13,7 @@ because it has more to do, would be taken for one that is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from gpt.trace.rows import iter_groups
 
 FAR = 10
 TIMED = [("function", "<u4"), ("device", "<u4"), ("call", "<i8"), ("begin", "<i8"), ("duration", "<u8"),
-         ("api", "<u4"), ("probed", "<u4")]  # fmt: skip
+         ("api", "<u4"), ("probed", "<u4"), ("batch", "<u4"), ("row", "<u4")]  # fmt: skip
 LAUNCH = [("function", "<u4"), ("start", "<i8"), ("duration", "<f4")]
 Array = npt.NDArray[Any]
 Times = npt.NDArray[np.float64]
@@ -30,7 +31,8 @@ Times = npt.NDArray[np.float64]
 
 def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
     """Which rows of GPU times are the first launch of a kernel on a device, of those that say which call it was."""
-    devices, calls, found = rows["device"], rows["call"], []
+    calls, found = rows["call"], []
+    devices = rows["device"] if "device" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint32)
     for function, order in iter_groups(rows["function"]):
         order = order[calls[order] != 0] if function else order[:0]
         for device in np.unique(devices[order]):
@@ -40,39 +42,52 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
 
 
 class FirstLaunches:
-    """The first launches of the kernels of a process, of rows of GPU times that come in batches; in time stamps."""
+    """The first launches of the kernels of a process, of rows of GPU times that come in batches; in time stamps.
+
+    Of each it is kept which row of which batch it was.
+    """
 
     def __init__(self) -> None:
         self.rows: Array = np.zeros(0, TIMED)
+        self._batches = 0
 
     def add(self, rows: Array) -> None:
-        """Takes GPU times in."""
+        """Takes a batch of GPU times in."""
         names = set(rows.dtype.names or ())
         if "call" in names:
-            part = np.zeros(len(rows), TIMED)
+            places = find_firsts(rows)
+            part = np.zeros(len(places), TIMED)
             for name in names & set(part.dtype.names or ()):
-                part[name] = rows[name]
-            found = np.concatenate([self.rows, part[find_firsts(part)]])
+                part[name] = rows[name][places]
+            part["batch"], part["row"] = self._batches, places
+            found = np.concatenate([self.rows, part])
+            found = found[np.argsort(found["begin"], kind="stable")]  # of what one call launched, what began first
             self.rows = found[find_firsts(found)]
+        self._batches += 1
 
 
-def find_loading(firsts: Array, launches: Array) -> tuple[Times, Times]:
-    """How much of each first launch's time was loading, by the launch calls (LAUNCH) of the same process.
+def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:
+    """How much of each first launch's time was loading, by the launch calls (LAUNCH) of the same process, in any parts.
 
     The second array is for kernels that were launched once, whose loading is not known: at most so much of the time is
     loading. All times have the same unit.
     """
-    launches = launches[(launches["duration"] > 0) & np.isin(launches["function"], firsts["function"])]
-    known, which = np.unique(launches["function"], return_inverse=True)
-    if not len(known):
+    known, at = np.unique(firsts["function"], return_inverse=True)
+    count, total = np.zeros(len(known), np.int64), np.zeros(len(known))
+    took: dict[tuple[int, int], float] = {}
+    for part in launches:
+        own = part[(part["duration"] > 0) & np.isin(part["function"], known)]
+        which = np.searchsorted(known, own["function"])
+        count += np.bincount(which, minlength=len(known))
+        total += np.bincount(which, own["duration"], len(known))
+        made = own[np.isin(own["start"], firsts["call"])]
+        took |= zip(made[["function", "start"]].tolist(), made["duration"].tolist(), strict=True)
+    if not took:
         return np.zeros(len(firsts)), np.zeros(len(firsts))
-    count, total = np.bincount(which), np.bincount(which, launches["duration"])
-    made = np.flatnonzero(np.isin(launches["start"], firsts["call"]))
-    took = dict(zip(launches[made][["function", "start"]].tolist(), launches["duration"][made].tolist(), strict=True))
     call = np.array([took.get(key, 0.0) for key in firsts[["function", "call"]].tolist()])
-    at = np.minimum(np.searchsorted(known, firsts["function"]), len(known) - 1)
     apart = np.bincount(at, call, len(known))  # the first launches of a kernel: one a device
     others = count - np.bincount(at, call > 0, len(known))
     usual = np.divide(total - apart, others, out=np.zeros(len(known)), where=others > 0)[at]
     cut = np.clip(call - usual - (firsts["begin"] - firsts["call"]), 0, firsts["duration"].astype(np.float64))
-    return np.where((usual > 0) & (call > FAR * usual), cut, 0.0), np.where(usual > 0, 0.0, cut)
+    far = (usual > 0) & (call > FAR * usual)
+    return np.where(far, cut, 0.0), np.where((usual > 0) | (call == 0), 0.0, cut)

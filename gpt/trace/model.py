@@ -5,14 +5,14 @@
     calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
-Times are ns since the first process began; gpt/trace/machines.py has how clocks are joined. Rows are kept as they are
-in the trace, some 24 to 72 bytes a call, and buffers of probes as bytes of the trace or of the file beside it; arrays
-are made when they are asked for.
+Times are ns since the first process began; gpt/trace/machines.py has how clocks are joined. Rows are put aside as they
+are in the trace (gpt/trace/kept.py), and arrays are made when they are asked for: all at once, or, for traces of any
+length, in chunks, oldest first. Buffers of probes are bytes of the trace or of the file beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,15 @@ from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
+from gpt.trace.kept import GPU, Kept, call_fields, times_of
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
-from gpt.trace.loading import LAUNCH, find_firsts, find_loading
-from gpt.trace.machines import LIMIT, identity
+from gpt.trace.machines import identity
 from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
-from gpt.trace.rows import ARGUMENTS, Collector, Rows, Threads
+from gpt.trace.ranges import KeptRanges
 from gpt.trace.select import Selection
 
 EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS | DETAILS
-CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
-GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
-       ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4"), ("device", "<u4")]  # fmt: skip
-NO_DEVICE = (1 << 32) - 1  # of a row that does not say on which it ran
-WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
-
-Batch = tuple[Threads, Rows]
 
 
 class Maps(Mapping[str, npt.NDArray[np.void]]):
@@ -98,30 +91,32 @@ class Launch:
 class TraceModel:
     """The processes of traces, what they called and what probes saved. `incomplete` says what is missing, in lines."""
 
-    def __init__(self, types: frozenset[str] | None = None) -> None:
-        """`types` are those of functions whose calls are kept; all by default."""
-        self._types = types
+    def __init__(self, types: frozenset[str] | None = None, drains: bool = False) -> None:
+        """`types` are those of functions whose calls are kept; all by default.
+
+        If it `drains` processes, their NVTX ranges are put aside too, for `iter_ranges`.
+        """
         self.processes: list[Process] = []
         self.launches: list[Launch] = []
         self.incomplete: list[str] = []
-        self._batches: dict[str, list[tuple[int, Batch]]] = {"calls": [], "gpu_times": []}
+        self._kept = Kept(types)
+        self._ranges: list[KeptRanges] | None = [] if drains else None
         self._numbers: dict[Process, int] = {}
         self._by_id: dict[tuple[int, int], Launch] = {}
 
     # Filling
 
     def take(self, process: Process) -> None:
-        """Keeps what a process has collected since the last time."""
+        """Keeps what a process has collected since the last time. Raises OutputError."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self.processes)
             self.processes.append(process)
-        collectors: dict[str, Collector] = {"calls": process.calls, "gpu_times": process.gpu_times}
-        for kind, collector in collectors.items():
-            for batch in collector.take():
-                if kind == "calls" and self._types is not None:
-                    batch = _choose_types(batch, process, self._types)
-                self._batches[kind].append((number, batch))
+            if self._ranges is not None:
+                self._ranges.append(KeptRanges())
+        self._kept.take(number, process)
+        if self._ranges is not None:
+            self._ranges[number].add(process.take_ranges())
         for buffer in process.probes.take():
             key = number, buffer.launch.id
             if key not in self._by_id:
@@ -137,7 +132,7 @@ class TraceModel:
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Time stamps of a process as ns since the first one began, chosen or not."""
-        return process.clock.times(stamps) + process.machines.offset(process.header)
+        return times_of(process, stamps)
 
     def began(self, process: Process) -> int:
         """When a process began, in the same."""
@@ -150,9 +145,11 @@ class TraceModel:
         named: `stamp`, the start as a time stamp, which `tensors` of the process are asked with; and `stack`, where the
         call came from, a number in `sites` of the process, 0 where that is not recorded.
         """
-        known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()} | {"stamp": "<u8", "stack": "<u8"}
-        fields = [*CALL, *((name, known[name]) for name in names)]
-        return self._gather("calls", fields, ("start",), self._by_thread)
+        return self._gather(self.iter_calls(*names), self._kept.count_calls(), call_fields(names))
+
+    def iter_calls(self, *names: str, process: int | None = None) -> Iterator[npt.NDArray[np.void]]:
+        """The same in chunks, or those of one process. What begins in one nanosecond is in one chunk."""
+        return self._kept.iter_calls(names, process)
 
     def gpu_times(self) -> npt.NDArray[np.void]:
         """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known.
@@ -160,55 +157,34 @@ class TraceModel:
         `device` is NO_DEVICE where rows do not say it and the process has several. Kernels begin once they are loaded
         (gpt/trace/loading.py).
         """
-        found = self._gather("gpu_times", GPU, ("begin", "call"), _default_device)
-        for number in range(len(self.processes)):
-            own = np.flatnonzero(found["process"] == number)
-            firsts = own[find_firsts(found[own])]
-            if len(firsts):
-                cut = np.rint(find_loading(found[firsts], self._launches(number))[0])
-                found["begin"][firsts] += cut.astype(np.int64)
-                found["duration"][firsts] -= cut
-        return found[np.argsort(found["begin"], kind="stable")]
+        places = self.gpus()
+        return self._gather(self.iter_gpu_times(places), sum(places.values()), GPU)
 
-    def _launches(self, process: int) -> npt.NDArray[np.void]:
-        """The launch calls of a process, as find_loading takes them."""
-        parts = []
-        for number, (_, rows) in self._batches["calls"]:
-            if number == process and "function" in (rows.dtype.names or ()):
-                launched = rows[rows["function"] != 0]
-                part = np.zeros(len(launched), LAUNCH)
-                part["function"] = launched["function"]
-                part["start"] = self.times(self.processes[number], launched["start"])
-                part["duration"] = self.processes[number].clock.durations(launched["duration"])
-                parts.append(part)
-        return np.concatenate(parts) if parts else np.zeros(0, LAUNCH)
+    def gpus(self) -> dict[tuple[int, int], int]:
+        """The processes with GPU times and their devices, in order, and how many GPU times there are of each."""
+        return self._kept.gpus()
 
-    def _by_thread(self, found: npt.NDArray[np.void], threads: Threads, rows: Rows, process: Process) -> None:
-        found["thread"] = threads
-        if "stamp" in (found.dtype.names or ()):
-            found["stamp"] = rows["start"]
-        if "stack" in (found.dtype.names or ()):
-            found["stack"] = process.sites.find(threads, rows["start"])
+    def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[npt.NDArray[np.void]]:
+        """GPU times in chunks, of devices of processes. What begins in one nanosecond is in one chunk."""
+        return self._kept.iter_gpu_times(places)
 
-    def _gather(self, kind: str, fields: Any, stamps: tuple[str, ...], more: Any) -> npt.NDArray[np.void]:
-        batches = self._batches[kind]
-        found = np.zeros(sum(len(rows) for _, (_, rows) in batches), fields)
-        at = 0
-        for number, (threads, rows) in batches:
-            part = found[at : at + len(rows)]
-            at += len(rows)
-            process = self.processes[number]
-            part["process"] = number
-            if more:
-                more(part, threads, rows, process)
-            for name in set(rows.dtype.names or ()) & set(found.dtype.names or ()):
-                if name in stamps:
-                    part[name] = self.times(process, rows[name])
-                elif name == "duration":
-                    part[name] = np.minimum(process.clock.durations(rows[name]), LIMIT)
-                else:
-                    part[name] = rows[name]
-        return found[np.argsort(found[stamps[0]], kind="stable")]
+    def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
+        """The NVTX ranges of a process whose last call ended at `last`, as KeptRanges.iter_ranges has them."""
+        assert self._ranges is not None
+        return self._ranges[process].iter_ranges(self.processes[process], last)
+
+    def ranges(self, process: int) -> KeptRanges:
+        """What is known of the ranges of a process, if processes are drained."""
+        assert self._ranges is not None
+        return self._ranges[process]
+
+    @staticmethod
+    def _gather(chunks: Iterator[npt.NDArray[np.void]], count: int, fields: Any) -> npt.NDArray[np.void]:
+        found, at = np.zeros(count, fields), 0
+        for chunk in chunks:
+            found[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        return found
 
     def chosen(self, calls: npt.NDArray[np.void], **wanted: str) -> npt.NDArray[np.bool_]:
         """Which calls are of functions whose `type`, `op` or `name` is the one that is wanted."""
@@ -226,20 +202,6 @@ class TraceModel:
         """The mangled name of the kernel of a launch, of calls or of GPU times."""
         number = int(row["function"])
         return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
-
-
-def _choose_types(batch: Batch, process: Process, types: frozenset[str]) -> Batch:
-    """The calls of functions of these types, and those of which that is not known yet."""
-    threads, rows = batch
-    known = process.apis
-    ids = [id_ for id_ in np.unique(rows["api"]).tolist() if id_ not in known or known[id_].type in types]
-    chosen = np.flatnonzero(np.isin(rows["api"], ids))
-    return threads[chosen], rows[chosen]
-
-
-def _default_device(found: npt.NDArray[np.void], _: Threads, rows: Rows, process: Process) -> None:
-    if "device" not in (rows.dtype.names or ()):
-        found["device"] = min(process.cards, default=0) if len(process.cards) < 2 else NO_DEVICE
 
 
 def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:

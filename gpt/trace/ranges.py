@@ -1,19 +1,29 @@
-"""The NVTX ranges of a process as arrays."""
+"""The NVTX ranges of a process, put aside as they come, and read back as arrays in the order in which they began.
+
+The end of a range is a record of its own, which may be anywhere. So ranges and ends are put aside in the order of their
+numbers, and joined when they are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from gpt.trace.aside import Array, Aside, Sorted, iter_windows
+from gpt.trace.kept import times_of
 
 if TYPE_CHECKING:
-    from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
 NO_NAME = "(no name)"
+MANY = 1 << 13  # records that are kept as they are
+BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
+         ("ends", "?")]  # fmt: skip
+END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
+RANGE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
+         ("open", "?")]  # fmt: skip
 
 
 def name_range(record: Mapping[str, Any]) -> str:
@@ -22,55 +32,92 @@ def name_range(record: Mapping[str, Any]) -> str:
     return name if name.strip() else NO_NAME
 
 
-@dataclass(frozen=True)
-class Ranges:
-    """Ranges in the order in which they began, those around others first; times in ns since the first process began.
+class KeptRanges:
+    """Ranges of a process: those of `range` and `range_end` records.
 
-    `names` are places in `texts`, pairs of a domain, None for the default one, and a name. `pushed` ranges lie within
-    each other on their thread, the others anywhere. One that is `open` had not ended when the last record came, and
-    has that for an end. `marks` are (name, time, thread).
+    `texts` are pairs of a domain, None for the default one, and a name. Of `marks` there is how many there were of each
+    of these, when the first one was and when the last, as time stamps.
     """
 
-    begins: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    threads: npt.NDArray[np.uint64]
-    names: npt.NDArray[np.int64]
-    pushed: npt.NDArray[np.bool_]
-    open: npt.NDArray[np.bool_]
-    texts: list[tuple[str | None, str]]
-    marks: list[tuple[int, int, int]]
+    def __init__(self) -> None:
+        self.texts: list[tuple[str | None, str]] = []
+        self.marks: dict[int, tuple[int, int, int]] = {}
+        self._numbers: dict[tuple[str | None, str], int] = {}
+        aside = Aside()
+        self._ranges, self._ends = Sorted(aside, BEGUN, "id"), Sorted(aside, END, "id")
+        self._begun: list[tuple[Any, ...]] = []
+        self._ended: list[tuple[Any, ...]] = []
+        self._place = 0  # in the order in which they came
+
+    def add(self, found: Iterable[Mapping[str, Any]]) -> None:
+        """Takes records in. Raises OutputError."""
+        for record in found:
+            self._place += 1
+            if record["kind"] == "range_end":
+                self._ended.append((record["id"], record["end"], self._place))
+                continue
+            text = record.get("domain"), name_range(record)
+            name = self._numbers.setdefault(text, len(self.texts))
+            if name == len(self.texts):
+                self.texts.append(text)
+            start = record["start"]
+            if record["type"] == "mark":
+                count, first, last = self.marks.get(name, (0, start, start))
+                self.marks[name] = count + 1, min(first, start), max(last, start)
+            else:
+                pushed = record["type"] == "push"
+                where = record.get("id", 0), start, record["thread"], self._place
+                self._begun.append((*where, name, pushed, "id" in record))
+        if len(self._begun) + len(self._ended) >= MANY:
+            self._put_aside()
+
+    def _put_aside(self) -> None:
+        self._ranges.add(np.array(self._begun, BEGUN))
+        self._ends.add(np.array(self._ended, END))
+        self._begun, self._ended = [], []
+
+    def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
+        """The ranges in the order in which they began, those around others first, as RANGE; times are in ns.
+
+        `name` is a place in `texts`, `place` one in the trace. `pushed` ranges lie within each other on their thread,
+        the others anywhere. One that is `open` had not ended when the last record came, or the last call, and has that
+        for an end. What began in one nanosecond is in one chunk.
+        """
+        self._put_aside()
+        joined = Sorted(Aside(), RANGE, "begin")
+        marks = np.array([mark[2] for mark in self.marks.values()], np.uint64)
+        bound = int(times_of(process, marks).max(initial=last))
+        for begun, ended in iter_windows((iter(self._ranges), BEGUN, "id"), (iter(self._ends), END, "id")):
+            rows = _join_ends(process, begun, ended)
+            bound = max(bound, int(rows["begin"].max(initial=last)), int(rows["end"][~rows["open"]].max(initial=last)))
+            joined.add(rows)
+        for chunk in joined:
+            rows = chunk.copy()
+            rows["end"] = np.maximum(np.where(rows["open"], bound, rows["end"]), rows["begin"])
+            yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
+
+    def has_open(self) -> bool:
+        """Whether a range has no end."""
+        self._put_aside()
+        windows = iter_windows((iter(self._ranges), BEGUN, "id"), (iter(self._ends), END, "id"))
+        return any((_find_ends(begun, ended) == 0).any() for begun, ended in windows)
 
 
-def read_ranges(trace: TraceModel, process: Process, last: int) -> Ranges:
-    """Those of a process whose last call ended at `last`."""
-    numbers: dict[tuple[str | None, str], int] = {}
-    ends = {record["id"]: record["end"] for record in process.ranges if record["kind"] == "range_end"}
-    begun = [record for record in process.ranges if record["kind"] == "range"]
+def _find_ends(begun: Array, ended: Array) -> Array:
+    """The time stamp at which each range ended, 0 if it did not; of several ends the last."""
+    if not len(ended):
+        return np.zeros(len(begun), np.uint64)
+    ended = ended[np.lexsort((ended["place"], ended["id"]))]
+    at = np.searchsorted(ended["id"], begun["id"], side="right") - 1
+    same = (ended["id"][at] == begun["id"]) & begun["ends"]
+    found: Array = np.where(same, ended["end"][at], 0)
+    return found
 
-    def name(record: dict[str, Any]) -> int:
-        return numbers.setdefault((record.get("domain"), name_range(record)), len(numbers))
 
-    table = [
-        (r["start"], ends.get(r.get("id"), 0), r["thread"], name(r), r["type"] == "push", r["type"] == "mark")
-        for r in begun
-    ]
-    columns = np.array(table, np.uint64).reshape(-1, 6)
-    starts, stops = (trace.times(process, columns[:, at].copy()) for at in (0, 1))
-    mark, open_ = columns[:, 5] > 0, columns[:, 1] == 0
-    bound = max([last, *starts.tolist(), *stops[~open_].tolist()])
-    stops = np.maximum(np.where(open_, bound, stops), starts)
-    order = np.lexsort((-stops, starts))
-    marks = order[mark[order]]
-    order = order[~mark[order]]
-    threads, names = columns[:, 2], columns[:, 3].astype(np.int64)
-    told = zip(names[marks].tolist(), starts[marks].tolist(), threads[marks].tolist(), strict=True)
-    return Ranges(
-        starts[order],
-        stops[order],
-        threads[order],
-        names[order],
-        columns[order, 4] > 0,
-        open_[order],
-        list(numbers),
-        list(told),
-    )
+def _join_ends(process: Process, begun: Array, ended: Array) -> Array:
+    rows, stamps = np.zeros(len(begun), RANGE), _find_ends(begun, ended)
+    rows["begin"], rows["end"] = times_of(process, begun["begin"]), times_of(process, stamps)
+    rows["open"] = stamps == 0
+    for name in ("thread", "place", "name", "pushed"):
+        rows[name] = begun[name]
+    return rows

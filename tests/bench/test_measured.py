@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.bench import timeline, weave
+from tests.bench import memory, timeline, weave
 from tests.bench.run import READ, reading_table
 from tests.tally.report import markdown
 
@@ -29,3 +29,10 @@ def test_page_has_the_figures_of_timelines():
     result = json.loads((ROOT / "docs/figures/bench/timeline.json").read_text())
     assert result["spans"] == timeline.SPANS
     assert "\n".join(timeline.table(result)) in (ROOT / "docs/measured.md").read_text()
+
+
+def test_page_has_the_figures_of_memory():
+    result = json.loads((ROOT / "docs/figures/bench/memory.json").read_text())
+    lines = memory.table(result, json.loads(memory.BEFORE.read_text()))
+    assert "\n".join(lines) in (ROOT / "docs/measured.md").read_text()
+    assert {f"{calls}" for calls in memory.CALLS} == {*result["runs"]["gaps"]}

@@ -1,0 +1,97 @@
+"""How the NVTX ranges of a process lie within each other: the tree of those of threads, and what counts once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.sequence import Groups
+
+if TYPE_CHECKING:
+    from gpt.analyze.inside import Within
+
+Real = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+Path = tuple[str, ...]
+
+DEEPEST = 64
+
+
+class Nested:
+    """The ranges of a process, in the order in which they began.
+
+    `paths` is the tree, of all processes: of the names of ranges that lie in each other, the outermost first, how many
+    there were, ns, ns without those within, and what happened meanwhile (inside.py). `texts` are domains and names.
+    """
+
+    def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:
+        self._texts, self._paths = texts, paths
+        self._reached: dict[Hashable, Any] = {}  # what had happened when the ranges so far had ended
+        self._open = defaultdict[int, list[tuple[int, Path]]](list)  # by thread, the ends and paths of those around
+        self._names, self._threads = Groups(), Groups()
+
+    def iter_names(self, within: Within) -> Any:
+        """Ranges by name, and by whether a thread pushed them: both, places, and what happened within any of them.
+
+        What is within several of one thread counts once.
+        """
+        ranges = within.ranges
+        for number, own in self._names.iter(2 * ranges["name"].astype(np.uint64) + ranges["pushed"]):
+            name, pushed = number >> 1, bool(number & 1)
+            if pushed:
+                mine = self._threads.iter(ranges["thread"][own])
+                found = sum(self._count((number, thread), within, own[at]) for thread, at in mine)
+            else:
+                found = self._count(number, within, own)
+            yield name, pushed, own, found
+
+    def count_launches(self, within: Within) -> float:
+        """Launches within pushed ranges that are in none before."""
+        pushed = np.flatnonzero(within.ranges["pushed"])
+        mine = self._threads.iter(within.ranges["thread"][pushed])
+        return sum(float(self._count(("all", thread), within, pushed[at])[0]) for thread, at in mine)
+
+    def _count(self, group: Hashable, within: Within, own: Places) -> Real:
+        """What happened within some ranges of a thread, or of all threads, less what did within those before.
+
+        It never becomes less, so what had happened when the last of these ended is the most of what had when each did.
+        """
+        begins, ends = within.begins[:, own], within.ends[:, own]
+        before = self._reached.get(group, np.zeros(len(ends)))
+        reached = np.maximum.accumulate(np.concatenate((before[:, None], ends), axis=1), axis=1)
+        self._reached[group] = reached[:, -1]
+        found: Real = np.maximum(ends - np.maximum(begins, reached[:, :-1]), 0).sum(axis=1)
+        return found
+
+    def nest(self, within: Within) -> npt.NDArray[np.int64]:
+        """Adds ranges to the tree, and returns how deep each lies; one lies within those that began before and end
+        after it.
+
+        When one that is open ends is not known: it stands alone.
+        """
+        ranges, depth = within.ranges, np.zeros(len(within.ranges), np.int64)
+        pushed = np.flatnonzero(ranges["pushed"])
+        columns = [ranges[name][pushed].tolist() for name in ("thread", "begin", "end", "name", "open")]
+        values = (within.ends - within.begins)[:, pushed].T.tolist()
+        for at, thread, begin, end, name, is_open, inside in zip(pushed.tolist(), *columns, values, strict=True):
+            stack = self._open[thread]
+            while stack and not is_open and (stack[-1][0] <= begin or stack[-1][0] < end):
+                stack.pop()
+            depth[at] = 0 if is_open else len(stack)
+            domain, text = self._texts[name]
+            text = f"{domain}: {text}" if domain else text
+            path = (f"(open) {text}",) if is_open else (*(stack[-1][1] if stack else ()), text)
+            sums = self._paths.setdefault(path, [0.0] * 7)
+            for place, value in enumerate((1, end - begin, end - begin, *inside)):
+                sums[place] += value
+            if is_open:
+                continue
+            if stack:
+                self._paths[stack[-1][1]][2] -= end - begin
+            if len(stack) < DEEPEST:
+                stack.append((end, path))
+        return depth

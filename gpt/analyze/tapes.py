@@ -1,0 +1,173 @@
+"""The calls of a process in a short form, for questions that need several passes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.numbers import Numbers
+from gpt.analyze.periods import Period, iter_units
+from gpt.analyze.sequence import IN, LAUNCH, LOAD, OUT, WAIT, Calls, Whole, iter_calls
+from gpt.trace.aside import Array, Aside, Tape
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+
+CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "u1")]  # acts: those of the first eight bits
+LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: those, and copies from the device, that began before
+STEPS = "steps"
+
+
+class Codes:
+    """The numbers of kernels that were launched, from some place on: as much of an array as find_periods looks at."""
+
+    def __init__(self, tape: Tape, first: int) -> None:
+        self._tape, self._first = tape, first
+
+    def __len__(self) -> int:
+        return len(self._tape) - self._first
+
+    def __getitem__(self, places: slice) -> Array:
+        start, stop, _ = places.indices(len(self))
+        return self._tape[self._first + start : self._first + stop]
+
+
+class Tapes:
+    """The calls of a process that returned, oldest first, and its launches.
+
+    Times are in ns: when the first call began and the last one ended, when the first of code loaded, when the last
+    launch ended. `again` is when the last kernel came that was launched again later, the first time, or if there is
+    none the last of all, and how many launches came before.
+    """
+
+    def __init__(self, trace: TraceModel, number: int) -> None:
+        aside = Aside()
+        self.calls = Tape(aside, CALL)
+        self.launches, self._codes = Tape(aside, LAUNCHED), Tape(aside, np.uint32)
+        self.first, self.last, self.launched = 0, 0, 0
+        self.load: int | None = None
+        self._numbers: dict[int, int] = {}  # of kernels and of graphs
+        self._firsts: list[tuple[int, int]] = []  # of each, how many launches came before the first, and when it began
+        self._counts: list[int] = []
+        self._waits = 0
+        for calls in iter_calls(trace, number, "function", "bytes", "object"):
+            self._add(calls)
+
+    def _add(self, calls: Calls) -> None:
+        start, end = calls.start, calls.end
+        self.last = int(end.max()) if not len(self.calls) else max(self.last, int(end.max()))
+        self.first = self.first if len(self.calls) else int(start[0])
+        loads = np.flatnonzero(calls.of(LOAD))
+        if self.load is None and len(loads):
+            self.load = int(start[loads[0]])
+        rows = np.zeros(len(start), CALL)
+        rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts & 0xFF
+        self.calls.append(rows)
+        launch = calls.of(LAUNCH)
+        if launch.any():
+            latest = int(end[launch].max())
+            self.launched = max(self.launched, latest) if len(self.launches) else latest
+        self._add_launches(calls, launch)
+
+    def _add_launches(self, calls: Calls, launch: npt.NDArray[np.bool_]) -> None:
+        start, waits = calls.start, calls.start[calls.of(WAIT | OUT)]
+        rows = np.zeros(int(launch.sum()), LAUNCHED)
+        rows["start"] = start[launch]
+        rows["waits"] = self._waits + np.searchsorted(waits, rows["start"])
+        self._waits += len(waits)
+        own = calls.rows[launch]
+        kernels = np.where(own["function"] != 0, own["function"], own["object"])
+        known, places, which, counts = np.unique(kernels, True, True, True)
+        codes = np.zeros(len(known), np.uint32)
+        for at in np.argsort(places).tolist():
+            code = codes[at] = self._numbers.setdefault(int(known[at]), len(self._counts))
+            if code == len(self._counts):
+                self._counts.append(0)
+                self._firsts.append((len(self.launches) + int(places[at]), int(rows["start"][places[at]])))
+            self._counts[code] += int(counts[at])
+        self._codes.append(codes[which])
+        self.launches.append(rows)
+
+    @property
+    def begin(self) -> int:
+        """When the first launch began."""
+        return self._firsts[0][1]
+
+    @property
+    def latest(self) -> int:
+        """When the last launch began."""
+        return int(self.launches[-1:]["start"][0])
+
+    @property
+    def again(self) -> tuple[int, int]:
+        """See above."""
+        again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
+        before, start = max(again or self._firsts)
+        return start, before
+
+    def find_launch(self, time: int) -> int:
+        """How many launches began before a time."""
+        low, high = 0, len(self.launches)
+        while low < high:
+            middle = (low + high) // 2
+            if self.launches[middle : middle + 1]["start"][0] < time:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def codes(self, first: int) -> Codes:
+        """What was launched, from a launch on."""
+        return Codes(self._codes, first)
+
+    def measure(self, first: int, period: Period) -> tuple[float, float]:
+        """Of what repeats itself in the launches from `first` on: the median of the times of its units, in ns, and the
+        share of the units after which the program waited for the GPU before it began the next one."""
+        took, waited, count = Numbers(), 0, 0
+        before: tuple[int, Array] | None = None  # stretch and launch of the unit before
+        counts = (period.ends - period.begins) // period.length
+        for stretches, places in iter_units(period.begins, counts, period.length):
+            rows = self.launches.take(first + places)
+            if before:
+                stretches, rows = np.append(before[0], stretches), np.append(before[1], rows)
+            steps: Whole = np.diff(rows["start"])[np.diff(stretches) == 0]
+            took.add(STEPS, steps)
+            waited += int((np.diff(rows["waits"].astype(np.int64)) > 0).sum())
+            count += len(rows) - 1
+            before = int(stretches[-1]), rows[-1:]
+        return took.median(STEPS), waited / count if count else 0.0
+
+
+def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
+    """Begins, ends, bytes and acts of all calls, some at a time."""
+    for rows in tapes.calls:
+        yield rows["start"], rows["end"], rows["bytes"], rows["acts"]
+
+
+def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | None:
+    """From when to when data was copied to the device before a time, without the last copies: of `little` of the bytes.
+
+    None if none was.
+    """
+    first, total = None, 0.0
+    for start, _, sizes, _ in _iter_early(tapes, begin):
+        first = int(start[0]) if first is None and len(start) else first
+        total += float(sizes.sum())
+    before, last = 0.0, None
+    for _, end, sizes, _ in _iter_early(tapes, begin):
+        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # of each copy and those after it
+        large = np.flatnonzero(left > little * total)
+        last = int(end[large[-1]]) if len(large) else last
+        before += float(sizes.sum())
+    return None if first is None or last is None else (first, last)
+
+
+def _iter_early(tapes: Tapes, begin: int) -> Iterator[tuple[Whole, Whole, Array, Array]]:
+    for start, end, sizes, acts in iter_scan(tapes):
+        early = ((acts & IN) != 0) & (end <= begin)
+        yield start[early], end[early], sizes[early], acts[early]
+        if start[-1] > begin:
+            return

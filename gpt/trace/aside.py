@@ -1,0 +1,262 @@
+"""Rows that are put aside: in memory while they are few, then in a file without a name in TMPDIR.
+
+Questions about ten million calls are asked in the order of time, and threads write chunks of their own. So rows are
+sorted batch by batch, and each batch is put aside as a *run*. Runs are merged when they are read: of each that overlaps
+others at that time a block is in memory, and what of the blocks comes before all that is still to be read is a *chunk*.
+A trace is written nearly in order, so few runs overlap, however long it is.
+
+Rows that have one key are in one chunk: a reader who keeps what it knows from chunk to chunk has seen all that was
+before a key, and nothing of what is at it. They are in the order of runs and, in these, as they lie.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.errors import OutputError
+from gpt.trace.rows import take
+
+Array = npt.NDArray[Any]
+
+IN_MEMORY = 8 << 20  # bytes of a file before it is one
+BATCH = 1 << 17  # rows of a run
+ROOM = 1 << 17  # rows of all blocks
+LEAST = 512  # rows of a block
+
+
+class Aside:
+    """A file that arrays are appended to; it lives as long as this."""
+
+    def __init__(self, room: int = IN_MEMORY) -> None:
+        self._file = tempfile.SpooledTemporaryFile(room)
+        self._size = 0
+
+    def write(self, *arrays: Array) -> int:
+        """Appends arrays, one after the other, and returns where they begin. Raises OutputError."""
+        at = self._size
+        try:
+            self._file.seek(at)
+            for array in arrays:
+                self._size += self._file.write(array.tobytes())
+        except OSError as error:
+            raise OutputError.of(error, tempfile.gettempdir()) from None
+        return at
+
+    def read(self, dtype: Any, at: int, count: int) -> Array:
+        """So many numbers or rows from a place on. Raises OutputError: what was written may not be on the disk yet."""
+        try:
+            self._file.seek(at)
+            return np.frombuffer(self._file.read(count * np.dtype(dtype).itemsize), dtype)
+        except OSError as error:
+            raise OutputError.of(error, tempfile.gettempdir()) from None
+
+
+class Tape:
+    """An array that is appended to and read in slices, of any length."""
+
+    def __init__(self, aside: Aside, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self._aside = aside
+        self._blocks: list[int] = []  # where blocks of BATCH rows begin
+        self._last: list[Array] = []  # what follows
+        self._pending = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks) * BATCH + self._pending
+
+    def append(self, rows: Array) -> None:
+        """Adds rows."""
+        if not len(rows):
+            return
+        self._last.append(rows.astype(self.dtype))
+        self._pending += len(rows)
+        if self._pending < BATCH:
+            return
+        whole = np.concatenate(self._last)
+        for at in range(0, len(whole) - BATCH + 1, BATCH):
+            self._blocks.append(self._aside.write(whole[at : at + BATCH]))
+        self._last = [whole[len(whole) - len(whole) % BATCH :].copy()]
+        self._pending = len(self._last[0])
+
+    def __getitem__(self, places: slice) -> Array:
+        """The rows of a slice without a step."""
+        start, stop, _ = places.indices(len(self))
+        parts = []
+        for number in range(start // BATCH, len(self._blocks)):
+            low, high = max(start - number * BATCH, 0), min(stop - number * BATCH, BATCH)
+            if low >= high:
+                break
+            parts.append(self._aside.read(self.dtype, self._blocks[number] + low * self.dtype.itemsize, high - low))
+        rest = len(self._blocks) * BATCH
+        if stop > max(start, rest):
+            self._last = [np.concatenate(self._last)]
+            parts.append(self._last[0][max(start - rest, 0) : stop - rest])
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def take(self, places: npt.NDArray[np.integer[Any]]) -> Array:
+        """The rows at some places, which are in order."""
+        numbers = places // BATCH
+        edges = np.flatnonzero(np.diff(numbers)) + 1
+        found = np.zeros(len(places), self.dtype)
+        for low, high in pairwise([0, *edges.tolist(), len(places)]) if len(places) else ():
+            first, last = int(places[low]), int(places[high - 1])
+            found[low:high] = self[first : last + 1][places[low:high] - first]
+        return found
+
+    def __iter__(self) -> Iterator[Array]:
+        """All of it, BATCH rows at a time."""
+        for at in range(0, len(self), BATCH):
+            yield self[at : at + BATCH]
+
+
+class Run(Protocol):
+    """Rows in order of a key."""
+
+    low: int  # the first key, or one before it
+    count: int
+
+    def read(self, at: int, count: int) -> Array:
+        """Some of its rows; there may be fewer of them than that, or none."""
+
+
+class Sorted:
+    """Rows that come in any order, and are read in that of a field, a whole number."""
+
+    def __init__(self, aside: Aside, dtype: Any, key: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self.key = key
+        self._aside = aside
+        self._runs: list[_Stored] = []
+        self._parts: list[Array] = []
+        self._pending = 0
+
+    def add(self, rows: Array) -> None:
+        """Takes rows in."""
+        self._parts.append(rows)
+        self._pending += len(rows)
+        if self._pending >= BATCH:
+            self._put_aside()
+
+    def _put_aside(self) -> None:
+        if self._pending:
+            rows = sort(join(self._parts), self.key)
+            low = int(rows[self.key][0])
+            self._runs.append(_Stored(self._aside, self.dtype, self._aside.write(rows), low, len(rows)))
+            self._parts, self._pending = [], 0
+
+    def __iter__(self) -> Iterator[Array]:
+        """All rows, in chunks."""
+        self._put_aside()
+        return merge(self._runs, self.key)
+
+
+class _Stored:
+    """A run as it is in a file."""
+
+    def __init__(self, aside: Aside, dtype: np.dtype[Any], offset: int, low: int, count: int) -> None:
+        self._aside, self._dtype, self._offset, self.low, self.count = aside, dtype, offset, low, count
+
+    def read(self, at: int, count: int) -> Array:
+        """Some of its rows."""
+        return self._aside.read(self._dtype, self._offset + at * self._dtype.itemsize, count)
+
+
+def sort(rows: Array, key: str) -> Array:
+    """Rows in order of a field."""
+    keys = rows[key]
+    if (keys[1:] >= keys[:-1]).all():
+        return rows
+    return take(rows, np.argsort(keys, kind="stable"))
+
+
+class _Cursor:
+    """A run that is read."""
+
+    def __init__(self, number: int, run: Run, key: str) -> None:
+        self.number = number
+        self.rows: Array | None = None
+        self.keys: Array = np.zeros(0, np.int64)
+        self._run, self._key, self._at = run, key, 0
+
+    @property
+    def more(self) -> bool:
+        """Whether not all of it was read."""
+        return self._at < self._run.count
+
+    def fill(self, block: int) -> None:
+        """Reads on, until there are rows of two keys."""
+        while self.more and (not len(self.keys) or self.keys[0] == self.keys[-1]):
+            count = min(max(block, len(self.keys)), self._run.count - self._at)
+            rows = self._run.read(self._at, count)
+            self._at += count
+            self.rows = rows if self.rows is None or not len(self.rows) else join([self.rows, rows])
+            self.keys = self.rows[self._key]
+
+    def pop(self, bound: int | None) -> Array:
+        """The rows before a key; all if it is None."""
+        assert self.rows is not None
+        count = len(self.keys) if bound is None else search(self.keys, bound)
+        found, self.rows = self.rows[:count], self.rows[count:]
+        self.keys = self.keys[count:]
+        return found
+
+
+def join(parts: Sequence[Array]) -> Array:
+    """Rows of one dtype after each other: as bytes, not field by field."""
+    if len(parts) == 1:
+        return parts[0]
+    dtype = parts[0].dtype
+    return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
+
+
+def merge(runs: Sequence[Run], key: str) -> Iterator[Array]:
+    """The rows of runs in order of a field, in chunks; those of one key in the order of runs."""
+    waiting = sorted((run.low, number) for number, run in enumerate(runs) if run.count)[::-1]
+    opened: list[_Cursor] = []
+    while waiting or opened:
+        for cursor in opened:
+            cursor.fill(max(LEAST, ROOM // len(opened)))
+        opened = [cursor for cursor in opened if len(cursor.keys)]
+        bound = min((int(cursor.keys[-1]) for cursor in opened if cursor.more), default=None)
+        if waiting and (bound is None or waiting[-1][0] <= bound):
+            bound = waiting[-1][0]
+            held = sum(len(cursor.keys) for cursor in opened)
+            if held < ROOM or min(int(cursor.keys[0]) for cursor in opened) >= bound:
+                number = waiting.pop()[1]
+                opened.append(_Cursor(number, runs[number], key))
+                opened.sort(key=lambda cursor: cursor.number)
+                continue
+        if parts := [part for cursor in opened if len(part := cursor.pop(bound))]:
+            yield sort(join(parts), key)
+
+
+def search(keys: Array, key: int, side: Literal["left", "right"] = "left") -> int:
+    """Where a number is in keys of its type."""
+    return int(np.searchsorted(keys, keys.dtype.type(key), side))
+
+
+def iter_windows(*streams: tuple[Iterator[Array], Any, str]) -> Iterator[tuple[Array, ...]]:
+    """Rows of several streams together: from each what is up to a key, and after that of the window before.
+
+    A stream is its chunks, their dtype, and the field that they are in order of; rows of one key are in one chunk.
+    """
+    left: list[Array] = [np.zeros(0, dtype) for _, dtype, _ in streams]
+    over = [False] * len(streams)
+    while True:
+        for at, (chunks, _, _) in enumerate(streams):
+            while not (len(left[at]) or over[at]):
+                rows = next(chunks, None)
+                over[at] = rows is None
+                left[at] = left[at] if rows is None else rows
+        lasts = [int(rows[streams[at][2]][-1]) for at, rows in enumerate(left) if len(rows)]
+        if not lasts:
+            return
+        counts = [search(rows[streams[at][2]], min(lasts), "right") for at, rows in enumerate(left)]
+        yield tuple(rows[:count] for rows, count in zip(left, counts, strict=True))
+        left = [rows[count:] for rows, count in zip(left, counts, strict=True)]
