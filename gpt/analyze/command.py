@@ -215,10 +215,10 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
     stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    if form:
-        from gpt.screen.answers import AnswerReport
+    if stage.table:  # of answers only, whatever else passes through
+        from gpt.screen.answers import AnswerReport, AnswerTables
 
-        stage.table = AnswerReport(form)
+        stage.table = AnswerReport(form) if form else AnswerTables()
     return stage
 
 

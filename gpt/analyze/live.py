@@ -55,9 +55,12 @@ def check(traces: Sequence[Path]) -> None:
 
 def wait(tool: str, look: Callable[[Stage], bool], shown: bool) -> signals.Terminated | None:
     """Looks until `look` says that all has ended, or a signal comes, which is returned. A look may be `shown`."""
+    from gpt.screen.answers import AnswerTables
+
     try:
         while True:
-            began, stage = time.monotonic(), Stage(tool, table=True, quiet=True)
+            began, stage = time.monotonic(), Stage(tool, stream=True, quiet=True)
+            stage.table = AnswerTables()
             ended = look(stage)
             if shown:
                 stage.write_text(CLEAR)
