@@ -195,6 +195,27 @@ def test_a_script_that_fails(tmp_path):
     assert run("--script", tmp_path / "absent.py", data=forge.pack(process())).returncode == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("def analyze(trace:", "bad.py:1: SyntaxError: '(' was never closed"),
+        ("def analyze(trace):\n    return 5", "TypeError: 'int' object is not iterable"),
+        ("def analyze(trace):\n    raise SystemExit('no')", "bad.py:2: SystemExit: no"),
+        ("def analyze(trace):\n    yield 3", "bad.py: not an answer: 'int'"),
+        ("def analyze(trace):\n    yield {'kind': 'answer', 'name': 5}", "bad.py: not an answer: answer"),
+    ],
+)
+def test_what_a_script_does_wrong_is_said(text, fact, tmp_path):
+    (tmp_path / "bad.py").write_text(text)
+    done = run("--script", tmp_path / "bad.py", "--json", data=forge.pack(process()))
+    assert done.returncode == 1 and fact in done.stderr.decode() and "internal" not in done.stderr.decode()
+
+
+def test_what_a_script_prints_is_not_in_the_stream(tmp_path):
+    done = script(tmp_path, "--json", body="print('seen')")
+    assert done.stderr == b"seen\n" and "reads" in Answers(done.stdout).rows
+
+
 def test_list():
     lines = run("--list").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines][:2] == ["summary", "events"] and all(len(line) < 80 for line in lines)
