@@ -334,6 +334,7 @@ class Passage:
             if not (self._told or self._stage.faults):
                 self._stage.flush()  # it ends quietly if nobody reads
                 self._write(self._stage.error(GptError(lack)))
-        if not left_out:
+        answered = "answer" in self._kinds and not self._kinds & self._taken  # by a stage before, which took the rest
+        if not (left_out or answered):
             self._write_answer()
         self._write_end()

@@ -284,7 +284,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         ended, shown = None, os.isatty(1) and stage.table is not None and not given["form"]
         if given["follow"]:
             live.check(traces)
-            ended = live.wait(TOOL, peek, shown)
+            ended = live.wait(TOOL, peek, traces, shown)
             stage.write_text(live.CLEAR if shown else "")
         answers: dict[str, dict[str, Any]] = {}
         look(stage, lambda answer: answers.update({answer["name"]: answer}))

@@ -262,6 +262,13 @@ def test_follow_answers_at_the_end(growing, name):
     assert len(lines) == 4 if name == "events" else [line["status"] for line in lines if "status" in line] == [0, 0]
 
 
+def test_follow_ends_when_a_trace_is_removed(growing):
+    with subprocess.Popen(["gpt-analyze", "summary", "--follow", growing], stderr=subprocess.PIPE) as done:
+        time.sleep(1)
+        growing.unlink()
+        assert done.wait(30) == 4 and b"No such file" in done.stderr.read()
+
+
 def read_until(terminal, wanted=None):
     """What is written to a terminal until something is, or until it is closed."""
     text = b""
@@ -288,6 +295,13 @@ def test_follow_on_a_terminal_draws_anew_and_a_signal_ends_it(growing, ends):
 
 
 # Records
+
+
+def test_an_answer_goes_through_the_next_analysis():
+    first = run("summary", "--stream", data=forge.pack(process())).stdout
+    for name in "summary", "gaps":
+        rows = Answers(run(name, "--json", data=first).stdout).rows
+        assert rows["processes"][0]["calls"] == 4 and "gaps" not in rows
 
 
 def test_an_answer_goes_through_json(tmp_path):
