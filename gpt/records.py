@@ -38,7 +38,7 @@ STRUCTS: dict[str, Keys] = {
         "offset": ("u64", "bytes from the start of the row"),
         "unit": ("str?", "ns, cycles, bytes, %, id, address, and of text kernel; absent for counts and plain text"),
         "title": ("str?", "what stands above it in a table; absent if that is the name"),
-        "shown": ("str?", "in tables for people: never, any, under, line; absent for always"),
+        "shown": ("str?", "in tables for people: never, any, under, line, exact; absent for always"),
     },
     "plot": {
         "form": ("str", "bars, lines, levels, histogram, spans, heat or roofs"),

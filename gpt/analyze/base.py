@@ -173,6 +173,8 @@ class Passage:
         self._news = False  # since the last answer
         self._kinds: set[str] = set()  # of all records
         self._told = False  # whether a stage before has reported an error
+        self._left_out = set[bool]()  # by process: whether the selection leaves everything out
+        self._pids: dict[int, None] = {}
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
@@ -254,6 +256,10 @@ class Passage:
             process.status = None if end is None else end.get("status", 0)
             self._fold.take(process)
             self._fold.end(process)
+        self._pids[process.pid] = None
+        if process.left_out is not None:
+            self._left_out.add(process.left_out)
+        if process.started:
             self._missing |= dict.fromkeys(process.missing)
             self._news = True  # how it ended, if nothing else
         if end is not None:
@@ -289,6 +295,16 @@ class Passage:
         self._runs |= other._runs
         self._told |= other._told
         self._news |= other._news
+        self._left_out |= other._left_out
+        self._pids |= other._pids
+
+    def _find_left_out(self) -> str | None:
+        """Whether the selection leaves out all that the analysis is about."""
+        if not self._selection or self._left_out != {True}:
+            return None
+        pids = [*map(str, self._pids)]
+        more = f" and {len(pids) - NAMED:,} more" if len(pids) > NAMED else ""
+        return f"{self._selection} leaves out everything; the processes are {', '.join(pids[:NAMED])}{more}"
 
     def _lines(self) -> list[str]:
         """What of the input is missing."""
@@ -310,10 +326,15 @@ class Passage:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
-        if lack:
+        left_out = self._find_left_out() if idle else None
+        if lack and self._selection and self._selection.chooses:
+            lack = f"{lack} (of what {self._selection} chooses)"
+        if lack := left_out or lack:
             self._seen = None  # no picture of something else
             if not (self._told or self._stage.faults):
                 self._stage.flush()  # it ends quietly if nobody reads
                 self._write(self._stage.error(GptError(lack)))
-        self._write_answer()
+        answered = "answer" in self._kinds and not self._kinds & self._taken  # by a stage before, which took the rest
+        if not (left_out or answered):
+            self._write_answer()
         self._write_end()

@@ -219,10 +219,10 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
     stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    if form:
-        from gpt.screen.answers import AnswerReport
+    if stage.table:  # of answers only, whatever else passes through
+        from gpt.screen.answers import AnswerReport, AnswerTables
 
-        stage.table = AnswerReport(form)
+        stage.table = AnswerReport(form) if form else AnswerTables()
     return stage
 
 
@@ -288,7 +288,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         ended, shown = None, os.isatty(1) and stage.table is not None and not given["form"]
         if given["follow"]:
             live.check(traces)
-            ended = live.wait(TOOL, peek, shown)
+            ended = live.wait(TOOL, peek, traces, shown)
             stage.write_text(live.CLEAR if shown else "")
         answers: dict[str, dict[str, Any]] = {}
         look(stage, lambda answer: answers.update({answer["name"]: answer}))

@@ -60,6 +60,8 @@ class Replayed(NamedTuple):
 def graphs(trace: TraceModel) -> Answers:
     """Graphs that were launched, those with most launches of kernels first, and their kernels."""
     found = _find_graphs(trace)
+    if not found:
+        return
     times, spans = _gpu_times(trace, found), _spans(trace, found)
     rows, kernels = [], []
     for graph in found:

@@ -189,4 +189,9 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & {"ioctl", "child"} else NO_IOCTLS
 
 
-ANALYSIS = of_model(ioctl, "Show which ioctls the driver makes, and for which CUDA calls.", CALLS | DETAILS, _find_lack)
+def _find_need(trace: TraceModel) -> str | None:
+    return None if any(process.ioctls for process in trace.processes) else NO_IOCTLS
+
+
+ABOUT = "Show which ioctls the driver makes, and for which CUDA calls."
+ANALYSIS = of_model(ioctl, ABOUT, CALLS | DETAILS, _find_lack, need=_find_need)

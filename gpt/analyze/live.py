@@ -53,11 +53,17 @@ def check(traces: Sequence[Path]) -> None:
             raise MissingError("No such file or directory", str(path))
 
 
-def wait(tool: str, look: Callable[[Stage], bool], shown: bool) -> signals.Terminated | None:
-    """Looks until `look` says that all has ended, or a signal comes, which is returned. A look may be `shown`."""
+def wait(tool: str, look: Callable[[Stage], bool], traces: Sequence[Path], shown: bool) -> signals.Terminated | None:
+    """Looks until `look` says that all has ended, or a signal comes, which is returned. A look may be `shown`.
+
+    Raises MissingError if one of the traces is there no more.
+    """
+    from gpt.screen.answers import AnswerTables
+
     try:
         while True:
-            began, stage = time.monotonic(), Stage(tool, table=True, quiet=True)
+            began, stage = time.monotonic(), Stage(tool, stream=True, quiet=True)
+            stage.table = AnswerTables()
             ended = look(stage)
             if shown:
                 stage.write_text(CLEAR)
@@ -65,5 +71,6 @@ def wait(tool: str, look: Callable[[Stage], bool], shown: bool) -> signals.Termi
             if ended:
                 return None
             time.sleep(max(PAUSE, SHARE * (time.monotonic() - began)))
+            check(traces)
     except signals.Terminated as signal:
         return signal

@@ -36,8 +36,8 @@ FIELDS = (
 BIN = (
     Column("field", "text"),
     Column("name", "text", "kernel", "kernel"),
-    Column("low", "f64", title="from"),
-    Column("high", "f64", title="up to"),
+    Column("low", "f64", title="from", shown="exact"),
+    Column("high", "f64", title="up to", shown="exact"),
     Column("records", "u64"),
 )
 TOP = 60  # rows that a table shows

@@ -10,11 +10,14 @@ def analyze(trace):
 from __future__ import annotations
 
 import runpy
+import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt import records
 from gpt.analyze.command import Analysis, of_model
 from gpt.errors import GptError, UsageError
 
@@ -29,16 +32,26 @@ def load_script(path: Path) -> Analysis:
 
     def analyze(trace: TraceModel) -> Iterator[dict[str, Any]]:
         try:
-            function = runpy.run_path(str(path)).get(NAME)
-            if not callable(function):
-                raise UsageError(f"no function '{NAME}'", str(path))
-            yield from function(trace)
+            with redirect_stdout(sys.stderr):  # standard output is that of the answers
+                function = runpy.run_path(str(path)).get(NAME)
+                if not callable(function):
+                    raise UsageError(f"no function '{NAME}'", str(path))
+                found = list(function(trace) or ())
         except (GptError, OSError):
             raise
-        except Exception as error:  # whatever it does
-            line = next(
-                (at.lineno for at in traceback.extract_tb(error.__traceback__)[::-1] if at.filename == str(path)), 0
-            )
-            raise GptError(f"{type(error).__name__}: {error}", f"{path}:{line}") from error
+        except (Exception, SystemExit) as error:  # whatever it does
+            raise GptError(f"{type(error).__name__}: {error}", f"{path}:{_find_line(error, path)}") from error
+        for answer in found:
+            is_answer = isinstance(answer, dict) and answer.get("kind") == "answer"
+            if fault := records.check(answer) if is_answer else repr(type(answer).__name__):
+                raise GptError(f"not an answer: {fault}", str(path))
+            yield answer
 
     return of_model(analyze, "Ask a function of your own.", None)
+
+
+def _find_line(error: BaseException, path: Path) -> int:
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).name == path.name:
+        return error.lineno or 0
+    lines = traceback.extract_tb(error.__traceback__)[::-1]
+    return next((at.lineno or 0 for at in lines if at.filename == str(path)), 0)

@@ -56,7 +56,6 @@ class ProcessRows:
         self._ranges: dict[int, dict[str, Any]] = {}  # that are open, by id
         self._ends: dict[int, dict[str, Any]] = {}  # of ranges that have not come
         self._domains: dict[str, int] = {}
-        self._unchosen: set[int] = set()  # launches with probes of kernels that were not asked for
 
     def take(self, over: bool = False) -> None:
         """Writes what has come. If the process is `over` nothing waits any longer."""
@@ -267,7 +266,7 @@ class ProcessRows:
 
     def _add_probed(self) -> None:
         probes = self.process.probes
-        if launches := [one for one in probes.take_told("probed") if self._is_chosen(one.function, one.id)]:
+        if launches := probes.take_told("probed"):
             self._write_launches(launches)
         for buffer in probes.take():
             if buffer.unsaved:
@@ -276,24 +275,13 @@ class ProcessRows:
                 self._maps.add(self.global_pid, buffer)
             except (MissingError, TruncatedError) as error:
                 self.lost[error.fact] += 1
-        if times := [one for one in probes.take_told("times") if one["launch"] not in self._unchosen]:
+        if times := probes.take_told("times"):
             columns = {name: [one.get(name) for one in times] for name in PARTS}
             columns["launchId"] = [one["launch"] for one in times]
             self._tables.write(schema.TIMES, len(times), {"globalPid": self.global_pid, **columns})
-        if needs := [one for one in probes.take_told("memusage") if self._is_counted(one["function"])]:
+        if needs := probes.take_told("memusage"):
             columns = {name: [one[name] for one in needs] for name in ("launches", "bytes", "most")}
             self._write_by_kernel(schema.NEEDS, [one["function"] for one in needs], columns)
-
-    def _is_chosen(self, function: int, launch: int | None = None) -> bool:
-        """Whether a kernel was asked for; launches of others are noted, whose times come later."""
-        chosen = self.process.is_chosen(self.process.kernels().get(function, ""))
-        if launch is not None and not chosen:
-            self._unchosen.add(launch)
-        return chosen
-
-    def _is_counted(self, function: int) -> bool:
-        """The same for counts of launches, which say neither thread nor time."""
-        return not self.process.is_narrow and self._is_chosen(function)
 
     def _write_launches(self, launches: Sequence[Any]) -> None:
         threads = np.array([launch.thread for launch in launches], np.uint64)
@@ -335,7 +323,9 @@ class ProcessRows:
     def _write_counts(self) -> None:
         launches, calls = self._counts
         self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
-        unprobed = [(*key, count) for key, count in self.process.probes.unprobed.items() if self._is_counted(key[0])]
+        process, names = self.process, self.process.kernels()
+        found = process.probes.unprobed if not process.is_narrow else {}  # they say neither thread nor time
+        unprobed = [(*key, count) for key, count in found.items() if process.is_chosen(names.get(key[0], ""))]
         functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
         self._write_by_kernel(schema.UNPROBED, functions, {"reason": reasons, "launches": counts})
         if calls:

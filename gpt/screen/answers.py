@@ -19,13 +19,13 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from gpt import packed
+from gpt import packed, records
 from gpt.errors import MalformedError
 from gpt.printable import printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
-from gpt.screen.grid import GAP, LEAST, Grid, fold
-from gpt.screen.units import UNITS, amount, human_count
+from gpt.screen.grid import GAP, LEAST, Grid, fold, render
+from gpt.screen.units import UNITS, amount, exact_count, human_count
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
@@ -128,7 +128,7 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
     if field.type == packed.TEXT:
         known = ["-" if value is None else value for value in values]
         return readable(known) if told.get("unit") == "kernel" else known
-    form = UNITS.get(told.get("unit", ""), human_count)
+    form = exact_count if told.get("shown") == "exact" else UNITS.get(told.get("unit", ""), human_count)
     return ["-" if value is None else form(value) if math.isfinite(value) else str(value) for value in values]
 
 
@@ -168,6 +168,44 @@ def _code(text: str, bold: bool) -> str:
     """A name in Markdown, which may hold anything."""
     name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'").replace("|", "\\|")
     return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
+
+
+class AnswerTables:
+    """Collects the answers of a stream, the last of each name, and makes a table of each."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, AnswerTable] = {}
+        self._missing: dict[str, list[str]] = {}  # what is missing for them
+
+    def add(self, record: Record) -> str | None:
+        """Takes a record in, and passes over what is not an answer. Returns what is wrong with one, if anything."""
+        if record["kind"] != "answer":
+            return None
+        if fault := records.check(record):
+            return fault
+        try:
+            self._tables[record["name"]] = AnswerTable(record)
+        except MalformedError as error:
+            return error.fact
+        self._missing[record["name"]] = find_missing([record])
+        return None
+
+    def text(self) -> str:
+        """All of them."""
+        return render(self.lines)
+
+    def lines(self, width: int) -> Iterator[Text]:
+        """The tables, an empty line between them, and what is missing below them all."""
+        for number, table in enumerate(self._tables.values()):
+            if number:
+                yield Text()
+            yield from table.lines(width)
+        missing = dict.fromkeys(line for lines in self._missing.values() for line in lines)
+        for number, line in enumerate(missing):
+            if not number:
+                yield Text()
+            for part in fold(line, width):
+                yield Text(part.plain, style="bold")
 
 
 class AnswerReport:

@@ -32,6 +32,7 @@ MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
 BAR = 0.9  # height of the bars of a row
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
 LARGEST, TICKS = 4096, 16  # columns of a heat map; labels of its rows
+FEW = 20  # accesses of a place up to which colors are not logarithmic
 PALEST = 0.25  # how much of its color the least has
 GRAY = "#4a5568"
 
@@ -158,7 +159,8 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
         heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         axes.stairs(heights, edges, fill=True, alpha=FILLED, color=color, label=labels.get(name))
         axes.stairs(heights, edges, color=color, lw=1)
-    number_ticks(axes.xaxis, told[plot["x"]], scale)
+    whole = bool((left % 1 == 0).all() and (right % 1 == 0).all())
+    number_ticks(axes.xaxis, {"type": "u64"} if whole else told[plot["x"]], scale)
     number_ticks(axes.yaxis, told[plot["y"][0]])
     if grows:
         logarithmic_ticks(axes, told[plot["x"]], scale, from_zero=right.min() / scale if not left.min() else 0)
@@ -221,13 +223,14 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
         name_hues(axes, hues)
     else:
         drawn.set_array(color)
-        _draw_scale(axes, drawn, told[plot["color"]])
+        if color.min() < color.max():
+            _draw_scale(axes, drawn, told[plot["color"]])
 
 
 def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
     """Rows are dense: one for each value of y that is there."""
     import numpy as np
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, Normalize
 
     x, color, row = columns[plot["x"]], columns[plot["color"]], plot["y"][0]
     values, y = np.unique(columns[row], return_inverse=True)
@@ -244,7 +247,8 @@ def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     else:
         image = np.full(shape, np.nan)
         image[y, column] = color
-        drawn = axes.imshow(image, cmap=COLORS, norm=LogNorm(1, max(float(np.nanmax(image)), 2)), **form)
+        most = max(float(np.nanmax(image)), 2)
+        drawn = axes.imshow(image, cmap=COLORS, norm=(LogNorm if most > FEW else Normalize)(1, most), **form)
         _draw_scale(axes, drawn, told[plot["color"]])
     axes.invert_yaxis()
     ticks = range(0, len(values), -(-len(values) // TICKS))
@@ -260,6 +264,8 @@ def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
     side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
     if side.ax.get_yscale() == "linear":
         number_ticks(side.ax.yaxis, told)
+    else:
+        side.formatter = "{x:,.0f}"
 
 
 def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:

@@ -15,6 +15,7 @@ NAMES, LABEL, SMALL = 24, 48, 8  # in a legend; columns of a label; points of it
 BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 MICRO = "\N{MICRO SIGN}s"
 SMALLEST = 1e-4  # of numbers on an axis that are written with a point
+LARGE, FAR = 1e9, 1000  # of numbers on an axis from which distances are written, and times the length of the axis
 
 Record = Mapping[str, Any]
 
@@ -42,11 +43,31 @@ def unit_of(unit: str, most: float) -> tuple[str, float]:
 
 def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
     """Numbers along a linear axis as people read them; whole ones of a column that has no others."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     whole = scale == 1 and told.get("type", "f64")[0] in "iu"
     side.set_major_locator(MaxNLocator("auto", integer=whole, steps=[1, 2, 2.5, 5, 10] if not whole else [1, 2, 5, 10]))
-    side.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    side.set_major_formatter(_make_formatter())
+
+
+def _make_formatter() -> Any:
+    """Numbers along an axis; of clocks and addresses, how far they are from the first one, which stands aside."""
+    from matplotlib.ticker import Formatter
+
+    class Numbers(Formatter):
+        first = 0.0
+
+        def set_locs(self, locs: Any) -> None:
+            near = len(locs) > 1 and max(map(abs, locs)) >= FAR * (max(locs) - min(locs)) > 0
+            self.first = float(min(locs)) if near and max(map(abs, locs)) >= LARGE else 0.0
+
+        def __call__(self, value: float, _: int | None = None) -> str:
+            return _number(value - self.first)
+
+        def get_offset(self) -> str:
+            return f"from {self.first:,.0f}" if self.first else ""
+
+    return Numbers()
 
 
 def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 0) -> None:

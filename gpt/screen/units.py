@@ -24,6 +24,11 @@ def human_count(number: float, sign: str = "-") -> str:
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
 
 
+def exact_count(number: float) -> str:
+    """The same with all digits, however large it is: clocks and addresses are told apart by their last ones."""
+    return f"{round(number):,}" if abs(number) >= 1000 else human_count(number)
+
+
 def amount(number: int, noun: str) -> str:
     """`1 call`, `1,000 calls`, `2 copies`, `2 launches`."""
     plural = f"{noun[:-1]}ies" if noun[-1] == "y" else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"

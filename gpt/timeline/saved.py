@@ -85,9 +85,7 @@ def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | N
     """Each launch with probes; what it saved, if any of that is there; and its call."""
     known = {(launch.process, launch.launch.id): launch for launch in model.launches}
     for number, process in enumerate(model.processes):
-        names = process.kernels()
-        told: list[ProbedLaunch] = process.probes.take_told("probed")
-        launches = [launch for launch in told if process.is_chosen(names.get(launch.function, ""))]
+        launches: list[ProbedLaunch] = process.probes.take_told("probed")
         starts = model.times(process, np.array([launch.start for launch in launches], np.uint64)).tolist()
         for launch, start in zip(launches, starts, strict=True):
             yield launch, known.get((process, launch.id)), (number, launch.thread, start)

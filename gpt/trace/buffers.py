@@ -254,10 +254,8 @@ class Probes:
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since they were taken
-        self._selected = selected
-        self._fates: dict[int, bool] | None = None  # of launches whose times have not come: whether they are chosen
-        if selected and selected.selection.narrow:
-            self._fates = {}
+        self._selected = selected if selected and selected.selection.chooses else None
+        self._fates: dict[int, int | None] = {}  # functions of launches whose times have not come; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
@@ -274,8 +272,11 @@ class Probes:
 
     @property
     def pending(self) -> int:
-        """Launches of which not all buffers have come and were taken."""
-        return len(self._launches)
+        """Launches that are chosen, and of which not all buffers have come and were taken."""
+        if not self._selected:
+            return len(self._launches)
+        chosen = filter(self._is_chosen, self._launches.values())
+        return sum(self._is_of_chosen(launch.function) for launch in chosen)
 
     def add(self, record: Record) -> None:
         """Takes in a record that is of the kind that it says. Raises MalformedError if it makes no sense."""
@@ -296,8 +297,8 @@ class Probes:
                 self.probed[launch.function] += chosen
                 if self._with_launches and chosen:
                     self._told["probed"].append(launch)
-                if self._with_launches and self._fates is not None and launch.exec is None:  # nodes have no times
-                    self._fates[launch.id] = chosen
+                if self._with_launches and self._selected and launch.exec is None:  # nodes have no times
+                    self._fates[launch.id] = launch.function if chosen else None
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
             case "times" | "memusage" as kind:
@@ -329,12 +330,14 @@ class Probes:
             del self._begun[key]
             if len(taken) == len(kernel.maps):
                 del self._launches[launch.id], self._taken[launch.id]
-            if self._is_chosen(launch) and (self._selected is None or self._selected.matches(kernel.name)):
+            if self._is_of_chosen(launch.function if self._is_chosen(launch) else None):
                 yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
 
     def _is_chosen(self, launch: ProbedLaunch) -> bool:
-        where = launch.thread, launch.start, launch.device, launch.stream
-        return self._selected is None or self._selected.admits(*where)
+        return self._selected is None or self._selected.of_launch(launch)
+
+    def _is_of_chosen(self, function: int | None) -> bool:
+        return self._selected is None or self._selected.of_function(function)
 
     def maps_of(self, kernel: int) -> list[str]:
         """The names of the maps of a kernel, as far as they are known."""
@@ -347,12 +350,21 @@ class Probes:
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """What came since the last time: launches of the kind `probed`, records of `times` and `memusage`."""
+        """What came since the last time and is chosen: launches of the kind `probed`, records of `times`, `memusage`.
+
+        What was added up says neither thread nor time.
+        """
         found, self._told[kind] = self._told[kind], []
-        if kind == "times" and self._fates is not None:
-            self._told[kind] = [times for times in found if times["launch"] not in self._fates]
-            found = [times for times in found if self._fates.pop(times["launch"], False)]
-        return found
+        if not self._selected:
+            return found
+        if kind == "probed":
+            return [launch for launch in found if self._is_of_chosen(launch.function)]
+        if kind == "memusage":
+            narrow = self._selected.selection.narrow
+            return [needs for needs in found if self._is_of_chosen(None if narrow else needs["function"])]
+        self._told[kind] = [times for times in found if times["launch"] not in self._fates]
+        known = [times for times in found if times["launch"] in self._fates]
+        return [times for times in known if self._is_of_chosen(self._fates.pop(times["launch"]))]
 
     def check_taken(self) -> None:
         """Raises MalformedError if a buffer refers to what never came."""

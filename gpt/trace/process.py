@@ -102,15 +102,15 @@ class Process:
         self.tensors = Tensors()
         self.sites = Sites()
         self.ranges: list[Record] = []  # `range` and `range_end`
-        self.ioctls: list[Record] = []  # if they were asked for (kinds.DETAILS)
         self.diags: list[Record] = []
         self.drained = False  # whether its reader takes ranges and ioctls while they come
         self.machines = selection.machines
         self._excluded = selection.excludes(header)
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
+        self._details: list[Record] = []  # of ioctls
+        self._controls = Counter[int]()
         self._dropped: list[str] = []
-        self.controls = Counter[int]()  # commands of NV_ESC_RM_CONTROL
 
     @property
     def pid(self) -> int:
@@ -136,7 +136,7 @@ class Process:
         if self._selected.selection.kernels:
             return False
         rows = self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
-        return rows or self.probes.full or (self.drained and len(self.ranges) + len(self.ioctls) >= MOST)
+        return rows or self.probes.full or (self.drained and len(self.ranges) + len(self._details) >= MOST)
 
     def add(self, record: Record) -> None:
         """Takes a record in. Raises MalformedError if it is nonsense."""
@@ -169,11 +169,11 @@ class Process:
         """An `ioctl` as a call of a function whose number stands for its name."""
         if fault := records.check(record):
             raise MalformedError(fault)
-        if "ioctl details" in self._kinds and self._selected.of_moment(record["thread"], record["start"]):
-            self.ioctls.append(record)
-        name = record["name"]
-        if name == CONTROL and "command" in record:
-            self.controls[record["command"]] += 1
+        name, chosen = record["name"], self._selected.of_ioctl(record["thread"], record["start"])
+        if chosen and "ioctl details" in self._kinds:
+            self._details.append(record)
+        if chosen and name == CONTROL and "command" in record:
+            self._controls[record["command"]] += 1
         number = self._ioctls.setdefault(name, LAST_IOCTL - len(self._ioctls))
         self.apis[number] = Api("ioctl", "ioctl", name)
         call: Record = {"kind": "call", "api": number, "result": record.get("error", 0)}
@@ -224,9 +224,19 @@ class Process:
         found, self.ranges = self.ranges, []
         return found
 
+    @property
+    def ioctls(self) -> list[Record]:
+        """Records of ioctls, if they were asked for (kinds.DETAILS)."""
+        return self._details if self._selected.says_device else []
+
+    @property
+    def controls(self) -> Counter[int]:
+        """Commands of NV_ESC_RM_CONTROL, and how often each came."""
+        return self._controls if self._selected.says_device else Counter()
+
     def take_ioctls(self) -> list[Record]:
-        """Those of ioctls since the last time, if they were asked for."""
-        found, self.ioctls = self.ioctls, []
+        """The ioctls since the last time."""
+        found, self._details = self.ioctls, []
         return found
 
     def is_ioctl(self, api: int) -> bool:
@@ -253,6 +263,13 @@ class Process:
     def is_narrow(self) -> bool:
         """Whether what was asked for counts do not say: a thread, device, stream or time."""
         return self._selected.selection.narrow
+
+    @property
+    def left_out(self) -> bool | None:
+        """Whether all that was asked about is left out by the selection; None if nothing was."""
+        if self._excluded:
+            return True
+        return not self._selected.kept if self._selected.looked else None
 
     def is_chosen(self, kernel: str) -> bool:
         """Whether a kernel is one of those that were asked for."""

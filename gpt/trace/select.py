@@ -1,8 +1,9 @@
 """What of traces is looked at: filters by process, thread, device, stream, kernel, time and more, for all readers.
 
 Rows and launches that are left out never reach the reader. Some records lack what a filter asks about: counts of calls
-and launches have no thread, stream and time, a call has no device. Counts are left out then, and launches are
-counted from the calls; of a process with one device, all is on that device. A launch without probes has a kernel only.
+and launches have no thread, stream and time, a call has no device, an ioctl no kernel. Counts are left out then, and
+launches are counted from the calls; of a process with one device, all is on that device. A launch without probes
+has a kernel only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gpt.trace.machines import Machines
 from gpt.trace.rows import Rows, Threads
 
 if TYPE_CHECKING:
+    from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.clock import Clock
     from gpt.trace.machines import Header
 
@@ -77,10 +79,28 @@ class Selection:
         """Whether it asks what counts do not say."""
         return bool(self.threads or self.devices or self.streams or self.timed)
 
+    def __str__(self) -> str:
+        """The options that say it."""
+        seconds = [f"{at / 1e9:g}" if math.isfinite(at) else "" for at in (self.begin, self.end)]
+        said: dict[str, Iterable[Any]] = {
+            "pid": sorted(self.pids),
+            "rank": sorted(self.ranks),
+            "host": sorted(self.hosts),
+            "tid": sorted(self.threads),
+            "gpu": sorted(self.devices),
+            "cuda-stream": map(hex, sorted(self.streams)),
+            "kernel": self.kernels,
+            "time": [",".join(seconds)] if self.timed else [],
+        }
+        return " ".join(f"--{name} {value}" for name, values in said.items() for value in values)
+
 
 @dataclass
 class Selected:
-    """What of one process is chosen; `names` and `devices` are what is known of it, and grow."""
+    """What of one process is chosen; `names` and `devices` are what is known of it, and grow.
+
+    `looked` says whether anything was asked about, `kept` whether any of that is chosen.
+    """
 
     selection: Selection
     header: dict[str, Any]
@@ -88,6 +108,8 @@ class Selected:
     names: Mapping[int, str]
     devices: set[int]  # ordinals
     launches: dict[int, int] = field(default_factory=dict)  # of calls that were chosen, by function
+    looked: bool = False
+    kept: bool = False
     _matched: dict[str, bool] = field(default_factory=dict)
 
     def of_calls(self, threads: Threads, rows: Rows) -> Mask:
@@ -106,24 +128,53 @@ class Selected:
 
     def of_launches(self, _: Threads, rows: Rows) -> Mask:
         """Which counts of launches are."""
-        return self._by_kernel(rows)
+        return self._note_all(self._by_kernel(rows))
 
     def of_counts(self, _: Threads, rows: Rows) -> Mask:
         """Which counts of calls are: none is of a kernel."""
-        return np.full(len(rows), not (self.selection.narrow or self.selection.kernels))
-
-    def admits(self, thread: int, start: int, device: int, stream: int) -> bool:
-        """Whether a launch is chosen, if its kernel is."""
-        selection = self.selection
-        wanted = ((selection.threads, thread), (selection.devices, device), (selection.streams, stream))
-        inside = all(value in chosen for chosen, value in wanted if chosen)
-        return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
+        return self._note_all(np.full(len(rows), not (self.selection.narrow or self.selection.kernels)))
 
     def of_moment(self, thread: int, start: int) -> bool:
         """Whether what a thread did at a time is chosen, of which no more is known."""
+        return self._note(self._is_in(thread, start))
+
+    def of_ioctl(self, thread: int, start: int) -> bool:
+        """Whether an ioctl is: none is of a kernel or a stream."""
+        return not (self.selection.kernels or self.selection.streams) and self._is_in(thread, start)
+
+    def of_launch(self, launch: ProbedLaunch) -> bool:
+        """Whether a launch with probes is chosen, if its kernel is."""
+        selection = self.selection
+        wanted = ((selection.devices, launch.device), (selection.streams, launch.stream))
+        inside = all(value in chosen for chosen, value in wanted if chosen)
+        return inside and self._is_in(launch.thread, launch.start)
+
+    def of_function(self, function: int | None) -> bool:
+        """Whether the kernel is chosen of what is chosen but for that; None stands for what is not."""
+        return self._note(function is not None and self.matches(self.names.get(function, "")))
+
+    @property
+    def says_device(self) -> bool:
+        """Whether what names no device is chosen: of a process with one, all is on that."""
+        chosen = self.selection.devices
+        return not chosen or (len(self.devices) <= 1 and (self.devices or {0}) <= chosen)
+
+    def _is_in(self, thread: int, start: int) -> bool:
         selection = self.selection
         inside = not selection.threads or thread in selection.threads
         return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
+
+    def _note(self, chosen: bool) -> bool:
+        """The same, of which `looked` and `kept` take note."""
+        self.looked = True
+        self.kept |= chosen
+        return chosen
+
+    def _note_all(self, chosen: Mask) -> Mask:
+        """The same of many."""
+        self.looked |= len(chosen) > 0
+        self.kept |= bool(chosen.any())
+        return chosen
 
     def matches(self, kernel: str) -> bool:
         """Whether a kernel is chosen."""
@@ -145,12 +196,14 @@ class Selected:
             chosen &= np.isin(threads, [*selection.threads])
         if selection.streams:
             chosen &= np.isin(rows["stream"], [*selection.streams]) if "stream" in names else False
-        if selection.devices and (len(self.devices) > 1 or not (self.devices or {0}) <= selection.devices):
-            chosen &= False  # a call does not say
+        if selection.devices and "device" in names:
+            chosen &= np.isin(rows["device"], [*selection.devices])
+        elif not self.says_device:
+            chosen &= False
         if selection.timed:
             since = self.clock.times(rows[when]) + selection.machines.offset(self.header)
             chosen &= (since >= selection.begin) & (since < selection.end)
-        return chosen & self._by_kernel(rows) if selection.kernels else chosen
+        return self._note_all(chosen & self._by_kernel(rows) if selection.kernels else chosen)
 
     def _by_kernel(self, rows: Rows) -> Mask:
         if not self.selection.kernels:

@@ -195,6 +195,27 @@ def test_a_script_that_fails(tmp_path):
     assert run("--script", tmp_path / "absent.py", data=forge.pack(process())).returncode == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("def analyze(trace:", "bad.py:1: SyntaxError: '(' was never closed"),
+        ("def analyze(trace):\n    return 5", "TypeError: 'int' object is not iterable"),
+        ("def analyze(trace):\n    raise SystemExit('no')", "bad.py:2: SystemExit: no"),
+        ("def analyze(trace):\n    yield 3", "bad.py: not an answer: 'int'"),
+        ("def analyze(trace):\n    yield {'kind': 'answer', 'name': 5}", "bad.py: not an answer: answer"),
+    ],
+)
+def test_what_a_script_does_wrong_is_said(text, fact, tmp_path):
+    (tmp_path / "bad.py").write_text(text)
+    done = run("--script", tmp_path / "bad.py", "--json", data=forge.pack(process()))
+    assert done.returncode == 1 and fact in done.stderr.decode() and "internal" not in done.stderr.decode()
+
+
+def test_what_a_script_prints_is_not_in_the_stream(tmp_path):
+    done = script(tmp_path, "--json", body="print('seen')")
+    assert done.stderr == b"seen\n" and "reads" in Answers(done.stdout).rows
+
+
 def test_list():
     lines = run("--list").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines][:2] == ["summary", "events"] and all(len(line) < 80 for line in lines)
@@ -241,6 +262,13 @@ def test_follow_answers_at_the_end(growing, name):
     assert len(lines) == 4 if name == "events" else [line["status"] for line in lines if "status" in line] == [0, 0]
 
 
+def test_follow_ends_when_a_trace_is_removed(growing):
+    with subprocess.Popen(["gpt-analyze", "summary", "--follow", growing], stderr=subprocess.PIPE) as done:
+        time.sleep(1)
+        growing.unlink()
+        assert done.wait(30) == 4 and b"No such file" in done.stderr.read()
+
+
 def read_until(terminal, wanted=None):
     """What is written to a terminal until something is, or until it is closed."""
     text = b""
@@ -267,6 +295,13 @@ def test_follow_on_a_terminal_draws_anew_and_a_signal_ends_it(growing, ends):
 
 
 # Records
+
+
+def test_an_answer_goes_through_the_next_analysis():
+    first = run("summary", "--stream", data=forge.pack(process())).stdout
+    for name in "summary", "gaps":
+        rows = Answers(run(name, "--json", data=first).stdout).rows
+        assert rows["processes"][0]["calls"] == 4 and "gaps" not in rows
 
 
 def test_an_answer_goes_through_json(tmp_path):

@@ -53,6 +53,8 @@ def test_passes_of_known_accesses(accesses, least, passes):
     (row,) = found.rows["kernels"]
     assert (row["passes"], row["conflicts"], row["accesses"]) == (passes, passes - least, len(accesses))
     assert row["requests"] == len({clock for _, clock, _, _ in accesses})
+    shares = [one["conflicting"] for one in (row, *found.rows["launches"])]
+    assert shares == [pytest.approx(100 * (passes - least) / passes)] * 2
 
 
 def test_strides_and_what_is_said_of_them():

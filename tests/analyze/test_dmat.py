@@ -132,6 +132,10 @@ def test_pages_have_the_names_of_their_tensors(tmp_path):
     assert [(r["name"], r["accesses"], r["shape"]) for r in found.rows["tensors"]] == [("q", 4, "2048")]
     done = run("dmat", "--plot", tmp_path / "d.svg", data=forge.pack(segment))
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "d.svg").exists()
+    more = trace([*ACCESSES, (LOW + PAGE, CLOCK + 7)])
+    more[-1:-1] = [tensor(1, "few", LOW, PAGE), tensor(2, "most", LOW + PAGE, PAGE)]
+    told = [(row["name"], row["accesses"], round(row["share"], 1)) for row in ask("dmat", more).rows["tensors"]]
+    assert told == [("most", 3, 50.0), ("few", 2, 33.3)]
 
 
 @pytest.mark.parametrize("span", [1 << 12, 1 << 22, 1 << 34, 1 << 51])

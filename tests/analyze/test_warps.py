@@ -70,6 +70,13 @@ def test_the_tail_is_when_at_most_half_of_the_warps_run(times, tail):
     assert row["tail"] == tail and row["silent"] == times.count(None)
 
 
+def test_the_tail_is_a_share_of_the_launch():
+    quarter, none = [(8000, 8750), (8000, 9000)], [(20_000, 20_100)]
+    found = ask("warp_sched", trace(quarter, none))
+    assert [row["tail_share"] for row in found.rows["launches"]] == [25, 0]
+    assert "tail: 12.5 % of a launch in the mean" in found.verdicts["kernels"][0]
+
+
 def test_a_launch_of_which_no_warp_saved_anything():
     (row,) = ask("warp_sched", trace([None, None])).rows["kernels"]
     assert (row["warps"], row["silent"], row["span"]) == (0, 2, 0)

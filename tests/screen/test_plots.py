@@ -65,3 +65,34 @@ def test_little_and_much_is_drawn(form, rows, tmp_path):
     columns = [NAME, Column("time", "f64?", "ns"), Column("x", "f64?")]
     rows = [(*row, row[1]) for row in rows]
     assert "time" in " ".join(drawn(tmp_path, columns, rows, plot(form, "name" if form == "bars" else "x", "time")))
+
+
+def test_clocks_and_addresses_are_told_apart(tmp_path):
+    columns = [Column("low", "f64"), Column("high", "f64"), Column("records", "u64")]
+    rows = [(94_291_116_962_816.0 + 4096 * n, 94_291_116_962_816.0 + 4096 * (n + 1), 3) for n in range(5)]
+    texts = drawn(tmp_path, columns, rows, plot("histogram", "low", "records", end="high"))
+    ticks = texts[: texts.index("low")]
+    assert len({*ticks}) == len(ticks) and not [text for text in ticks if "e+" in text]
+    assert [text for text in texts if text.startswith("from 94,291,116,9")]
+
+
+@pytest.mark.parametrize(("value", "end"), [(4, 5), (0, 1)])
+def test_whole_numbers_have_whole_ticks(value, end, tmp_path):
+    columns = [Column("low", "f64"), Column("high", "f64"), Column("records", "u64")]
+    texts = drawn(tmp_path, columns, [(value, end, 8)], plot("histogram", "low", "records", end="high"))
+    assert not [text for text in texts[: texts.index("low")] if "." in text]
+
+
+def test_one_block_has_no_scale_of_colors(tmp_path):
+    columns = [Column(name, "u64") for name in ("sm", "begin", "end", "block")]
+    told = plot("spans", "begin", "sm", end="end", color="block")
+    assert "block" not in drawn(tmp_path, columns, [(0, 0, 9, 0)], told)
+    assert "block" in drawn(tmp_path, columns, [(0, 0, 9, 0), (1, 0, 9, 1)], told)
+
+
+@pytest.mark.parametrize(("most", "ticks"), [(5, {"1", "2", "3", "4", "5"}), (5000, {"1", "10", "100", "1,000"})])
+def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
+    columns = [Column(name, "u64") for name in ("page", "clock", "accesses")]
+    rows = [(0, 0, 1), (0, 1, 2), (4096, 1, most)]
+    texts = drawn(tmp_path, columns, rows, plot("heat", "clock", "page", color="accesses"))
+    assert ticks <= {*texts} and not [text for text in texts if "10^" in text or "times" in text]

@@ -182,7 +182,8 @@ def test_spans_of_no_length_lie_within_others():
 
 def test_kernels_that_are_left_out_are_not_missed():
     args = "timeline", "--format", "chrome", "--kernel"
-    for glob, facts in (("nothing", 0), ("add*", 1)):
-        found = json.loads(run(*args, glob, data=forge.pack(KERNEL)).stdout)
+    other = segment(records.make("function", id=9, name="other"), launch(50, 5, 9), pid=11)
+    for glob, facts in (("other", 0), ("add*", 1)):
+        found = json.loads(run(*args, glob, data=forge.pack(KERNEL, other)).stdout)
         assert found["incomplete"] == []
         assert sum("gmem_bytes.read" in event.get("args", {}) for event in found["traceEvents"]) == facts

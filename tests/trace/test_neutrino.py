@@ -19,6 +19,7 @@ from gpt.trace.buffers import MapLayout
 from gpt.trace.inputs import expand
 from gpt.trace.neutrino.folder import read_folder
 from gpt.trace.neutrino.results import Result, find_place
+from tests.analyze.asked import Answers, run
 from tests.tiers import examples
 from tests.trace import folders, forge
 
@@ -274,6 +275,15 @@ def test_a_dmat_file(tmp_path, numbers):
         (tmp_path / "fig1.dmat").write_bytes(data[:size])
         with pytest.raises(GptError, match=f"{size} bytes"):
             folders.answer(Dmat, tmp_path / "fig1.dmat")
+
+
+def test_of_a_dmat_file_that_is_cut_off_the_whole_clocks_count(tmp_path):
+    data = struct.pack("<3Q", 1, 2, 0x10000) + struct.pack("<2QQI", 7, 1, 0x10000, 3) + struct.pack("<2QQ", 9, 1, 0)
+    (tmp_path / "fig1.dmat").write_bytes(data)
+    done = run("dmat", "--json", tmp_path / "fig1.dmat")
+    assert done.returncode == 3 and f"{len(data)} bytes; 1 of 2 clocks are there" in done.stderr.decode()
+    assert [row["accesses"] for row in Answers(done.stdout).rows["accesses"]] == [3]
+    assert done.stdout.decode().count("clocks are there") and "still running" not in done.stdout.decode()
 
 
 def test_which_layout_a_section_has():

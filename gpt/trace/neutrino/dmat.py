@@ -36,14 +36,14 @@ Record = dict[str, Any]
 
 
 def read_dmat(path: Path) -> Iterator[Record]:
-    """The records. Raises TruncatedError, MalformedError, OSError."""
+    """The records. Raises TruncatedError after those of the clocks that are there, MalformedError, OSError."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size > MOST:
             raise GptError(f"larger than {MOST >> 30} GiB: read the .bin that it was made of", str(path))
         data = read_at_most(file, MOST)
     try:
-        entries = _parse(data)
+        entries, fault = _parse(data)
     except MalformedError as error:
         raise type(error)(error.fact, str(path)) from None
     inner = struct.pack("<Q", len(entries)) + entries.tobytes()
@@ -58,9 +58,12 @@ def read_dmat(path: Path) -> Iterator[Record]:
                        stream=0, grid=[1, 1, 1], block=[1, 1, 1], shared=0)  # fmt: skip
     yield records.make("buffer", launch=1, map=1, size=len(inner), data=inner)
     yield records.make("end", records=0, status=0)
+    if fault:
+        raise TruncatedError(fault, str(path))
 
 
-def _parse(data: bytes) -> npt.NDArray[np.void]:
+def _parse(data: bytes) -> tuple[npt.NDArray[np.void], str | None]:
+    """The entries of all clocks that are whole, and what is missing."""
     if len(data) < HEAD.size:
         raise TruncatedError(f"{len(data)} bytes of a header of {HEAD.size}")
     pages, clocks = HEAD.unpack_from(data)
@@ -68,12 +71,13 @@ def _parse(data: bytes) -> npt.NDArray[np.void]:
     if at > len(data):
         raise TruncatedError(f"{len(data)} bytes; its {pages} pages end at {at}")
     known, view, rows = np.frombuffer(data, "<u8", pages, HEAD.size), memoryview(data), []
-    counts, stamps = array("Q"), array("Q")
+    counts, stamps, fault = array("Q"), array("Q"), None
     for _ in range(clocks):
         clock, number = HEAD.unpack_from(data, at) if at + HEAD.size <= len(data) else (0, MOST)
         end = at + HEAD.size + ROW.itemsize * number
         if end > len(data):
-            raise TruncatedError(f"{len(data)} bytes; {len(stamps)} of {clocks} clocks are there")
+            fault = f"{len(data)} bytes; {len(stamps)} of {clocks} clocks are there"
+            break
         rows.append(view[at + HEAD.size : end])
         counts.append(number)
         stamps.append(clock)
@@ -85,4 +89,4 @@ def _parse(data: bytes) -> npt.NDArray[np.void]:
     entries = np.zeros(len(found), ENTRY)
     entries["address"], entries["count"] = page, found["count"]
     entries["clock"] = np.repeat(np.array(stamps), np.array(counts).astype(np.int64))
-    return entries
+    return entries, fault
