@@ -21,7 +21,7 @@ import numpy as np
 from gpt import records
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.kernel import IOCTLS, name_request
-from gpt.attach.program import ALIASES, NAMED, PART_BYTES, PARTS
+from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.trace.apis import find_api
 
 Record = dict[str, Any]
@@ -37,6 +37,7 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; 
 LIMITS = {"u8": 0xFF, "u16": 0xFFFF, "u32": 0xFFFFFFFF, "u64": (1 << 64) - 1}
 ROWS = 512  # of a record
 KEPT = 1 << 15  # rows of all processes that are kept before they are written
+BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
 MAX_NAMES = 1 << 16  # that are looked up at once
 BACKWARDS = 1 << 63  # a duration above is one below 0
 ROOM = "bpftrace had no room for them: calls are missing, or names"
@@ -250,7 +251,8 @@ class Segments:
                     self._now = int(at)
                     yield from self._close(int(pid), over=True)
                 case Note("end", [at]):
-                    self._now, self.ended = int(at), True
+                    # It is printed once all probes were taken off, which may take a minute: beats stop before that.
+                    self._now, self.ended = min(int(at), self._now + BEAT if self._now else int(at)), True
                     self._under_way, self._printed = [], []  # bpftrace prints them once more
         except (ValueError, IndexError):
             self._add_strange(" ".join([note.kind, *note.words]))
