@@ -219,6 +219,10 @@ def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) 
         from gpt.screen.answers import AnswerReport
 
         stage.table = AnswerReport(form)
+    elif stage.table:
+        from gpt.screen.tables import LibraryTables
+
+        stage.table = LibraryTables("answer")  # and none of what is passed on
     return stage
 
 

@@ -39,7 +39,8 @@ NAME = 40  # columns of a name in a sentence
 class LibraryTables:
     """Collects the records of a stream and makes a table of each kind of news."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: str) -> None:
+        """Of records of these kinds only, if there are any."""
         self._titles: dict[str, str] = {}
         self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
         self._tallies: dict[str, dict[str, Counter[str]]] = {}  # library -> reason -> COUNTS
@@ -68,10 +69,11 @@ class LibraryTables:
             "probed": self._add_probed,
             "answer": self._add_answer,
         }
+        self._kinds = frozenset(kinds or self._takers)
 
     def add(self, record: Record) -> str | None:
         """Takes a record in; what it has no table for is passed over. Returns what is wrong with one, if anything."""
-        take = self._takers.get(record["kind"])
+        take = self._takers.get(record["kind"]) if record["kind"] in self._kinds else None
         if take is None:
             return None
         if fault := records.check(record):

@@ -112,6 +112,13 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
     assert list(empty.answer([])) == whole
 
 
+def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
+    """Records of the trace that are passed on have tables of their own elsewhere."""
+    (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
+    done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
+    assert (done.returncode, done.stdout) == (1, b"") and b"no launch" in done.stderr
+
+
 def test_which_analyses_are_merged_is_known():
     assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "nvtx", "ioctl", "warp_progress", "dmat",
                        "program_progress", "maps", "timeline", "export", "collectives", "graphs", "diff"]  # fmt: skip
@@ -178,6 +185,8 @@ def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
         plain, done = both(name, cluster, *paths)
         assert done == plain and plain[0] == 4
         assert "counted once" in plain[2] and "absent" in plain[2] and "incomplete" in plain[1]
+        plain, done = both(name, cluster, *paths, "--kernel", "none")
+        assert done == plain
         plain, done = both(name, cluster, tmp_path / "none.mp")
         assert done == plain and plain[0] == 4
 
