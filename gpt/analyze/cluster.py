@@ -11,6 +11,7 @@ read again by a worker that was told whose it is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -171,22 +172,36 @@ def _start(distributed: Any) -> Any:
 def _open(distributed: Any, where: Any) -> Any:
     """A client of a cluster whose workers have what we are."""
     name = where if isinstance(where, str) else "the cluster of this machine"
-    try:
-        if isinstance(where, str):
-            distributed.comm.resolve_address(where)
-        client = distributed.Client(where, timeout=SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise MissingError(f"no scheduler of Dask: {str(error).splitlines()[0]}", name) from None
+    if isinstance(where, str):
+        _check_scheduler(distributed, where)
+    client = distributed.Client(where, timeout=SECONDS, set_as_default=False)
     try:
         client.wait_for_workers(1, timeout=SECONDS)
         versions = client.run(_version)
     except TimeoutError:
         raise MissingError("the scheduler has no workers", name) from None
-    except (ImportError, AttributeError) as error:
-        raise MissingError(f"workers need this version of gpt: {error}", name) from None
+    except Exception as error:  # what a worker raised, or words of it if it cannot be sent
+        raise MissingError(f"workers need this version of gpt: {_first_line(error)}", name) from None
     if wrong := {version for version in versions.values() if version != gpt.__version__}:
         raise MissingError(f"workers have version {', '.join(sorted(wrong))} of gpt, not {gpt.__version__}", name)
     return client
+
+
+def _check_scheduler(distributed: Any, address: str) -> None:
+    """Raises MissingError unless a scheduler answers: a client that fails tries on for a while, and says so."""
+
+    async def look() -> None:
+        arguments = distributed.Security().get_connection_args("client")
+        await (await distributed.comm.connect(address, timeout=SECONDS, **arguments)).close()
+
+    try:
+        asyncio.run(look())
+    except Exception as error:  # another service, as the dashboard, answers anything: a length of exabytes, say
+        raise MissingError(f"no scheduler of Dask: {_first_line(error)}", address) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _version() -> str:
@@ -197,7 +212,7 @@ def _wait(distributed: Any, future: Any) -> Part:
     try:
         part: Part = future.result()
     except distributed.KilledWorker as error:
-        raise GptError(f"workers of the cluster were killed over it: {str(error).splitlines()[0]}") from None
+        raise GptError(f"workers of the cluster were killed over it: {_first_line(error)}") from None
     except distributed.CancelledError:
         raise GptError("the scheduler of the cluster is gone") from None
     finally:

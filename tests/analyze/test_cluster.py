@@ -1,9 +1,12 @@
 """--engine dask: what is merged of parts is what one process says of all, and what cannot be merged is refused."""
 
 import io
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -209,6 +212,44 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
     assert (done.returncode, done.stderr.decode()) == (
         4, f"gpt-analyze: error: {address}: the scheduler has no workers\n",
     )  # fmt: skip
+
+
+@pytest.mark.full
+def test_another_service_is_no_scheduler(tmp_path):
+    """As the dashboard: Dask takes the first words of HTTP for a length, of exabytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as one:
+                one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                one.recv(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = "tcp://{}:{}".format(*server.getsockname())
+        done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
+    assert done.returncode == 4 and done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(f"gpt-analyze: error: {address}: no scheduler of Dask: ".encode())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", ["raise ImportError('broken')", "__version__ = '0.0.1'"])
+def test_workers_with_another_gpt_are_an_error(text, tmp_path):
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "__init__.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as scheduler:
+        address = scheduler.stdout.readline().decode().strip()
+        with subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--no-nanny"],
+            env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as worker:  # fmt: skip
+            done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
+            worker.kill()
+        scheduler.kill()
+    assert (done.returncode, done.stderr.count(b"\n")) == (4, 1), done.stderr
+    assert done.stderr.startswith(f"gpt-analyze: error: {address}: workers need this version of gpt: ".encode())
 
 
 @pytest.mark.full
