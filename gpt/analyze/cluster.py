@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TOOL = "gpt-analyze"
 SECONDS = 10  # that a scheduler has to answer
+IDLE = 3  # times as long there may be no worker, while others are started
 LOGGERS = ("distributed", "distributed.client")  # which Dask gives levels of their own
 
 
@@ -146,7 +147,7 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]
         def submit(*args: Any) -> Callable[[], Part]:
             assert client
             future = client.submit(read_part, *args, pure=False)
-            return lambda: _wait(distributed, future)
+            return lambda: _wait(distributed, client, future)
 
         yield submit
     finally:
@@ -208,13 +209,30 @@ def _version() -> str:
     return gpt.__version__
 
 
-def _wait(distributed: Any, future: Any) -> Part:
+def _wait(distributed: Any, client: Any, future: Any) -> Part:
+    """The result. Raises GptError if none comes: Dask waits for ever if no worker is left."""
+    idle = 0
     try:
-        part: Part = future.result()
+        while True:
+            try:
+                part: Part = future.result(timeout=SECONDS)
+                return part
+            except TimeoutError:
+                if future.done():
+                    raise
+            idle = 0 if _has_workers(client) else idle + 1
+            if idle == IDLE:
+                raise GptError("the scheduler of the cluster has no workers any more")
     except distributed.KilledWorker as error:
         raise GptError(f"workers of the cluster were killed over it: {_first_line(error)}") from None
     except distributed.CancelledError:
         raise GptError("the scheduler of the cluster is gone") from None
     finally:
         future.release()
-    return part
+
+
+def _has_workers(client: Any) -> bool:
+    try:
+        return bool(client.nthreads())
+    except Exception:  # without a scheduler futures are cancelled, in a while
+        return True

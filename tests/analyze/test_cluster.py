@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpt import records, stream
+from gpt.analyze import cluster as engine
 from gpt.analyze.cluster import _wait
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
@@ -257,11 +258,36 @@ def test_a_scheduler_that_goes_meanwhile_is_an_error_of_one_line():
     import distributed
 
     class Lost:
-        def result(self):
+        def result(self, timeout):
             raise distributed.client.FutureCancelledError("read_part-1", "scheduler-connection-lost")
 
         def release(self):
             pass
 
     with pytest.raises(GptError, match=r"^the scheduler of the cluster is gone$"):
-        _wait(distributed, Lost())
+        _wait(distributed, None, Lost())
+
+
+@pytest.mark.full
+def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
+    import distributed
+
+    class Waiting:
+        threads = 0
+
+        def result(self, timeout):
+            raise TimeoutError
+
+        def done(self):
+            return False
+
+        def release(self):
+            pass
+
+        def nthreads(self):
+            Waiting.threads += 1
+            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one came, and went
+
+    with pytest.raises(GptError, match=r"^the scheduler of the cluster has no workers any more$"):
+        _wait(distributed, Waiting(), Waiting())
+    assert Waiting.threads == 2 + engine.IDLE
