@@ -198,9 +198,9 @@ class _Lines:
             if not 0 < stamp < LIMIT:
                 self._skip(LATE)
                 continue
-            if call.took is None and not process.noted:
-                self._unknown += 1
-            took = call.took or (0 if process.noted else 1)
+            may_hang = process.noted or call.hangs  # others have lost their ends
+            self._unknown += call.took is None and not may_hang
+            took = call.took or (0 if may_hang else 1)
             self._calls += 1
             self._events += 1
             self._begun = True

@@ -112,6 +112,18 @@ def test_calls_inside_of_each_other_and_of_several_threads(calls):
     assert missing == ["1 call has no duration: each counts as 1 ns"]
 
 
+def test_the_last_call_of_a_thread_that_has_no_end_did_not_return(calls):
+    found, missing = calls(
+        begin(1, "cuInit"), end(2, "cuInit", 1000), begin(3, "cuMemAlloc_v2"), begin(3.5, "cuInit", 8),
+        more(4, "memory", "alloc", size=64), begin(5, "cuLaunchKernel", 9), begin(6, "cuCtxSynchronize", 9),
+    )  # fmt: skip
+    assert [(row[0], row[2], row[3]) for row in found] == [
+        ("cuInit", 1_000_000, 0), ("cuMemAlloc", 0, 64), ("cuInit", 0, 0), ("cuLaunchKernel", 1, 0),
+        ("cuCtxSynchronize", 0, 0),
+    ]  # fmt: skip
+    assert missing == ["1 call has no duration: each counts as 1 ns"]
+
+
 def test_lines_of_two_processors_in_another_order(calls):
     found, missing = calls(begin(1, "cuInit"), end(2, "cuInit", 1000), end(9, "cuInit", 4000), begin(5, "cuInit"))
     assert [row[1:3] for row in found] == [(1_000_000, 1_000_000), (5_000_000, 4_000_000)]
