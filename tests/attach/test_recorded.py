@@ -343,3 +343,17 @@ def test_what_bpftrace_takes_to_take_probes_off_is_not_recorded(tmp_path):
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *beats, "end 60000000000"]
     (process,) = trace(tmp_path, as_json(lines)).processes
     assert sorted(process.changes)[-1] == (7_000_000_000, False)
+
+
+@pytest.mark.parametrize(
+    "note", ["machine gpu-7 boot -1", "begin -5 1.0", f"begin 5 {2**63}.0", f"beat {2**64}", "end -1", "begin 5 1.-5"]
+)
+def test_times_that_make_no_sense_are_no_times(note, tmp_path, capfd):
+    lines = [*BEGIN, note, call("cuMemFree_v2", 2**64 - 1), call("cuMemFree_v2", 5_000_001_000), *END]
+    assert "1 line of bpftrace not understood" in attach(tmp_path, as_json(lines), capfd)
+    assert len(model.read([tmp_path / "trace.mp"]).calls()) == 2
+
+
+def test_a_time_of_a_map_that_is_too_large_is_none(tmp_path, capfd):
+    lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *END, f"@call1[7, 7, 1]: ({2**64}, 0)"]
+    assert "1 line of bpftrace not understood" in attach(tmp_path, as_text(lines), capfd)
