@@ -108,14 +108,16 @@ def take_name(made: Path, path: Path) -> None:
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
     """Raises OSError unless what has the name may lose it to a file: a file, or a link to one or to nothing.
 
-    A device, a pipe or a folder stays, and so does a link to one: root would replace /dev/stdout for the whole machine.
+    A device, a pipe or a folder stays, and so does a link to one, or to a file that is open, as /dev/stdout: root would
+    replace it for the whole machine.
     """
     with suppress(FileNotFoundError):
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        found, is_open = os.stat(name, dir_fd=folder, follow_symlinks=False), False
         if stat.S_ISLNK(found.st_mode):
+            is_open = os.readlink(name, dir_fd=folder).startswith("/proc/")
             with suppress(OSError):
                 found = os.stat(name, dir_fd=folder)
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        if is_open or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
             raise OSError(0, "is not a regular file")
 
 

@@ -95,13 +95,15 @@ def test_only_files_are_replaced(how, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "out").symlink_to("pipe")
     (tmp_path / "there").symlink_to("folder")
-    for name in ("pipe", "folder", "out", "there"):
+    (tmp_path / "file").touch()
+    (tmp_path / "open").symlink_to(f"/proc/self/fd/{os.open(tmp_path / 'file', os.O_WRONLY)}")
+    for name in ("pipe", "folder", "out", "there", "open"):
         with pytest.raises(OSError, match="is not a regular file") as caught, replacing(tmp_path / name):
             pass
         assert caught.value.filename == str(tmp_path / name)
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "x"):
         pass
-    assert names(tmp_path) == ["folder", "out", "pipe", "there"] and (tmp_path / "out").is_symlink()
+    assert names(tmp_path) == ["file", "folder", "open", "out", "pipe", "there"] and (tmp_path / "open").is_symlink()
     (tmp_path / "nothing").symlink_to("none")
     with replacing(tmp_path / "nothing"):
         pass
