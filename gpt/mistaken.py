@@ -13,6 +13,8 @@ _MAGIC = {
     b"BZh": "a bzip2 file (unpack it first)",
     b"\xfd7zXZ\0": "an xz file (unpack it first)",
     b"\x28\xb5\x2f\xfd": "a zstd file (unpack it first)",
+    b"\xff\xfe": "UTF-16 (make it UTF-8 first)",
+    b"\xfe\xff": "UTF-16 (make it UTF-8 first)",
 }
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # no text has these
 

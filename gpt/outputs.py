@@ -27,7 +27,8 @@ from typing import IO
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A new file, open for reading and writing, that takes the name `path` if the block ends without an exception.
 
-    A link at `path` is replaced, not followed. `mode` is that of open(2). Raises OSError, whose `filename` is `path`.
+    A link at `path` is replaced, not followed, unless it leads to no file, as /dev/stdout does. `mode` is that of
+    open(2). Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -35,9 +36,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     taken = False
     try:
         with _named(path):
-            with suppress(FileNotFoundError):
-                if not is_replaceable(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
-                    raise OSError(0, "is not a regular file")
+            _check_replaceable(path.name, folder)
             nameless = _open_nameless(folder, mode)
             file = open(_open_named(folder, part, mode) if nameless is None else nameless, "w+b")
         with file:
@@ -81,7 +80,7 @@ def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
 
     `folder` is whether that is one. Raises OSError, whose `filename` is `path`, if nothing could take that name.
     """
-    with _named(path), suppress(FileNotFoundError):
+    with _named(path):
         _check_free(path, folder)
     made = path.parent / f".gpt-{secrets.token_hex(16)}.part"
     try:
@@ -93,24 +92,33 @@ def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
 
 
 def _check_free(path: Path, folder: bool) -> None:
-    status = path.lstat()
-    if not folder and not is_replaceable(status):
-        raise OSError(0, "is not a regular file")
-    if folder and not (stat.S_ISDIR(status.st_mode) and not any(path.iterdir())):
+    if not folder:
+        _check_replaceable(path)
+    elif os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
         raise OSError(errno.EEXIST, "exists, and a folder is not replaced")
 
 
 def take_name(made: Path, path: Path) -> None:
     """Moves what was made beside `path` there, whole. Raises OSError, whose `filename` is `path`."""
     with _named(path):
-        with suppress(FileNotFoundError):
-            _check_free(path, made.is_dir())
+        _check_free(path, made.is_dir())
         os.rename(made, path)
 
 
-def is_replaceable(status: os.stat_result) -> bool:
-    """Whether what has a name may lose it to a file: a file or a link, but no device, pipe or folder."""
-    return stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
+    """Raises OSError unless what has the name may lose it to a file: a file, or a link to one or to nothing.
+
+    A device, a pipe or a folder stays, and so does a link to one, or to a file that is open, as /dev/stdout: root would
+    replace it for the whole machine.
+    """
+    with suppress(FileNotFoundError):
+        found, is_open = os.stat(name, dir_fd=folder, follow_symlinks=False), False
+        if stat.S_ISLNK(found.st_mode):
+            is_open = os.readlink(name, dir_fd=folder).startswith("/proc/")
+            with suppress(OSError):
+                found = os.stat(name, dir_fd=folder)
+        if is_open or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            raise OSError(0, "is not a regular file")
 
 
 def is_same(a: os.stat_result, b: os.stat_result) -> bool:

@@ -90,15 +90,24 @@ def test_links_are_replaced_not_followed(how, tmp_path):
 
 
 def test_only_files_are_replaced(how, tmp_path):
+    """Nor are links to what is no file, as /dev/stdout: root could replace it."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
+    (tmp_path / "out").symlink_to("pipe")
+    (tmp_path / "there").symlink_to("folder")
+    (tmp_path / "file").touch()
+    (tmp_path / "open").symlink_to(f"/proc/self/fd/{os.open(tmp_path / 'file', os.O_WRONLY)}")
+    for name in ("pipe", "folder", "out", "there", "open"):
         with pytest.raises(OSError, match="is not a regular file") as caught, replacing(tmp_path / name):
             pass
         assert caught.value.filename == str(tmp_path / name)
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "x"):
         pass
-    assert names(tmp_path) == ["folder", "pipe"]
+    assert names(tmp_path) == ["file", "folder", "open", "out", "pipe", "there"] and (tmp_path / "open").is_symlink()
+    (tmp_path / "nothing").symlink_to("none")
+    with replacing(tmp_path / "nothing"):
+        pass
+    assert not (tmp_path / "nothing").is_symlink()
 
 
 def test_the_longest_name(how, tmp_path):

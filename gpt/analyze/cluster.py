@@ -11,6 +11,7 @@ read again by a worker that was told whose it is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TOOL = "gpt-analyze"
 SECONDS = 10  # that a scheduler has to answer
+IDLE = 3  # times as long there may be no worker, while others are started
 LOGGERS = ("distributed", "distributed.client")  # which Dask gives levels of their own
 
 
@@ -145,7 +147,7 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]
         def submit(*args: Any) -> Callable[[], Part]:
             assert client
             future = client.submit(read_part, *args, pure=False)
-            return lambda: _wait(distributed, future)
+            return lambda: _wait(distributed, client, future)
 
         yield submit
     finally:
@@ -171,35 +173,66 @@ def _start(distributed: Any) -> Any:
 def _open(distributed: Any, where: Any) -> Any:
     """A client of a cluster whose workers have what we are."""
     name = where if isinstance(where, str) else "the cluster of this machine"
-    try:
-        if isinstance(where, str):
-            distributed.comm.resolve_address(where)
-        client = distributed.Client(where, timeout=SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise MissingError(f"no scheduler of Dask: {str(error).splitlines()[0]}", name) from None
+    if isinstance(where, str):
+        _check_scheduler(distributed, where)
+    client = distributed.Client(where, timeout=SECONDS, set_as_default=False)
     try:
         client.wait_for_workers(1, timeout=SECONDS)
         versions = client.run(_version)
     except TimeoutError:
         raise MissingError("the scheduler has no workers", name) from None
-    except (ImportError, AttributeError) as error:
-        raise MissingError(f"workers need this version of gpt: {error}", name) from None
+    except Exception as error:  # what a worker raised, or words of it if it cannot be sent
+        raise MissingError(f"workers need this version of gpt: {_first_line(error)}", name) from None
     if wrong := {version for version in versions.values() if version != gpt.__version__}:
         raise MissingError(f"workers have version {', '.join(sorted(wrong))} of gpt, not {gpt.__version__}", name)
     return client
+
+
+def _check_scheduler(distributed: Any, address: str) -> None:
+    """Raises MissingError unless a scheduler answers: a client that fails tries on for a while, and says so."""
+
+    async def look() -> None:
+        arguments = distributed.Security().get_connection_args("client")
+        await (await distributed.comm.connect(address, timeout=SECONDS, **arguments)).close()
+
+    try:
+        asyncio.run(look())
+    except Exception as error:  # another service, as the dashboard, answers anything: a length of exabytes, say
+        raise MissingError(f"no scheduler of Dask: {_first_line(error)}", address) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _version() -> str:
     return gpt.__version__
 
 
-def _wait(distributed: Any, future: Any) -> Part:
+def _wait(distributed: Any, client: Any, future: Any) -> Part:
+    """The result. Raises GptError if none comes: Dask waits for ever if no worker is left."""
+    idle = 0
     try:
-        part: Part = future.result()
+        while True:
+            try:
+                part: Part = future.result(timeout=SECONDS)
+                return part
+            except TimeoutError:
+                if future.done():
+                    raise
+            idle = 0 if _has_workers(client) else idle + 1
+            if idle == IDLE:
+                raise GptError("the scheduler of the cluster has no workers any more")
     except distributed.KilledWorker as error:
-        raise GptError(f"workers of the cluster were killed over it: {str(error).splitlines()[0]}") from None
+        raise GptError(f"workers of the cluster were killed over it: {_first_line(error)}") from None
     except distributed.CancelledError:
         raise GptError("the scheduler of the cluster is gone") from None
     finally:
         future.release()
-    return part
+
+
+def _has_workers(client: Any) -> bool:
+    try:
+        return bool(client.nthreads())
+    except Exception:  # without a scheduler futures are cancelled, in a while
+        return True

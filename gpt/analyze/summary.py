@@ -134,7 +134,7 @@ def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
     process, header = totals.process, totals.process.header
     duration = totals.last - process.clock.monotonic
     counts = header["realtime"], len(process.threads), totals.calls
-    return header, (*counts, duration, process.recorded(totals.last), process.status)
+    return header, (*counts, duration, process.recorded(totals.last), process.exit_status)
 
 
 def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:

@@ -18,7 +18,7 @@ from gpt.attach.segments import Segments
 from gpt.attach.watch import Watching, find_bpftrace
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.outputs import check_folder
-from gpt.stage import STDIN
+from gpt.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"
 FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: of process ids, that which no container is in
@@ -30,7 +30,7 @@ class Output:
 
     def __init__(self, name: str, force: bool) -> None:
         """Raises GptError if it is there already, and OSError if nothing can be made there."""
-        self.name = name
+        self.name = STDOUT if name == "-" else name
         self._mode = "wb" if force else "xb"
         self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else None
         if name != "-" and not force and os.path.lexists(name):

@@ -91,6 +91,9 @@ def find_driver(pid: int) -> list[DriverFile]:
     if not folder.exists():
         raise GptError("no such process", where)
     try:
+        found_id = re.search(r"^Tgid:\s*(\d+)$", (folder / "status").read_text(errors="replace"), re.M)
+        if found_id and int(found_id[1]) != pid:  # folders of threads are there, and not listed
+            raise GptError(f"a thread of process {found_id[1]}: name that", where)
         maps = (folder / "maps").read_text(errors="surrogateescape")
     except PermissionError:
         fact = "root is needed" if os.geteuid() else "not ours to look at (user namespaces, ptrace)"

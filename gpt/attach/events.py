@@ -118,8 +118,12 @@ def _of_text(line: str) -> Iterator[Event]:
     if found := LOST.fullmatch(line):
         yield Lost(int(found[1]))
     elif found := ENTRY.fullmatch(line):
-        start, *values = map(int, found[4].split(", "))
-        yield UnderWay(int(found[1]), int(found[2]), int(found[3]), start, tuple(map(_word, values)))
+        start, *values = found[4].split(", ")
+        try:
+            pid, tid, function, began = (_count(int(word)) for word in (*found.groups()[:3], start))
+            yield UnderWay(pid, tid, function, began, tuple(_word(int(word)) for word in values))
+        except ValueError:
+            yield Strange(line)
     elif not line.startswith(QUIET):
         yield from _of_line(line)
 

@@ -21,7 +21,7 @@ import numpy as np
 from gpt import records
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.kernel import IOCTLS, name_request
-from gpt.attach.program import ALIASES, NAMED, PART_BYTES, PARTS
+from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.trace.apis import find_api
 
 Record = dict[str, Any]
@@ -37,6 +37,8 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; 
 LIMITS = {"u8": 0xFF, "u16": 0xFFFF, "u32": 0xFFFFFFFF, "u64": (1 << 64) - 1}
 ROWS = 512  # of a record
 KEPT = 1 << 15  # rows of all processes that are kept before they are written
+LIMIT = 1 << 63  # of times in ns
+BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
 MAX_NAMES = 1 << 16  # that are looked up at once
 BACKWARDS = 1 << 63  # a duration above is one below 0
 ROOM = "bpftrace had no room for them: calls are missing, or names"
@@ -233,24 +235,27 @@ class Segments:
             match note:
                 case Note("begin", [at, time]):
                     second, _, part = time.partition(".")
-                    self._begin, self._realtime = int(at), int(second) * 10**9 + int(part.ljust(9, "0")[:9] or 0)
+                    self._begin = _number(at)
+                    self._realtime = _number(second, LIMIT // 10**9) * 10**9 + _number(part.ljust(9, "0")[:9])
                     self.begun = True
                 case Note("machine", [host, boot_id, suspended]):
-                    self._machine, self._suspended = (host, boot_id), int(suspended)
+                    self._machine, self._suspended = (host, boot_id), _number(suspended)
                 case Note("functions", [text]):
                     lines = [line.split() for line in text.split(",")]
                     self._keys = [(words[1], words[2:]) for words in lines]
                 case Note("command", [pid, text]):
                     self._commands[int(pid)] = shlex.split(text)
                 case Note("beat", [at]):
-                    self._now = int(at)
+                    self._now = _number(at)
                     self._under_way, self._printed = self._printed, []
                     yield from self.flush()
                 case Note("exit", [pid, at]) if int(pid) in self._open:
-                    self._now = int(at)
+                    self._now = _number(at)
                     yield from self._close(int(pid), over=True)
                 case Note("end", [at]):
-                    self._now, self.ended = int(at), True
+                    # It is printed once all probes were taken off, which may take a minute: beats stop before that.
+                    self._now = min(_number(at), self._now + BEAT if self._now else LIMIT)
+                    self.ended = True
                     self._under_way, self._printed = [], []  # bpftrace prints them once more
         except (ValueError, IndexError):
             self._add_strange(" ".join([note.kind, *note.words]))
@@ -265,7 +270,7 @@ class Segments:
             argv = self._command(pid) or self._commands.get(pid, [])
             header = records.make(
                 "header", version="{}.{}".format(*records.VERSION), tool="gpt-attach", argv=argv,
-                host=host, pid=pid, boot_id=boot_id, realtime=max(0, self._realtime + began - self._begin),
+                host=host, pid=pid, boot_id=boot_id, realtime=min(max(0, self._realtime + began - self._begin), LIMIT),
                 monotonic=self._time(began), attached=1, via=[],
             )  # fmt: skip
             self._open[pid] = _Watched(self._headers, header)
@@ -374,6 +379,14 @@ class Segments:
         self.calls += process.calls
         self.launches += sum(process.launches.values())
         self.nameless += process.nameless
+
+
+def _number(text: str, limit: int = LIMIT) -> int:
+    """A number of a note. Raises ValueError if it is none of a time."""
+    number = int(text)
+    if not 0 <= number < limit:
+        raise ValueError
+    return number
 
 
 def _join(parts: dict[int, str]) -> str:

@@ -151,11 +151,11 @@ class ParquetFiles:
 
     def write(self, table: ExportTable, count: int, columns: Columns) -> None:
         """Adds rows."""
-        waiting, schema = self._waiting[table.name], self._writers[table.name].schema
+        schema = self._writers[table.name].schema
         for at in range(0, count, GROUP):
             end = min(count, at + GROUP)
             arrays = [self._array(field, columns.get(field.name), at, end) for field in table.fields]
-            waiting.append(self._pyarrow.record_batch(arrays, schema=schema))
+            self._waiting[table.name].append(self._pyarrow.record_batch(arrays, schema=schema))
             self._rows[table.name] += end - at
             if self._rows[table.name] >= GROUP:
                 self._flush(table.name)

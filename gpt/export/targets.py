@@ -55,7 +55,7 @@ class Targets:
         self._number += 1
         start = min(max(-LIMIT, process.clock.monotonic + rows.offset), LIMIT)
         told = (pid, process.pid, shlex.join(argv), header["host"], header.get("rank"), header.get("boot_id"))
-        self._write(schema.PROCESSES, [(*told, start, process.status)])
+        self._write(schema.PROCESSES, [(*told, start, process.exit_status)])
         self._hosts[header["host"]] = None
         name = f"PROCESS_{self._number - 1}"
         words = [(f"{name}:COMMAND", argv[0] if argv else "")]

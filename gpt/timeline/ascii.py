@@ -49,7 +49,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
     """The rows of each process, the axis, and what letters and digits mean."""
     counters = [counter for counter in timeline.counters if not counter.name.startswith(SUM)]
     names = [title(track) for track in timeline.tracks] + [counter.name for counter in counters]
-    label = min(LABEL, max(map(cell_len, map(printable, names))) + 3)
+    label = min(LABEL, max(map(cell_len, map(printable, names))) + 3, max(LEAST // 2, width - LEAST))
     cells = max(LEAST, width - label)
     begin, end = timeline.bounds
     edges = np.linspace(begin, max(end, begin + cells), cells + 1)
@@ -233,10 +233,9 @@ def _draw_axis(cells: int, edges: Cells) -> str:
 
 
 def _fold(parts: list[str], width: int) -> Iterator[str]:
-    line = ""
+    lines = [""]
     for part in parts:
-        if line and len(line) + len(part) + 2 > width:
-            yield line + "\n"
-            line = ""
-        line += f"{', ' if line else ''}{part}"
-    yield line + "\n"
+        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
+            lines.append("")
+        lines[-1] += f"{', ' if lines[-1] else ''}{part}"
+    yield from (f"{line.plain}\n" for one in lines for line in fold(one, width))

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from gpt.printable import printable
 from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 
@@ -34,16 +35,16 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
     notes, texts = _make_notes(timeline, spans)
     numbers = {track: number for number, track in enumerate(timeline.tracks)}
     told = {
-        "names": timeline.names,
+        "names": [printable(name) for name in timeline.names],
         "notes": texts,
         "processes": [
-            [place, f"{owner(process)}: {' '.join(process.header['argv'])}"]
+            [place, printable(f"{owner(process)}: {' '.join(process.header['argv'])}")]
             for place, process in by_rank(timeline.model)
         ],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
         "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
-        "marks": [[numbers[mark.track], mark.time, mark.name] for mark in timeline.marks],
-        "incomplete": timeline.model.incomplete,
+        "marks": [[numbers[mark.track], mark.time, printable(mark.name)] for mark in timeline.marks],
+        "incomplete": [printable(line) for line in timeline.model.incomplete],
         "spans": len(spans),
     }
     columns: list[npt.NDArray[np.generic]] = []  # the widest first: an array begins at a multiple of its width
@@ -94,7 +95,7 @@ def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list
     rows += [(number, 0, int(np.searchsorted(spans["track"], number)), 0) for number in empty]
     for number, depth, low, count in sorted(rows):
         track = timeline.tracks[number]
-        yield [track.process, KINDS[track.kind], title(track), number, depth, low, count]
+        yield [track.process, KINDS[track.kind], printable(title(track)), number, depth, low, count]
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
@@ -138,4 +139,4 @@ def _make_note(facts: Facts, size: int, result: int, shared: int, *rest: int) ->
     parts += [f"result {result}"] if result else []
     parts += ["its end is not in the trace"] if unfinished else []
     told = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in facts.items()]
-    return "\n".join(filter(None, [", ".join(parts), *told]))
+    return "\n".join(filter(None, [", ".join(parts), *map(printable, told)]))

@@ -93,27 +93,27 @@ class _Writer:
         for known, names in ((said.event_names, self._timeline.names), (said.event_categories, CATEGORIES),
                              (said.debug_annotation_names, NOTES)):  # fmt: skip
             for iid, name in enumerate(names, 1):
-                known.add(iid=iid, name=valid(name))
+                known.add(iid=iid, name=_text(name))
         for name, iid in self._queues.items():
             said.gpu_specifications.add(iid=iid, name=name, category="COMPUTE")
         for kind, iid in self._stages.items():
             name, category = divmod(kind, len(CATEGORIES))
-            told = {"name": valid(self._timeline.names[name]), "description": CATEGORIES[category]}
+            told = {"name": _text(self._timeline.names[name]), "description": CATEGORIES[category]}
             said.gpu_specifications.add(iid=iid, **told, category="COMPUTE")
         for place, process in enumerate(self._timeline.model.processes):
             said.graphics_contexts.add(iid=place + 1, pid=self._hosts[place], api="CUDA")
-            words = [valid(word) for word in process.header["argv"]]
+            words = [_text(word) for word in process.header["argv"]]
             told = self._add(trace).track_descriptor
             told.uuid, told.process.pid = self._process(place), self._hosts[place]
-            told.process.process_name = valid(f"{' '.join(words)}, {owner(process)}")
+            told.process.process_name = _text(f"{' '.join(words)}, {owner(process)}")
             told.process.cmdline.extend(words)
         for number, track in enumerate(self._timeline.tracks):
             if track.kind != STREAM:
                 told = self._add(trace).track_descriptor
-                told.uuid, told.parent_uuid, told.name = number + 1, self._process(track.process), valid(title(track))
+                told.uuid, told.parent_uuid, told.name = number + 1, self._process(track.process), _text(title(track))
         for line in self._timeline.model.incomplete:
-            event = self._event(trace, 0, "TYPE_INSTANT", self._process(0))
-            event.name = valid(f"incomplete: {line}")
+            event = self._event(trace, self._timeline.bounds[0], "TYPE_INSTANT", self._process(0))
+            event.name = _text(f"incomplete: {line}")
         return _pack(trace)
 
     def _process(self, place: int) -> int:
@@ -190,9 +190,9 @@ class _Writer:
     def _annotate(self, fact: int) -> Any:
         note, facts = self._schema.DebugAnnotation, self._timeline.saved.facts[fact]
         told = [
-            note(name=valid(name), int_value=value)
+            note(name=_text(name), int_value=value)
             if isinstance(value, int) and value < LIMIT
-            else note(name=valid(name), string_value=valid(str(value)))
+            else note(name=_text(name), string_value=_text(str(value)))
             for name, value in facts.items()
         ]
         return self._schema.TrackEvent(debug_annotations=told)
@@ -261,7 +261,7 @@ class _Writer:
 
     def _extra(self, fact: int) -> Any:
         event, facts = self._schema.GpuRenderStageEvent, self._timeline.saved.facts[fact]
-        return event(extra_data=[event.ExtraData(name=valid(k), value=valid(str(v))) for k, v in facts.items()])
+        return event(extra_data=[event.ExtraData(name=_text(k), value=_text(str(v))) for k, v in facts.items()])
 
     def _iter_counter(self, number: int, counter: Counter) -> Iterator[bytes]:
         trace, event = self._schema.Trace(), self._schema.TrackEvent
@@ -282,7 +282,7 @@ class _Writer:
         trace = self._schema.Trace()
         numbers = {track: number for number, track in enumerate(self._timeline.tracks, 1)}
         for mark in self._timeline.marks:
-            self._event(trace, mark.time, "TYPE_INSTANT", numbers[mark.track]).name = valid(mark.name)
+            self._event(trace, mark.time, "TYPE_INSTANT", numbers[mark.track]).name = _text(mark.name)
         return _pack(trace)
 
 
@@ -297,6 +297,11 @@ def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
     places = np.empty(len(opens), np.int64)
     places[opens] = places[~opens] = count
     return opens, places
+
+
+def _text(text: str) -> str:
+    """A text as Perfetto takes it: what follows NUL is lost there."""
+    return valid(text).replace("\0", "\ufffd")
 
 
 def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:

@@ -159,7 +159,8 @@ def title(track: Track) -> str:
 def owner(process: Process) -> str:
     """What a process is called, without its command."""
     rank = f"rank {process.header['rank']}, " if "rank" in process.header else ""
-    return f"{rank}process {process.pid} on {process.header['host']}"
+    host = f" on {process.header['host']}" if process.header["host"] else ""  # tracers do not say it
+    return f"{rank}process {process.pid}{host}"
 
 
 def by_rank(model: TraceModel) -> list[tuple[int, Process]]:

@@ -198,9 +198,9 @@ class _Lines:
             if not 0 < stamp < LIMIT:
                 self._skip(LATE)
                 continue
-            if call.took is None and not process.noted:
-                self._unknown += 1
-            took = call.took or (0 if process.noted else 1)
+            may_hang = process.noted or call.hangs  # others have lost their ends
+            self._unknown += call.took is None and not may_hang
+            took = call.took or (0 if may_hang else 1)
             self._calls += 1
             self._events += 1
             self._begun = True
@@ -275,8 +275,10 @@ class _Lines:
                 yield from self._switch(process)
                 yield from process.count_launches()
         missing = [self._say(reason) for reason in (OTHER, LATE) if self._skipped[reason]]
-        missing += [f"{self._unknown:,} calls have no duration: each counts as 1 ns"] if self._unknown else []
-        missing += [f"the tracer lost {self._lost:,} events"] if self._lost else []
+        if self._unknown:
+            calls = "1 call has" if self._unknown == 1 else f"{self._unknown:,} calls have"
+            missing.append(f"{calls} no duration: each counts as 1 ns")
+        missing += [f"the tracer lost {self._lost:,} event{'s' * (self._lost > 1)}"] if self._lost else []
         yield from self._switch(last)
         for fact in missing:
             yield records.make("diag", level="warning", where=self._name, text=fact, ref=MISSING)

@@ -37,6 +37,7 @@ class TracedCall:
     begun: bool = True  # whether its begin was seen
     told: bool = False  # whether a line said more of it
     inside: TracedCall | None = None  # the call that it is part of
+    hangs: bool = False  # whether it is the last that its thread began, and no end came
 
     def tell(self, line: Line) -> None:
         """Takes in what another line says of it."""
@@ -50,6 +51,7 @@ class Phases:
     def __init__(self) -> None:
         self._open: dict[Any, list[TracedCall]] = defaultdict(list)  # by thread, the innermost last
         self._last: dict[Any, TracedCall] = {}  # that has ended
+        self._newest: dict[Any, TracedCall] = {}  # that has begun, while nothing else came
         self._early: dict[Any, TracedCall] = {}  # of which no begin was seen yet, but a line that says more of it
 
     def add(self, line: Line, at: int) -> Iterator[TracedCall]:
@@ -80,8 +82,10 @@ class Phases:
             yield early
         call.inside = next(reversed(self._open[thread]), None)
         self._open[thread].append(call)
+        self._newest[thread] = call
 
     def _end(self, thread: Any, name: str, line: Line, at: int) -> Iterator[TracedCall]:
+        self._newest.pop(thread, None)
         for kept in (self._last, self._early):
             if thread in kept:
                 yield kept.pop(thread)
@@ -109,6 +113,7 @@ class Phases:
         if call:
             call.tell(line)
             return
+        self._newest.pop(thread, None)
         if thread in self._early:
             yield self._early.pop(thread)
         took = duration(line)
@@ -118,6 +123,8 @@ class Phases:
         """What did not end, and what was kept."""
         yield from self._last.values()
         yield from self._early.values()
+        for call in self._newest.values():
+            call.hangs = True
         for calls in self._open.values():
             yield from calls
 

@@ -28,6 +28,7 @@ from gpt.trace.tensors import Tensors
 
 Record = dict[str, Any]
 
+RECORDER = "gpt-hook"  # whose traces end with the status of the program
 CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
 MOST = 10_000  # records that are kept if they are drained
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
@@ -117,6 +118,11 @@ class Process:
         """Its id."""
         pid: int = self.header["pid"]
         return pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """That of the program; None if it is not known: those who watch from outside end with a status of their own."""
+        return self.status if self.header["tool"] == RECORDER else None
 
     @property
     def missing(self) -> list[str]:

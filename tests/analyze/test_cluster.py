@@ -1,14 +1,18 @@
 """--engine dask: what is merged of parts is what one process says of all, and what cannot be merged is refused."""
 
 import io
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from gpt import records, stream
+from gpt.analyze import cluster as engine
 from gpt.analyze.cluster import _wait
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
@@ -112,6 +116,13 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
     assert list(empty.answer([])) == whole
 
 
+def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
+    """Records of the trace that are passed on have tables of their own elsewhere."""
+    (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
+    done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
+    assert (done.returncode, done.stdout) == (1, b"") and b"no launch" in done.stderr
+
+
 def test_which_analyses_are_merged_is_known():
     assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "nvtx", "ioctl", "warp_progress", "dmat",
                        "program_progress", "maps", "timeline", "export", "collectives", "graphs", "diff"]  # fmt: skip
@@ -178,6 +189,8 @@ def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
         plain, done = both(name, cluster, *paths)
         assert done == plain and plain[0] == 4
         assert "counted once" in plain[2] and "absent" in plain[2] and "incomplete" in plain[1]
+        plain, done = both(name, cluster, *paths, "--kernel", "none")
+        assert done == plain
         plain, done = both(name, cluster, tmp_path / "none.mp")
         assert done == plain and plain[0] == 4
 
@@ -203,15 +216,78 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 
 @pytest.mark.full
+def test_another_service_is_no_scheduler(tmp_path):
+    """As the dashboard: Dask takes the first words of HTTP for a length, of exabytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as one:
+                one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                one.recv(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = "tcp://{}:{}".format(*server.getsockname())
+        done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
+    assert done.returncode == 4 and done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(f"gpt-analyze: error: {address}: no scheduler of Dask: ".encode())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", ["raise ImportError('broken')", "__version__ = '0.0.1'"])
+def test_workers_with_another_gpt_are_an_error(text, tmp_path):
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "__init__.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as scheduler:
+        address = scheduler.stdout.readline().decode().strip()
+        with subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--no-nanny"],
+            env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as worker:  # fmt: skip
+            done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
+            worker.kill()
+        scheduler.kill()
+    assert (done.returncode, done.stderr.count(b"\n")) == (4, 1), done.stderr
+    assert done.stderr.startswith(f"gpt-analyze: error: {address}: workers need this version of gpt: ".encode())
+
+
+@pytest.mark.full
 def test_a_scheduler_that_goes_meanwhile_is_an_error_of_one_line():
     import distributed
 
     class Lost:
-        def result(self):
+        def result(self, timeout):
             raise distributed.client.FutureCancelledError("read_part-1", "scheduler-connection-lost")
 
         def release(self):
             pass
 
     with pytest.raises(GptError, match=r"^the scheduler of the cluster is gone$"):
-        _wait(distributed, Lost())
+        _wait(distributed, None, Lost())
+
+
+@pytest.mark.full
+def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
+    import distributed
+
+    class Waiting:
+        threads = 0
+
+        def result(self, timeout):
+            raise TimeoutError
+
+        def done(self):
+            return False
+
+        def release(self):
+            pass
+
+        def nthreads(self):
+            Waiting.threads += 1
+            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one came, and went
+
+    with pytest.raises(GptError, match=r"^the scheduler of the cluster has no workers any more$"):
+        _wait(distributed, Waiting(), Waiting())
+    assert Waiting.threads == 2 + engine.IDLE

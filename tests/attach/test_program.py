@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -120,3 +121,14 @@ def test_only_what_the_process_calls_is_printed():
     assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
     assert "pid ==" not in text(calls="cuMemAlloc")
     assert kernel.probes(["f"], program.of_process(7))[0].startswith("kprobe:f /pid == 7/ { ")
+
+
+def test_a_thread_is_no_process():
+    """/proc has a folder for each, which it does not list."""
+    begun, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: begun.set() or over.wait())
+    thread.start()
+    begun.wait()
+    with pytest.raises(GptError, match=f"a thread of process {os.getpid()}: name that"):
+        driver.find_driver(thread.native_id)
+    over.set()

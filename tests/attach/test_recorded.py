@@ -62,7 +62,8 @@ def test_a_recording_is_a_trace(form, tmp_path):
     assert process.header["argv"] == ["python3", "my app.py"]
     assert process.header["attached"] == 1
     assert process.header["realtime"] == 1795445621439691000
-    assert process.recorded(0) == 4_000_000_000
+    assert process.recorded(0) == 1_000_000_000  # until a beat is missing
+    assert (process.status, process.exit_status) == (0, None)  # how the program ends is not seen
     assert len(found.incomplete) == 2  # it ran before, and one kernel has no name
 
 
@@ -335,3 +336,24 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(tmp_path, monkeypatch):
         watch(tmp_path, f"{BEGUN} {CALLED} '{{\"type\": \"printf\", \"data\": \"beat 1\\n\"}}'; exec sleep 60",
               os.getpid(), monkeypatch)  # fmt: skip
     assert raised.value.number == signal.SIGPIPE and [*folder.iterdir()] == []
+
+
+def test_what_bpftrace_takes_to_take_probes_off_is_not_recorded(tmp_path):
+    beats = [f"beat {at}" for at in range(5_500_000_000, 7_000_000_000, 500_000_000)]
+    lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *beats, "end 60000000000"]
+    (process,) = trace(tmp_path, as_json(lines)).processes
+    assert sorted(process.changes)[-1] == (7_000_000_000, False)
+
+
+@pytest.mark.parametrize(
+    "note", ["machine gpu-7 boot -1", "begin -5 1.0", f"begin 5 {2**63}.0", f"beat {2**64}", "end -1", "begin 5 1.-5"]
+)
+def test_times_that_make_no_sense_are_no_times(note, tmp_path, capfd):
+    lines = [*BEGIN, note, call("cuMemFree_v2", 2**64 - 1), call("cuMemFree_v2", 5_000_001_000), *END]
+    assert "1 line of bpftrace not understood" in attach(tmp_path, as_json(lines), capfd)
+    assert len(model.read([tmp_path / "trace.mp"]).calls()) == 2
+
+
+def test_a_time_of_a_map_that_is_too_large_is_none(tmp_path, capfd):
+    lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *END, f"@call1[7, 7, 1]: ({2**64}, 0)"]
+    assert "1 line of bpftrace not understood" in attach(tmp_path, as_text(lines), capfd)

@@ -63,7 +63,9 @@ def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(mad
     assert found == [(HIGH - (1 << 64), hex(HIGH), 4096)]
 
 
-def test_every_table_is_there_and_parquet_has_the_same(made, tmp_path):
+@pytest.mark.parametrize("group", [files.GROUP, 2])
+def test_every_table_is_there_and_parquet_has_the_same(group, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "GROUP", group)  # of 2, several end within the rows that come at once
     folder = write(tmp_path / "t", small(), shape=Form.parquet)
     sqlite = tables(made)
     assert set(sqlite) == {table.name for table in TABLES} == {path.stem for path in folder.iterdir()}

@@ -233,6 +233,19 @@ def test_text(width):
     assert any("K kernel" in line for line in lines[-3:])
 
 
+def test_text_on_a_narrow_screen():
+    done = run("timeline", data=forge.pack(small()), env=os.environ | {"COLUMNS": "36"})
+    lines = done.stdout.decode().splitlines()
+    assert max(map(len, lines)) <= 36
+    assert "  thread 1      CCL.L.LL..WWWWWWWWWW" in lines
+
+
+def test_a_process_whose_machine_is_not_known():
+    line = {"ts": 1, "type": "kernel", "op": "launch", "name": "cuLaunchKernel", "pid": 7, "tid": 7, "duration_us": 2}
+    done = run("timeline", data=json.dumps(line).encode() + b"\n")
+    assert done.stdout.startswith(b"process 7: ")
+
+
 def test_nothing():
     done = run("timeline", data=forge.pack(segment()))
     assert (done.returncode, done.stdout) == (0, b"nothing that took time in the trace\n")
@@ -332,5 +345,14 @@ def test_perfetto_marks_what_is_incomplete():
     assert spans_of(packets)["thread 1"] == [
         (5, 41, "cuStreamSynchronize", {"correlation": CORRELATION + 1, "incomplete": True})
     ]
-    marks = [p.track_event.name for p in packets if p.track_event.type == schema.TrackEvent.TYPE_INSTANT]
-    assert marks == ["incomplete: no end of process 10: killed, or still running"]
+    marks = [p for p in packets if p.track_event.type == schema.TrackEvent.TYPE_INSTANT]
+    assert [(p.track_event.name, p.timestamp) for p in marks] == [
+        ("incomplete: no end of process 10: killed, or still running", ZERO + US)  # where the picture begins
+    ]
+
+
+def test_perfetto_gets_texts_that_it_reads_whole():
+    """It takes NUL for their end."""
+    packets = perfetto(segment(*pushed(1, "a\0b", 0, 9), argv=["c\0d"]))
+    assert [span[2] for span in spans_of(packets)["thread 1"]] == ["a\ufffdb"]
+    assert any(p.track_descriptor.process.process_name.startswith("c\ufffdd, ") for p in packets)

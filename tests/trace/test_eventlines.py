@@ -109,7 +109,19 @@ def test_calls_inside_of_each_other_and_of_several_threads(calls):
         ("cuCtxGetCurrent", 2_000_000, 2_000_000, 0, 0),
         ("cuInit", 2_500_000, 1, 0, 0),  # its end was lost
     ]
-    assert missing == ["1 calls have no duration: each counts as 1 ns"]
+    assert missing == ["1 call has no duration: each counts as 1 ns"]
+
+
+def test_the_last_call_of_a_thread_that_has_no_end_did_not_return(calls):
+    found, missing = calls(
+        begin(1, "cuInit"), end(2, "cuInit", 1000), begin(3, "cuMemAlloc_v2"), begin(3.5, "cuInit", 8),
+        more(4, "memory", "alloc", size=64), begin(5, "cuLaunchKernel", 9), begin(6, "cuCtxSynchronize", 9),
+    )  # fmt: skip
+    assert [(row[0], row[2], row[3]) for row in found] == [
+        ("cuInit", 1_000_000, 0), ("cuMemAlloc", 0, 64), ("cuInit", 0, 0), ("cuLaunchKernel", 1, 0),
+        ("cuCtxSynchronize", 0, 0),
+    ]  # fmt: skip
+    assert missing == ["1 call has no duration: each counts as 1 ns"]
 
 
 def test_lines_of_two_processors_in_another_order(calls):
@@ -130,7 +142,7 @@ def test_a_line_a_call(calls):
         ("cuStreamSynchronize", 2250, 1000, 0, 0),
         ("cuLaunchKernel", 5000, 2500, 0, 0),
     ]
-    assert missing == ["1 calls have no duration: each counts as 1 ns"]
+    assert missing == ["1 call has no duration: each counts as 1 ns"]
 
 
 def test_types_follow_from_names_of_functions(tmp_path):
@@ -225,7 +237,7 @@ def test_numbers_that_do_not_fit_are_none(calls):
     odd = {"size": 1 << 70, "ptr": "0xzz", "tid": -1, "grid": [1 << 40, "x"], "block": 3, "duration_us": -5, "pid": "a"}
     found, missing = calls(GOOD | odd | {"name": "cuLaunchKernel", "retval": "no"}, fields=("bytes", "grid_x", "to"))
     assert found == [("cuLaunchKernel", 1000, 1, 0, (1 << 32) - 1, 0)]
-    assert missing == ["1 calls have no duration: each counts as 1 ns"]
+    assert missing == ["1 call has no duration: each counts as 1 ns"]
 
 
 def test_names_are_text_whatever_they_hold(calls):
