@@ -334,7 +334,8 @@ class Probes:
                 yield Buffer(launch, layout, kernel.name, parts.lost, kernel.params, parts, self._files)
 
     def _is_chosen(self, launch: ProbedLaunch) -> bool:
-        return self._selected is None or self._selected.of_launch(launch)
+        at = launch.thread, launch.start, launch.device, launch.stream
+        return self._selected is None or self._selected.of_launch(*at)
 
     def _is_of_chosen(self, function: int | None) -> bool:
         return self._selected is None or self._selected.of_function(function)

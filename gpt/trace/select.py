@@ -26,7 +26,6 @@ from gpt.trace.machines import Machines
 from gpt.trace.rows import Rows, Threads
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.clock import Clock
     from gpt.trace.machines import Header
 
@@ -142,12 +141,12 @@ class Selected:
         """Whether an ioctl is: none is of a kernel or a stream."""
         return not (self.selection.kernels or self.selection.streams) and self._is_in(thread, start)
 
-    def of_launch(self, launch: ProbedLaunch) -> bool:
+    def of_launch(self, thread: int, start: int, device: int, stream: int) -> bool:
         """Whether a launch with probes is chosen, if its kernel is."""
         selection = self.selection
-        wanted = ((selection.devices, launch.device), (selection.streams, launch.stream))
+        wanted = ((selection.devices, device), (selection.streams, stream))
         inside = all(value in chosen for chosen, value in wanted if chosen)
-        return inside and self._is_in(launch.thread, launch.start)
+        return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
         """Whether the kernel is chosen of what is chosen but for that; None stands for what is not."""

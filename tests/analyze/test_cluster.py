@@ -120,7 +120,7 @@ def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
     """Records of the trace that are passed on have tables of their own elsewhere."""
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
-    assert (done.returncode, done.stdout) == (1, b"") and b"no launch" in done.stderr
+    assert (done.returncode, done.stdout) == (1, b"") and b"leaves out everything" in done.stderr
 
 
 def test_which_analyses_are_merged_is_known():

@@ -13,6 +13,7 @@ static const struct order no_order;
 const struct order *hook_order(void) { return &no_order; }
 bool hook_has_tsc, hook_gpu_time, hook_probing;
 const char *hook_stacks;
+bool hook_has_probed(void) { return hook_probing; }
 
 ABSENT(hook_after_attribute)
 ABSENT(hook_after_block_size)

@@ -106,7 +106,9 @@ def test_a_record_is_stored_whole_and_nothing_is_stored_where_it_is_not_aligned(
         f'[map.m]\nlevel = "{level}"\ncap = {cap}\ndata = {{{data}}}\n[probe.x]\nposition = "kernel"\n'
         f'level = "{level}"\nafter = """{registers}SAVE [m] {{{", ".join(values)}}};"""\n'
     )
-    woven = check(kernel("ret;"), file, tmp_path=tmp_path)
+    woven = weave(kernel("ret;"), "k", [file])
+    if sizes in ("844", "12484"):  # the widest store, and each size
+        assembled(woven.data, tmp_path)
     (placed,) = woven.maps
     is_log = placed.type == "log"
     apart = 8 + placed.map.stride if is_log else math.gcd(placed.unit_size, placed.map.stride if cap == "3" else 0)
