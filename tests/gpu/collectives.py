@@ -2,10 +2,10 @@
 
     python tests/gpu/collectives.py [late|turns|sizes ...]
 
-Each is a program of PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time and again with
-the probe block_sched in NCCL's kernels. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0 waits
-that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is held
-against what CUDA events say of the same all-reduces.
+Each is a program of PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels
+come without PTX, so no probe goes into them. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0
+waits that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is
+held against what CUDA events say of the same all-reduces.
 
 On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
 
@@ -64,12 +64,12 @@ dist.destroy_process_group()
 """
 
 
-def run(folder: Path, case: str, how: list[str]) -> dict[int, dict[str, float]]:
+def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
     """Records a case in traces of `folder`; what each rank said."""
     (folder / "program.py").write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [HOOK, "run", "-q", *how, "-o", folder / "rank.mp", "--", *torchrun, folder / "program.py"]
+    command = [HOOK, "run", "-q", "--gpu-time", "-o", folder / "rank.mp", "--", *torchrun, folder / "program.py"]
     line = [str(word) for word in (*command, case, LATE, ROUNDS)]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
@@ -95,30 +95,29 @@ def near(value: float, wanted: float, most: float) -> bool:
 
 
 def main() -> int:
-    """Every case in both ways."""
+    """Every case."""
     OUT.mkdir(parents=True, exist_ok=True)
     wanted = sys.argv[1:] or ["late", "turns", "sizes"]
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     failed, shared = False, len(gpus.splitlines()) < 2
     for case in wanted:
-        for how in (["--gpu-time"], ["-p", "block_sched", "--wait", "60"]):
-            with tempfile.TemporaryDirectory() as name:
-                said = run(Path(name), case, how)
-                tables = ask(Path(name), f"{case}{how[0]}")
-            reduces = [row for row in tables["kernels"] if "AllReduce" in row["name"]]
-            waits = {(row["rank"], row["whom"]): float(row["waiting"]) for row in tables["waits"]}
-            found = [waits.get(("rank 0", "rank 1"), 0.0), waits.get(("rank 1", "rank 0"), 0.0)]
-            done = [said[1]["spun"], said[0]["spun"]]  # who waits is not who spins
-            room = 50e3 * ROUNDS
-            good = all(near(a, b, room) for a, b in zip(found, done, strict=True))
-            told = f"waited {found[0] / 1e6:.1f}, {found[1] / 1e6:.1f} ms of {done[0] / 1e6:.1f}, {done[1] / 1e6:.1f}"
-            if case == "sizes":
-                transfer = max(float(row["transfer"]) * int(row["collectives"]) for row in reduces)
-                good = near(transfer, said[0]["took"], room)
-                told = f"transferred {transfer / 1e6:.1f} ms, events say {said[0]['took'] / 1e6:.1f}"
-            failed |= not good and not shared
-            word = "one GPU" if shared else "good" if good else "WRONG"
-            print(f"{case:6} {how[0]:10} {word}: {told}", flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            said = run(Path(name), case)
+            tables = ask(Path(name), case)
+        reduces = [row for row in tables["kernels"] if "AllReduce" in row["name"]]
+        waits = {(row["rank"], row["whom"]): float(row["waiting"]) for row in tables["waits"]}
+        found = [waits.get(("rank 0", "rank 1"), 0.0), waits.get(("rank 1", "rank 0"), 0.0)]
+        done = [said[1]["spun"], said[0]["spun"]]  # who waits is not who spins
+        room = 50e3 * ROUNDS
+        good = all(near(a, b, room) for a, b in zip(found, done, strict=True))
+        told = f"waited {found[0] / 1e6:.1f}, {found[1] / 1e6:.1f} ms of {done[0] / 1e6:.1f}, {done[1] / 1e6:.1f}"
+        if case == "sizes":
+            transfer = max(float(row["transfer"]) * int(row["collectives"]) for row in reduces)
+            good = near(transfer, said[0]["took"], room)
+            told = f"transferred {transfer / 1e6:.1f} ms, events say {said[0]['took'] / 1e6:.1f}"
+        failed |= not good and not shared
+        word = "one GPU" if shared else "good" if good else "WRONG"
+        print(f"{case:6} {word}: {told}", flush=True)
     return int(failed)
 
 

@@ -88,7 +88,10 @@ def first_steps(folder: Path, checks: Checks) -> None:
     done = run(
         folder, "neutrino", "-p", "block_sched", "--tracedir", "block_sched", sys.executable, "block_sched/raw.py"
     )
-    (name,) = os.listdir(folder / "block_sched" / "trace")
+    names = os.listdir(folder / "block_sched" / "trace")
+    if len(names) != 1:
+        raise SystemExit(f"neutrino: {len(names)} folders, not one: {done.stderr[-2000:]}")
+    (name,) = names
     trace = folder / "block_sched" / "trace" / name
     lines = [line for line in done.stdout.splitlines() if line.startswith("No.block")]
     said = done.stderr.strip().split(" ")[-1] == f"block_sched/trace/{name}"

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 from tests.gpu.pictures import BIN, COLORS  # noqa: E402
 from tests.timeline import browser, viewers  # noqa: E402
 
-HALF_A_TOKEN, STEPS = ("--time", "13.0,13.003"), ("--time", "24.38,26.4")
+HALF_A_TOKEN, STEPS = ("--time", "13.0,13.003"), ("--time", "13.177,13.243")
 PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # file -> form, run, what of it, size
     "timeline.png": ("html", "plain", HALF_A_TOKEN, (1400, 150)),
     "timeline_perfetto.png": ("perfetto", "plain", (), (1600, 640)),
