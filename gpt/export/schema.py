@@ -63,7 +63,9 @@ COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # of ENUM_CUDA_MEMCPY_OP
 REGULAR, COOPERATIVE = 1, 2  # of ENUM_CUDA_KERNEL_LAUNCH_TYPE
 
 RUNTIME = ExportTable("CUPTI_ACTIVITY_KIND_RUNTIME", make_fields(CALL))
-KERNEL = ExportTable("CUPTI_ACTIVITY_KIND_KERNEL", make_fields(f"{WORK}; {NAMES}; u8 launchType; {SHAPE}"))
+# NULL: queries written for Nsight Systems ask for them.
+UNSAID = "u32 greenContextId registersPerThread staticSharedMemory localMemoryPerThread localMemoryTotal"
+KERNEL = ExportTable("CUPTI_ACTIVITY_KIND_KERNEL", make_fields(f"{WORK}; {NAMES}; u8 launchType; {SHAPE}; {UNSAID}"))
 MEMCPY = ExportTable("CUPTI_ACTIVITY_KIND_MEMCPY", make_fields(f"{WORK}; u64 bytes; u8 copyKind"))
 MEMSET = ExportTable("CUPTI_ACTIVITY_KIND_MEMSET", make_fields(f"{WORK}; u64 bytes"))
 GRAPH = ExportTable("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", make_fields(f"{WORK}; u64 graphExecId"))

@@ -35,6 +35,8 @@ def test_queries_for_exports_of_nsight_systems_work(made):
     (row,) = ask(made, joined)
     assert row == ("cuLaunchKernel", "gemm", "at::native::gemm<float, 4>(float*, int)", 1000, 1100, 1500, 2400,
                    1, 2, 3, 32, 4, 128, 2, 2, 0, 7)  # fmt: skip
+    resources = "registersPerThread, staticSharedMemory + dynamicSharedMemory, localMemoryTotal, greenContextId"
+    assert ask(made, f"SELECT {resources} FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(None,) * 4]
     copies = """SELECT label, bytes, m.start FROM CUPTI_ACTIVITY_KIND_MEMCPY m
         JOIN ENUM_CUDA_MEMCPY_OPER e ON m.copyKind = e.id"""
     assert ask(made, copies) == [("Host-to-Device", 4096, 2500)]
