@@ -187,6 +187,6 @@ def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
     cache = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     server = Server(tmp_path / "t.mp", "/bin/sh", "--disabled", "-p", "gmem_bytes", arguments=line, **cache)
     order(server.pid, "enable")
-    hooked.wait_until(lambda: status(server.pid)["with_probes"])
+    hooked.wait_until(lambda: status(server.pid)["with_probes"], 180)
     state = toggle(server, 21)
     assert wrong(server.end(), state) == []
