@@ -27,8 +27,8 @@ from typing import IO
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A new file, open for reading and writing, that takes the name `path` if the block ends without an exception.
 
-    A link at `path` is replaced, not followed, unless it leads to no file, as /dev/stdout does. `mode` is that of
-    open(2). Raises OSError, whose `filename` is `path`.
+    A link at `path` is replaced, not followed; one to anything but a regular file, such as /dev/stdout, is refused.
+    `mode` is that of open(2). Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -90,7 +90,7 @@ def test_links_are_replaced_not_followed(how, tmp_path):
 
 
 def test_only_files_are_replaced(how, tmp_path):
-    """Nor are links to what is no file, as /dev/stdout: root could replace it."""
+    """Nor are links to anything but a regular file, such as /dev/stdout: root could replace that."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "out").symlink_to("pipe")

@@ -184,11 +184,15 @@ class AnswerTables:
         if fault := records.check(record):
             return fault
         try:
-            self._tables[record["name"]] = AnswerTable(record)
+            self.take(record)
         except MalformedError as error:
             return error.fact
-        self._missing[record["name"]] = find_missing([record])
         return None
+
+    def take(self, record: Record) -> None:
+        """Takes in an answer that was checked. Raises MalformedError."""
+        self._tables[record["name"]] = AnswerTable(record)
+        self._missing[record["name"]] = find_missing([record])
 
     def text(self) -> str:
         """All of them."""

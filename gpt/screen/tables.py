@@ -21,7 +21,7 @@ from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
 from gpt.screen.units import human, human_count, percent
 
 if TYPE_CHECKING:
-    from gpt.screen.answers import AnswerTable
+    from gpt.screen.answers import AnswerTables
 
 Record = Mapping[str, Any]
 Lines = Iterator[Text]
@@ -50,8 +50,7 @@ class LibraryTables:
         self._repacked: list[Record] = []
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
-        self._answers: dict[str, AnswerTable] = {}  # the last of each name
-        self._missing: dict[str, list[str]] = {}  # what is missing for them
+        self._answers: AnswerTables | None = None
         self._kernels: list[Record] = []
         self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
         self._functions: dict[int, str] = {}  # of probed kernels
@@ -134,10 +133,10 @@ class LibraryTables:
         self._launches.setdefault(record["kernel"], Counter()).update(launches=1, blocks=blocks)
 
     def _add_answer(self, record: Record) -> None:
-        from gpt.screen.answers import AnswerTable, find_missing
+        from gpt.screen.answers import AnswerTables
 
-        self._answers[record["name"]] = AnswerTable(record)
-        self._missing[record["name"]] = find_missing([record])
+        self._answers = self._answers or AnswerTables()
+        self._answers.take(record)
 
     def text(self) -> str:
         """The news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -161,16 +160,8 @@ class LibraryTables:
             yield from grid.lines(width)
         if self._launches and not self._answers:
             yield from _launch_grid(self._launches, self._functions).lines(width)
-        for number, answer in enumerate(self._answers.values()):
-            if number:
-                yield Text()
-            yield from answer.lines(width)
-        missing = dict.fromkeys(line for lines in self._missing.values() for line in lines)
-        for number, line in enumerate(missing):
-            if not number:
-                yield Text()
-            for part in fold(line, width):
-                yield Text(part.plain, style="bold")
+        if self._answers:
+            yield from self._answers.lines(width)
 
     def _for_each(self, grids: dict[str, Grid], width: int) -> Lines:
         """The table of each library below its name."""

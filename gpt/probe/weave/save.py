@@ -5,8 +5,7 @@ save can stand anywhere, also between instructions that all lanes of a warp must
 
 A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
 goes on when slots are used up, and counts how many records were dropped; it is 1 where a record takes the place of
-another. An array whose address has its lowest bit set
-begins again at its first slot then: it keeps the last records.
+another. An array whose address has its lowest bit set begins again at its first slot then: it keeps the last records.
 """
 
 from __future__ import annotations

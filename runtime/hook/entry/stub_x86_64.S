@@ -14,7 +14,8 @@
 // only counted, after that. While nothing is recorded and nothing was ever probed, no call that a program makes often is
 // watched: neither launches, also of graphs, nor what else goes into a stream or waits for it.
 //
-// The flags of a slot change while calls are under way, when recording is turned on or off: a stub reads them once.
+// The flags of a slot change while calls are under way, when recording is turned on or off: a stub decides by
+// those that it read first whether a call is watched.
 
 #include "stub.h"
 
@@ -156,7 +157,7 @@ look:
     movl LIVE_PID(%rax), %eax
     cmpl THREAD_PID(%r10), %eax
     jne full
-    testl $SLOT_QUERY, SLOT_FLAGS(%r11)
+    testl $SLOT_QUERY, SLOT_FLAGS(%r11) // if they have changed, no counter has what is taken for the key
     jnz 3f
     testl $SLOT_SECOND, SLOT_FLAGS(%r11)
     jnz 2f

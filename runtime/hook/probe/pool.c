@@ -203,8 +203,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
 }
 
 static struct slab *claim_once(struct pool *pool, const struct claim *claim, const char **reason) {
-    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
-        next = TAILQ_NEXT(slab, link);
+    EACH_SLAB (slab, &pool->in_use) {
         if (!is_of(slab, claim->stream, claim->thread) || slab->copied != claim->copied)
             continue;
         if (slab->state == SLAB_OPEN && slab->used + claim->bytes <= slab->size)
@@ -219,9 +218,8 @@ static struct slab *claim_once(struct pool *pool, const struct claim *claim, con
 
 // Sends slabs of other streams back, for later launches. True if any is on its way, or may be soon.
 static bool drain_others(struct pool *pool, const struct claim *claim) {
-    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab && !joining; slab = next) {
-        next = TAILQ_NEXT(slab, link);
-        if (!claim->dependent || !is_of(slab, claim->stream, claim->thread))
+    EACH_SLAB (slab, &pool->in_use) {
+        if (!joining && (!claim->dependent || !is_of(slab, claim->stream, claim->thread)))
             drain(slab, claim->thread, ON_THE_WAY);
     }
     return joining || pool->draining || pool->issuing; // of which a slab is not sent back, for that moment
@@ -344,8 +342,7 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum
     if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
         return false;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
-        next = TAILQ_NEXT(slab, link);
+    EACH_SLAB (slab, &pool->in_use) {
         if (stream == UINT64_MAX || is_of(slab, stream, thread))
             drain(slab, thread, moment);
     }
@@ -407,8 +404,7 @@ void hook_lose_rest(bool within_driver) {
     struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&lock);
     for (struct pool *pool = pools; pool; pool = pool->next) {
-        for (struct slab *slab = TAILQ_FIRST(&pool->in_use), *next; slab; slab = next) {
-            next = TAILQ_NEXT(slab, link);
+        EACH_SLAB (slab, &pool->in_use) {
             if (!slab->saves)
                 continue;
             slab->failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;

@@ -29,6 +29,11 @@ struct slab {
 
 TAILQ_HEAD(slab_list, slab);
 
+// The slab may leave the list meanwhile.
+#define EACH_SLAB(slab, list)                                                                                \
+    for (struct slab *slab = TAILQ_FIRST(list), *next; slab && (next = TAILQ_NEXT(slab, link), true);        \
+         slab = next)
+
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // its first ones, in our stream
 void hook_slab_back(struct slab *slab);                           // what was in it is written
 

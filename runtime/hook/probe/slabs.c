@@ -101,7 +101,7 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
 
 struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied) {
     struct slab *best = NULL, *slab;
-    TAILQ_FOREACH(slab, &pool->ready, link) {
+    TAILQ_FOREACH (slab, &pool->ready, link) {
         if (slab->copied != copied || slab->size < bytes)
             continue;
         if (slab->size <= enough)

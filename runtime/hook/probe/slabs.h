@@ -19,7 +19,7 @@ struct pool {
     uint64_t mover; // mover.h
     char *zeros;    // in pinned memory, or NULL
 
-    // Each of what a claim looks through, and that may be after a thousand others: the rest is in no list.
+    // A claim looks through these two, and not through the thousand slabs that may be draining or held.
     struct slab_list in_use; // open or full
     struct slab_list ready;  // the first one for the longest time
     unsigned draining;       // slabs
