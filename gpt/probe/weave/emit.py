@@ -31,7 +31,7 @@ class Code:
     def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
         self.prefix, self.redux, self.known = prefix, redux, known or {}
         self.lines: list[str] = []
-        self.numbers: dict[str, str] = {}  # of this thread, warp, block: what the kernel's entry found, in 32 bits
+        self.addresses: dict[str, str] = {}  # by the map's parameter: this unit's, which the kernel's entry found
         self._counts: Counter[str] = Counter()
         self._made: dict[tuple[object, ...], str] = {}
 
@@ -145,8 +145,6 @@ class Code:
 
     def element(self, level: str, size: int, base: str) -> str:
         """The address of this thread's, warp's or block's element of an array, each `size` bytes."""
-        if level in self.numbers and size < 1 << 32:  # ptxas cuts a larger constant
-            return self.once("b64", "mad.wide.u32", self.numbers[level], size, base)
         return self.once("b64", "mad.lo.u64", self.unit(level), size, base)
 
     def warp(self) -> str:

@@ -14,7 +14,7 @@ from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_o
 from gpt.probe.weave.emit import Condition
 from gpt.probe.weave.fetch import Fetcher, Misfit
 from gpt.probe.weave.registers import Names, part_name
-from gpt.probe.weave.save import PlacedMap, save
+from gpt.probe.weave.save import PlacedMap, find_leader, save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
@@ -57,6 +57,8 @@ class Lowering:
         read.condition = code.both(self.site.sampled, guard)
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
             self.values[helper] = read.helper(helper)
+        if when == "after" and self.site.overwrite and read.condition is None:
+            self._find_leaders(snippet)
         done: list[tuple[str, int]] = []
         for number, line in enumerate(snippet.lines):
             match line.node:
@@ -157,6 +159,13 @@ class Lowering:
             condition = None
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
+    def _find_leaders(self, snippet: Snippet) -> None:
+        """Finds who saves before a kernel's exit reads its clocks: the program's last instructions hide its time."""
+        for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
+            placed = self.maps.get(node.map)
+            if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":
+                find_leader(self.code, placed.map)
+
     def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
         placed = self.maps.get(node.map)
         if placed is None:
@@ -183,7 +192,7 @@ class Lowering:
         save(
             self.code,
             placed,
-            self.base(placed),
+            self.base,
             before + values,
             [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,

@@ -11,6 +11,7 @@ another. An array whose address has its lowest bit set begins again at its first
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,14 +75,15 @@ class _Stored(NamedTuple):
 def save(
     code: Code,
     placed: PlacedMap,
-    base: str,
+    base: Callable[[PlacedMap], str],
     values: list[str],
     widths: list[int],
     condition: Condition | None,
     *,
     overwrite: bool,
 ) -> None:
-    """Saves a record's values if the condition holds: registers of `widths` bytes, those of their fields.
+    """Saves a record's values if the condition holds: registers of `widths` bytes, those of their fields. `base` gives
+    the register with the address of the map's buffer.
 
     What is added to a total may be narrower, or nothing at all: an empty text.
 
@@ -89,15 +91,15 @@ def save(
     """
     map_ = placed.map
     if placed.type == "log":
-        _append(code, placed, base, values, condition)
+        _append(code, placed, base(placed), values, condition)
         return
-    address = code.element(map_.level, placed.unit_size, base)
+    address = code.addresses.get(placed.param) or code.element(map_.level, placed.unit_size, base(placed))
     if placed.type == "total":
         _add(code, placed, address, values, widths, condition)
         return
-    leader = condition if map_.level == "thread" else _leader(code, map_, condition)
+    leader = condition if map_.level == "thread" else code.both(find_leader(code, map_, condition), condition)
     if placed.keeps:
-        bit = code.once("b64", "and.b64", base, 1)
+        bit = code.once("b64", "and.b64", base(placed), 1)
         address = code.make("b64", "sub.u64", address, bit)
         is_last = code.once("pred", "setp.ne.u64", bit, 0)
     if placed.counted or (overwrite and placed.may_fill):
@@ -123,15 +125,11 @@ def save(
     _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
-def _leader(code: Code, map_: Map, condition: Condition | None) -> Condition:
-    """Holds in the lane that saves for its group."""
+def find_leader(code: Code, map_: Map, condition: Condition | None = None) -> Condition:
+    """Holds in the lane that saves for its group, if the condition holds there."""
     if map_.leader == "lane0":
-        first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
-    else:
-        first = code.first(code.group(condition)[1])
-    both = code.both(first, condition)
-    assert both
-    return both
+        return Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
+    return code.first(code.group(condition)[1])
 
 
 def _claim(code: Code, address: str, count: int | str, condition: Condition | None) -> str:
@@ -261,7 +259,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
         position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
         saves = condition
     else:
-        saves = _leader(code, map_, condition)
+        saves = code.both(find_leader(code, map_, condition), condition)
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], 1", saves)
             return

@@ -2,10 +2,11 @@
 
 A woven kernel is a module of its own: each variable that it defines would be a second one beside the program's. So it
 defines none in global memory. Whoever loads it looks the variables up in the program's module, by name, and writes
-their addresses into a table in constant memory, 8 bytes each, that is woven in. Where the kernel, or a function that
-it calls, names a variable, a register that was just read from the table stands instead. A table, and not parameters
-of the kernel: device functions read it too, no call changes, and it is filled once. Reading it costs what reading a
-parameter costs. Constants of compilers, such as strings for printf, go the same way: modules keep their names as well.
+their addresses into a table, 8 bytes each, that is woven in. Where the kernel, or a function that it calls, names a
+variable, a register that was just read from the table stands instead. A table, and not parameters of the kernel:
+device functions read it too, no call changes, and it is filled once. Constants of compilers, such as strings for
+printf and assert, go the same way: modules keep their names as well. For them the table is in global memory: they are
+hardly ever read, and a bank of constant memory takes 0.1 us of each launch, read or not (docs/measured.md).
 
 Variables in constant memory stay where they are, for reading them through an address would be another instruction.
 They begin as the program's do, and are copied again when the program took their address, for then it may have
@@ -37,7 +38,6 @@ from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement
 from gpt.ptx.types import STORED, integer
 
-CONSTANT = 64 << 10  # bytes of constant memory that the variables of a module may take
 _OPAQUE = {".texref", ".samplerref", ".surfref", ".tex"}
 _WORD = compiled(r"\.\w+", re.ASCII)
 _VECTORS = {".v2": 2, ".v4": 4, ".v8": 8}
@@ -121,7 +121,7 @@ class Variables:
         return self._load(register, name, sign + offset) if name in self._offsets else (line,)
 
     def _load(self, register: str, name: str, offset: str) -> Iterator[str]:
-        yield f"ld.const.u64 {register}, [{self.table}+{self._offsets[name]}];"
+        yield f"ld.global.nc.u64 {register}, [{self.table}+{self._offsets[name]}];"
         if offset:
             yield f"add.s64 {register}, {register}, 0{offset};"
 
@@ -166,8 +166,6 @@ class Variables:
         for name, declared in self._constants.items():
             if self._sizes[name] is None and all(one.extern for one in declared):
                 raise LeftAlone(f"the size of '{name}', which is defined elsewhere, is not known", self.kernel)
-        if (count := len(self._offsets)) and 8 * count + sum(self._sizes[n] or 0 for n in self._constants) > CONSTANT:
-            raise LeftAlone(f"no room for {count} addresses in constant memory", self.kernel)
 
     def _passes_constant(self, function: Item) -> bool:
         """Whether a generic address in constant memory is used for more than reading there, as debug builds do."""
@@ -198,7 +196,7 @@ class Variables:
         if not self._offsets:
             return
         first = next(item for item in module.items if item.kind in ("entry", "func"))
-        to.add(first.start, DECLARE, [f".visible .const .align 8 .u64 {self.table}[{len(self._offsets)}];"])
+        to.add(first.start, DECLARE, [f".visible .global .align 8 .u64 {self.table}[{len(self._offsets)}];"])
         for item in module.items:
             if item in self._shared:
                 to.replace(item.start, item.end, "")

@@ -224,7 +224,7 @@ class _Weaver:
     def lower(self, function: Surveyed, state: State) -> None:
         """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
         sampled = self.sampled(function)
-        numbers, counting = self.numbers(function)
+        addresses, finding = self.addresses(function)
         spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
         for use in function.uses:
             offset, order = _offset(function, use)
@@ -235,7 +235,7 @@ class _Weaver:
             block = blocks.get(key)
             if block is None:
                 code = Code(self.prefix, self.redux, self.known)
-                code.numbers = numbers if order == KERNEL_EXIT else {}
+                code.addresses = addresses if order == KERNEL_EXIT else {}
                 block = blocks[key] = self.block(function, state, code, uses, sampled)
             for use, misfit in zip(uses, block.misfits, strict=True):
                 if misfit is None:
@@ -248,7 +248,7 @@ class _Weaver:
             self.insertions.put(offset, order, block.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
-        self.insertions.add(function.item.body + 1, ENTRY, counting)
+        self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(self, function: Surveyed, state: State, code: Code, uses: Sequence[Use], sampled: Sampled) -> _Insertion:
         """The code of some snippets in one place, with slots for what is of its instruction."""
@@ -325,21 +325,22 @@ class _Weaver:
         self.insertions.add(function.item.body + 1, ENTRY, code.take())
         return found
 
-    def numbers(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
-        """Of this thread, warp and block, as far as the kernel's exits save for it, and the lines that find them at
-        its entry: there the program's own instructions hide their time, at an exit nothing does. 32 bits do, as a
-        buffer of more elements has 64 GB; not if they are counted only, which takes half.
+    def addresses(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
+        """Of this thread's, warp's or block's element of each array that the kernel's exits save to, by the map's
+        parameter, and the lines that find them at its entry: there the program's own instructions hide their time, at
+        an exit nothing does. 32 bits do for the element's number, as a buffer of more has 64 GB; not if records are
+        counted only, which takes half.
         """
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
         maps = [self.maps[file][name] for file, name in saves if name in self.maps[file]]
-        code = function.code
-        return {
-            level: code.once("b32", "cvt.u32.u64", code.unit(level))
-            for level in dict.fromkeys(
-                placed.map.level for placed in maps if placed.type == "array" and not placed.counted
-            )
-        }, code.take()
+        code, found = function.code, dict[str, str]()
+        for placed in maps if function is self.entry else ():
+            if placed.type == "array" and not placed.counted and placed.unit_size < 1 << 32:  # ptxas cuts a larger one
+                number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
+                base = code.once("b64", "ld.param.u64", f"[{placed.param}]")
+                found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base)
+        return found, code.take()
 
     # Declarations
 

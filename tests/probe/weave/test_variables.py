@@ -39,10 +39,11 @@ def report(data, folder):
 
 
 def check(data, folder, file=SCHED):
-    """Weaves: the program comes back, and the kernel assembles without a variable in global memory."""
+    """Weaves: the program comes back, and the kernel assembles with nothing in global memory but the table."""
     woven = weave(data, "k", [file])
     assert unweave(woven.data) == data
-    assert "ptxas info    : 0 bytes gmem" in report(woven.data, folder)
+    size = 8 * sum(variable.space == "global" for variable in woven.variables)
+    assert f"ptxas info    : {size} bytes gmem" in report(woven.data, folder)
     return woven
 
 
@@ -57,29 +58,29 @@ def code(woven):
 
 # Each way to name a variable in global memory, and what stands there then.
 SHAPES = {
-    "mov.u64 %rd1, a;": "ld.const.u64 %X0, [T+0]; mov.u64 %rd1, %X0 ;",
-    "mov.b64 %rd1, b;": "ld.const.u64 %X0, [T+8]; mov.b64 %rd1, %X0 ;",
-    "mov.u64 %rd1, a+8;": "ld.const.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+8; mov.u64 %rd1, %X0 ;",
-    "mov.u64 %rd1, a + 4*2 ;": "ld.const.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+ 4*2; mov.u64 %rd1, %X0 ;",
-    "cvta.global.u64 %rd1, a;": "ld.const.u64 %X0, [T+0]; cvta.global.u64 %rd1, %X0 ;",
-    "ld.global.u32 %r1, [b];": "ld.const.u64 %X0, [T+8]; ld.global.u32 %r1, [ %X0 ];",
-    "ld.global.u32 %r1, [ a /* b */ + 4 ];": "ld.const.u64 %X0, [T+0]; ld.global.u32 %r1, [ %X0 /* b */ + 4 ];",
-    "ld.u32 %r1, [a+-4];": "ld.const.u64 %X0, [T+0]; ld.u32 %r1, [ %X0 +-4];",
+    "mov.u64 %rd1, a;": "ld.global.nc.u64 %X0, [T+0]; mov.u64 %rd1, %X0 ;",
+    "mov.b64 %rd1, b;": "ld.global.nc.u64 %X0, [T+8]; mov.b64 %rd1, %X0 ;",
+    "mov.u64 %rd1, a+8;": "ld.global.nc.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+8; mov.u64 %rd1, %X0 ;",
+    "mov.u64 %rd1, a + 4*2 ;": "ld.global.nc.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+ 4*2; mov.u64 %rd1, %X0 ;",
+    "cvta.global.u64 %rd1, a;": "ld.global.nc.u64 %X0, [T+0]; cvta.global.u64 %rd1, %X0 ;",
+    "ld.global.u32 %r1, [b];": "ld.global.nc.u64 %X0, [T+8]; ld.global.u32 %r1, [ %X0 ];",
+    "ld.global.u32 %r1, [ a /* b */ + 4 ];": "ld.global.nc.u64 %X0, [T+0]; ld.global.u32 %r1, [ %X0 /* b */ + 4 ];",
+    "ld.u32 %r1, [a+-4];": "ld.global.nc.u64 %X0, [T+0]; ld.u32 %r1, [ %X0 +-4];",
     "ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [a+16];":
-        "ld.const.u64 %X0, [T+0]; ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [ %X0 +16];",
-    "@!%p1 st.global.u32 [b], %r1;": "ld.const.u64 %X0, [T+8]; @!%p1 st.global.u32 [ %X0 ], %r1;",
-    "mov.u64 %rd1, a+-8;": "ld.const.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+-8; mov.u64 %rd1, %X0 ;",
+        "ld.global.nc.u64 %X0, [T+0]; ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [ %X0 +16];",
+    "@!%p1 st.global.u32 [b], %r1;": "ld.global.nc.u64 %X0, [T+8]; @!%p1 st.global.u32 [ %X0 ], %r1;",
+    "mov.u64 %rd1, a+-8;": "ld.global.nc.u64 %X0, [T+0]; add.s64 %X0, %X0, 0+-8; mov.u64 %rd1, %X0 ;",
     "cp.async.bulk.prefetch.L2.global [a], 16;":
-        "ld.const.u64 %X0, [T+0]; cp.async.bulk.prefetch.L2.global [ %X0 ], 16;",
+        "ld.global.nc.u64 %X0, [T+0]; cp.async.bulk.prefetch.L2.global [ %X0 ], 16;",
     "cp.async.bulk.global.shared::cta.bulk_group [a], [%r1], 16;":
-        "ld.const.u64 %X0, [T+0]; cp.async.bulk.global.shared::cta.bulk_group [ %X0 ], [%r1], 16;",
-    "atom.global.add.u32 %r1, [b], 1;": "ld.const.u64 %X0, [T+8]; atom.global.add.u32 %r1, [ %X0 ], 1;",
-    "red.global.add.u32 [a+4], %r1;": "ld.const.u64 %X0, [T+0]; red.global.add.u32 [ %X0 +4], %r1;",
-    "prefetch.global.L2 [a];": "ld.const.u64 %X0, [T+0]; prefetch.global.L2 [ %X0 ];",
+        "ld.global.nc.u64 %X0, [T+0]; cp.async.bulk.global.shared::cta.bulk_group [ %X0 ], [%r1], 16;",
+    "atom.global.add.u32 %r1, [b], 1;": "ld.global.nc.u64 %X0, [T+8]; atom.global.add.u32 %r1, [ %X0 ], 1;",
+    "red.global.add.u32 [a+4], %r1;": "ld.global.nc.u64 %X0, [T+0]; red.global.add.u32 [ %X0 +4], %r1;",
+    "prefetch.global.L2 [a];": "ld.global.nc.u64 %X0, [T+0]; prefetch.global.L2 [ %X0 ];",
     "cp.async.ca.shared.global [%r1], [a+8], 8;":
-        "ld.const.u64 %X0, [T+0]; cp.async.ca.shared.global [%r1], [ %X0 +8], 8;",
+        "ld.global.nc.u64 %X0, [T+0]; cp.async.ca.shared.global [%r1], [ %X0 +8], 8;",
     '.pragma "used_bytes_mask 0x3";\nld.global.u32 %r1, [a];':
-        'ld.const.u64 %X0, [T+0]; .pragma "used_bytes_mask 0x3"; ld.global.u32 %r1, [ %X0 ];',
+        'ld.global.nc.u64 %X0, [T+0]; .pragma "used_bytes_mask 0x3"; ld.global.u32 %r1, [ %X0 ];',
 }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_device_functions_and_their_callers(tmp_path):
     woven = check(kernel("call f;\nst.global.u32 [late], 1;", more=more), tmp_path)
     found = code(woven)
     assert found.index("gpt_variables[3];") < found.index(".func f")
-    assert found.count(".reg .b64 %gpt_address_<1>;") == 2 and found.count("ld.const.u64") == 3
+    assert found.count(".reg .b64 %gpt_address_<1>;") == 2 and found.count("ld.global.nc.u64") == 3
 
 
 @pytest.mark.parametrize(
@@ -175,12 +176,12 @@ def test_probes_see_the_shared_variable(tmp_path):
     body = "ld.global.u32 %r1, [a+12];\n@%p1 atom.global.add.u32 %r1, [b], 1;\ncp.async.ca.shared.global [%r1], [a], 4;"
     found = code(check(kernel(body), tmp_path, ADDRESS))
     assert not re.search(r"\bmov\.u64 %\w+, [ab]\b", found)
-    assert "ld.const.u64 %gpt_b64_0, [gpt_variables+0];" in found
+    assert "ld.global.nc.u64 %gpt_b64_0, [gpt_variables+0];" in found
     moved = parse_toml(
         '[m]\nposition = "mov"\ndatamodel = "thread:16:4"\nafter = "SAVE.u64 {IN1}; SAVE.u64 {OUT};"\n', "probe.toml"
     )
     found = code(check(kernel("mov.u64 %rd1, a+4;"), tmp_path, moved))
-    assert re.search(r"ld.const.u64 (%gpt_b64_\d+), \[gpt_variables\+0\]; add.s64 \1, \1, 0\+4;", found)
+    assert re.search(r"ld.global.nc.u64 (%gpt_b64_\d+), \[gpt_variables\+0\]; add.s64 \1, \1, 0\+4;", found)
 
 
 def test_debug_information_names_no_variable(tmp_path):
@@ -218,7 +219,6 @@ def test_a_constant_that_is_read_by_its_generic_address(tmp_path):
         (kernel(f"{TAKEN} setp.eq.u64 %p1, %rd2, 0;", ".const .u32 c;"), "it passes on the address of a variable in"),
         (kernel("mov.u64 %rd1, f;", ".func f() { ret; }"), "it takes the address of function 'f'"),
         (kernel("", ".extern .const .b8 c[];"), "the size of 'c', which is defined elsewhere, is not known"),
-        (kernel("", ".const .b8 c[65533];.global .u32 g;"), "no room for 1 addresses in constant memory"),
         (kernel("{ .reg .b32 a; }"), "function 'k' uses the name of a variable for something else"),
         (kernel("a: ret;"), "function 'k' uses the name of a variable for something else"),
         (kernel("mov.u32 %r1, a;"), r"'mov.u32' uses variable 'a' in an unknown way \(line 10\)"),
