@@ -2,7 +2,8 @@
 // for the GPU, an event goes into the stream. When that has come a thread (writer.c) copies what is in the
 // slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
 // comes between two launches that overlap: the event is put off until the next launch that does not depend on
-// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared.
+// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared, and is full when
+// half of it is: the next replay most likely needs as much.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -330,6 +331,8 @@ void hook_issue(struct slab *slab, struct save *save) {
     if (save && (slab->state == SLAB_OPEN || slab->state == SLAB_FULL)) { // else the process ends
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
+        if (slab->copied && slab->used > slab->size / 2) // while the graph runs, not when it is waited for
+            drain(slab, slab->thread, ON_THE_WAY);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -374,7 +377,7 @@ void hook_drain(uint64_t stream, uint32_t thread) {
     pthread_mutex_lock(&lock);
     bool all = stream == UINT64_MAX;
     for (struct pool *pool = pools; pool && !(all && joining); pool = pool->next)
-        if (pool->context == context || !all) // a stream may be of any
+        if ((pool->context == context || !all) && !TAILQ_EMPTY(&pool->in_use)) // a stream may be of any
             drain_pool(pool, stream, thread, ON_THE_WAY);
     pthread_mutex_unlock(&lock);
 }
