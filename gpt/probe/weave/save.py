@@ -183,10 +183,12 @@ def _filling(fields: list[_Stored], size: int) -> list[_Stored]:
 def _store_together(code: Code, fields: list[_Stored], address: str, condition: Condition | None) -> None:
     size, values = min(field.size for field in fields), []
     for field in fields:
-        if field.size == size:
-            values.append(field.value)
-        else:
+        if field.size > size:
             values += code.halves(field.value)
+        elif len(fields) > 1:  # a vector takes no floats beside integers
+            values.append(code.make(f"b{size * 8}", f"mov.b{size * 8}", field.value))
+        else:
+            values.append(field.value)
     vector, text = (f".v{len(values)}", f"{{{', '.join(values)}}}") if len(values) > 1 else ("", values[0])
     code.put(f"st.global{vector}.b{size * 8} [{address}+{fields[0].at}], {text}", condition)
 

@@ -121,7 +121,8 @@ class Variables:
         return self._load(register, name, sign + offset) if name in self._offsets else (line,)
 
     def _load(self, register: str, name: str, offset: str) -> Iterator[str]:
-        yield f"ld.global.nc.u64 {register}, [{self.table}+{self._offsets[name]}];"
+        cached = ".nc" if self.module.target >= 32 else ""
+        yield f"ld.global{cached}.u64 {register}, [{self.table}+{self._offsets[name]}];"
         if offset:
             yield f"add.s64 {register}, {register}, 0{offset};"
 

@@ -47,6 +47,12 @@ def check(data, folder, file=SCHED):
     return woven
 
 
+def test_the_oldest_target_has_no_cached_load():
+    data = kernel("ld.global.u32 %r1, [b];").replace(b".version 8.3", b".version 6.4").replace(b".b128", b".b64")
+    woven = weave(data.replace(b"sm_90", b"sm_30"), "k", [SCHED])
+    assert "ld.global.u64 %gpt_address_0, [gpt_variables+8];" in code(woven)
+
+
 def told(woven):
     return [tuple(variable) for variable in woven.variables]
 

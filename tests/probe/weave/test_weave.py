@@ -97,18 +97,19 @@ def test_parts_of_a_record_wait_for_the_last(tmp_path):
     "sizes", ["4", "8", "84", "48", "88", "844", "884", "8844", "4444", "44444", "848", "2244", "12484", "8444", "188"]
 )
 def test_a_record_is_stored_whole_and_nothing_is_stored_where_it_is_not_aligned(sizes, level, cap, tmp_path):
-    kinds = {"1": "u8", "2": "u16", "4": "u32", "8": "u64"}
-    registers = "".join(f".reg .{kinds[size]} %a{n}; mov.{kinds[size]} %a{n}, {n};\n" for n, size in enumerate(sizes)
-                        if size != "1")  # fmt: skip
+    of_size = {"1": ("u8",), "2": ("u16",), "4": ("s32", "f32", "u32"), "8": ("f64", "u64", "s64")}
+    kinds = [of_size[size][n % len(of_size[size])] for n, size in enumerate(sizes)]
+    ones = {"f32": "0f3F800000", "f64": "0d3FF0000000000000"}
+    registers = "".join(f".reg .{kind} %a{n}; mov.{kind} %a{n}, {ones.get(kind, n)};\n" for n, kind in enumerate(kinds)
+                        if kind != "u8")  # fmt: skip
     values = [f"%a{n}" if size != "1" else "7" for n, size in enumerate(sizes)]
-    data = ", ".join(f'f{n} = "{kinds[size]}"' for n, size in enumerate(sizes))
+    data = ", ".join(f'f{n} = "{kind}"' for n, kind in enumerate(kinds))
     file = probe(
         f'[map.m]\nlevel = "{level}"\ncap = {cap}\ndata = {{{data}}}\n[probe.x]\nposition = "kernel"\n'
         f'level = "{level}"\nafter = """{registers}SAVE [m] {{{", ".join(values)}}};"""\n'
     )
     woven = weave(kernel("ret;"), "k", [file])
-    if sizes in ("844", "12484"):  # the widest store, and each size
-        assembled(woven.data, tmp_path)
+    assembled(woven.data, tmp_path)
     (placed,) = woven.maps
     is_log = placed.type == "log"
     apart = 8 + placed.map.stride if is_log else math.gcd(placed.unit_size, placed.map.stride if cap == "3" else 0)
