@@ -31,7 +31,7 @@ class Code:
     def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
         self.prefix, self.redux, self.known = prefix, redux, known or {}
         self.lines: list[str] = []
-        self.addresses: dict[str, str] = {}  # by the map's parameter: this unit's, which the kernel's entry found
+        self.addresses: dict[str, str] = {}  # that the kernel's entry found, by the map's parameter
         self._counts: Counter[str] = Counter()
         self._made: dict[tuple[object, ...], str] = {}
 

@@ -11,7 +11,7 @@ another. An array whose address has its lowest bit set begins again at its first
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def save(
     if placed.type == "total":
         _add(code, placed, address, values, widths, condition)
         return
-    leader = condition if map_.level == "thread" else code.both(find_leader(code, map_, condition), condition)
+    leader = condition if map_.level == "thread" else find_leader(code, map_, condition)
     if placed.keeps:
         bit = code.once("b64", "and.b64", base(placed), 1)
         address = code.make("b64", "sub.u64", address, bit)
@@ -125,11 +125,31 @@ def save(
     _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
+def find_addresses(code: Code, maps: Iterable[PlacedMap]) -> dict[str, str]:
+    """Registers with the address of this thread's, warp's or block's element of each array among a kernel's maps, by
+    the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of more has
+    64 GB; not if records are counted only, which takes half.
+    """
+    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas cuts a larger one
+    levels = {placed.map.level for placed in maps if placed.type == "array"}
+    found = {}
+    for placed in maps:
+        if placed.type != "log" and placed.map.level in levels:
+            number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
+            base = code.once("b64", "ld.param.u64", f"[{placed.param}]")
+            found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base)
+    return found
+
+
 def find_leader(code: Code, map_: Map, condition: Condition | None = None) -> Condition:
-    """Holds in the lane that saves for its group, if the condition holds there."""
+    """Holds in the lane that saves for its group."""
     if map_.leader == "lane0":
-        return Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
-    return code.first(code.group(condition)[1])
+        first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
+    else:
+        first = code.first(code.group(condition)[1])
+    both = code.both(first, condition)
+    assert both
+    return both
 
 
 def _claim(code: Code, address: str, count: int | str, condition: Condition | None) -> str:
@@ -261,7 +281,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
         position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
         saves = condition
     else:
-        saves = code.both(find_leader(code, map_, condition), condition)
+        saves = find_leader(code, map_, condition)
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], 1", saves)
             return

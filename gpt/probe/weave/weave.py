@@ -40,7 +40,7 @@ from gpt.probe.weave.fetch import Fetcher, Misfit, Spot
 from gpt.probe.weave.lower import Lowering
 from gpt.probe.weave.match import Matched, Survey, Surveyed, Use
 from gpt.probe.weave.registers import Names
-from gpt.probe.weave.save import PlacedMap
+from gpt.probe.weave.save import PlacedMap, find_addresses
 from gpt.probe.weave.state import State
 from gpt.probe.weave.template import Shape, Shapes, Template
 from gpt.probe.weave.variables import Variable, Variables
@@ -326,21 +326,15 @@ class _Weaver:
         return found
 
     def addresses(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
-        """Of this thread's, warp's or block's element of each array that the kernel's exits save to, by the map's
-        parameter, and the lines that find them at its entry: there the program's own instructions hide their time, at
-        an exit nothing does. 32 bits do for the element's number, as a buffer of more has 64 GB; not if records are
-        counted only, which takes half.
+        """Where the kernel's exits save to, and the lines that find it at its entry: there the program's own
+        instructions hide their time, at an exit nothing does.
         """
+        if function is not self.entry:  # whose addresses are in memory
+            return {}, []
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
         maps = [self.maps[file][name] for file, name in saves if name in self.maps[file]]
-        code, found = function.code, dict[str, str]()
-        for placed in maps if function is self.entry else ():
-            if placed.type == "array" and not placed.counted and placed.unit_size < 1 << 32:  # ptxas cuts a larger one
-                number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
-                base = code.once("b64", "ld.param.u64", f"[{placed.param}]")
-                found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base)
-        return found, code.take()
+        return find_addresses(function.code, maps), function.code.take()
 
     # Declarations
 

@@ -13,6 +13,7 @@
 #include "hook/watch/driver.h"
 #include "hook/watch/streamops.h"
 #include "launch.h"
+#include "ours.h"
 #include "variables.h"
 
 static bool load(struct probed *probed, const char *name) {

@@ -8,6 +8,7 @@
 #include "execs.h"
 #include "hook/watch/contexts.h"
 #include "launch.h"
+#include "ours.h"
 #include "prepared.h"
 #include "settings.h"
 #include "turns.h"

@@ -17,6 +17,7 @@
 #include "hook/write/calm.h"
 #include "load.h"
 #include "occupancy.h"
+#include "ours.h"
 #include "pool.h"
 #include "properties.h"
 #include "settings.h"

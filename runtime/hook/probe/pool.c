@@ -2,12 +2,10 @@
 // for the GPU, an event goes into the stream. When that has come a thread (writer.c) copies what is in the
 // slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
 // comes between two launches that overlap: the event is put off until the next launch that does not depend on
-// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared, and is full when
-// half of it is: the next replay most likely needs as much.
+// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared. One
+// that is half full counts as full: the next replay most likely needs as much.
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,7 +14,7 @@
 #include "hook/watch/objects.h"
 #include "hook/write/calm.h"
 #include "hook/write/thread.h"
-#include "mover.h"
+#include "ours.h"
 #include "pool.h"
 #include "settings.h"
 #include "slabs.h"
@@ -30,9 +28,7 @@ enum {
 }; // bytes of an ordinary slab, if four fit, of one of a graph; seconds of a wait, and if the driver may
    // never answer
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
-static struct pool *pools;
 static bool ends;        // the process: nothing is claimed any more
 static bool in_vain;     // a wait in a call: some kernel waits for what the program does next
 static unsigned joining; // calls of the program by which streams come to be captured
@@ -42,56 +38,6 @@ static struct timespec in_seconds(int seconds) {
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += seconds;
     return end;
-}
-
-// The pool of the current context, under the lock.
-static struct pool *find_pool(uint64_t context) {
-    struct pool *pool = pools;
-    while (pool && (pool->context != context || !hook_is_alive(pool->reference)))
-        pool = pool->next;
-    if (pool || !context || !(pool = calloc(1, sizeof(*pool))))
-        return pool;
-    pool->context = context;
-    pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
-    if (!hook_begin_writing() || hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) ||
-        !hook_begin_memory(pool)) {
-        free(pool);
-        return NULL;
-    }
-    TAILQ_INIT(&pool->in_use);
-    TAILQ_INIT(&pool->ready);
-    pool->next = pools;
-    __atomic_store_n(&pools, pool, __ATOMIC_RELEASE);
-    return pool;
-}
-
-uint64_t hook_our_stream(void) {
-    pthread_mutex_lock(&lock);
-    struct pool *pool = find_pool(hook_current_context());
-    pthread_mutex_unlock(&lock);
-    return pool ? pool->stream : 0;
-}
-
-// The driver may wait for kernels while it loads or pins memory, so that is not done under the lock.
-void hook_furnish(void) {
-    pthread_mutex_lock(&lock);
-    struct pool *pool = find_pool(hook_current_context());
-    bool wanted = pool && !pool->furnished;
-    if (pool)
-        pool->furnished = true;
-    pthread_mutex_unlock(&lock);
-    if (!wanted)
-        return;
-    __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
-    __atomic_store_n(&pool->mover, hook_load_mover(), __ATOMIC_RELEASE);
-}
-
-uint64_t hook_mover(void) {
-    pthread_mutex_lock(&lock);
-    const struct pool *pool = find_pool(hook_current_context());
-    uint64_t mover = pool ? __atomic_load_n(&pool->mover, __ATOMIC_ACQUIRE) : 0;
-    pthread_mutex_unlock(&lock);
-    return mover;
 }
 
 // Takes a ready slab out of its list.
@@ -131,7 +77,7 @@ static void drain(struct slab *slab, uint32_t thread, enum moment moment) {
 }
 
 void hook_slab_back(struct slab *slab) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     slab->used = 0;
     slab->state = slab->failed ? SLAB_DEAD : SLAB_READY;
     slab->known_ready = slab->copied; // what was read of it has come
@@ -139,31 +85,7 @@ void hook_slab_back(struct slab *slab) {
     if (!slab->failed)
         TAILQ_INSERT_TAIL(&slab->pool->ready, slab, link);
     pthread_cond_broadcast(&returned);
-    pthread_mutex_unlock(&lock);
-}
-
-// The L2 cache
-
-bool hook_make_scratch(uint64_t size) {
-    pthread_mutex_lock(&lock);
-    struct pool *pool = find_pool(hook_current_context());
-    if (pool && !pool->scratch && hook_has_room(pool, size) &&
-        !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
-        pool->scratch_size = size;
-        pool->bytes += size;
-        hook_do.wait_stream(pool->stream); // other streams are to use it
-    }
-    bool made = pool && pool->scratch;
-    pthread_mutex_unlock(&lock);
-    return made;
-}
-
-bool hook_flush(uint64_t stream) {
-    pthread_mutex_lock(&lock);
-    const struct pool *pool = find_pool(hook_current_context());
-    bool done = pool && pool->scratch && !hook_do.clear(pool->scratch, 0, pool->scratch_size, stream);
-    pthread_mutex_unlock(&lock);
-    return done;
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
@@ -230,7 +152,7 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
     if (!drain_others(pool, claim) || !hook_settings.complete || in_vain)
         return false;
-    in_vain = pthread_cond_timedwait(&returned, &lock, end) != 0;
+    in_vain = pthread_cond_timedwait(&returned, &hook_pools_lock, end) != 0;
     return true;
 }
 
@@ -238,9 +160,9 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
     *reason = "the device takes no buffers";
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    struct pool *pool = ends ? NULL : find_pool(claim->context);
+    struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
     if (ends)
         *reason = "the process was about to end";
     while (pool && !(slab = claim_once(pool, claim, reason)) && claim->bytes <= pool->most &&
@@ -253,7 +175,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
         pool->issuing++;
     }
     hook_relaxed_mode(mode);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
 
@@ -275,8 +197,8 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
     *reason = "the device takes no buffers";
-    pthread_mutex_lock(&lock);
-    struct pool *pool = find_pool(hook_current_context());
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(hook_current_context());
     if (pool && 2 * size > pool->most) {
         *reason = "the buffers of its graph are larger than half of --max-memory";
         pool = NULL;
@@ -285,46 +207,46 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
         continue;
     if (slab)
         take(slab, SLAB_HELD);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
 
 void hook_let_go(struct slab *slab) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     slab->used = slab->size;
     send_back(slab);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 bool hook_give_slabs_back(void) {
     bool any = false;
     uint64_t context = hook_current_context();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    for (struct pool *pool = pools; pool; pool = pool->next) {
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         if (pool->context != context || !hook_is_alive(pool->reference))
             continue;
         any |= hook_free_memory(pool);
     }
     hook_relaxed_mode(mode);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
     return any;
 }
 
 // While the device is busy, so that no launch waits for memory and until that is ready.
 void hook_make_next(const struct slab *like) {
-    pthread_mutex_lock(&lock);
-    struct pool *pool = ends ? NULL : find_pool(like->context);
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = ends ? NULL : hook_find_pool(like->context);
     if (pool && !hook_ready_slab(pool, like->size, UINT64_MAX, like->copied) &&
         pool->bytes + like->size <= pool->most)
         hook_new_slab(pool, like->size, like->copied);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
 void hook_issue(struct slab *slab, struct save *save) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     slab->pool->issuing--;
     if (!--slab->issuing)
         pthread_cond_broadcast(&returned);
@@ -334,7 +256,7 @@ void hook_issue(struct slab *slab, struct save *save) {
         if (slab->copied && slab->used > slab->size / 2) // while the graph runs, not when it is waited for
             drain(slab, slab->thread, ON_THE_WAY);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 // Draining
@@ -358,55 +280,55 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum
 // comes, and one in the legacy stream would spoil the capture. Of the stream that a call is about only that
 // call could begin one.
 void hook_hold_drains(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     joining++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 void hook_let_drain(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     if (!--joining)
         pthread_cond_broadcast(&returned);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 void hook_drain(uint64_t stream, uint32_t thread) {
-    if (!__atomic_load_n(&pools, __ATOMIC_ACQUIRE))
+    if (!hook_first_pool())
         return;
     uint64_t context = hook_current_context();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     bool all = stream == UINT64_MAX;
-    for (struct pool *pool = pools; pool && !(all && joining); pool = pool->next)
+    for (struct pool *pool = hook_first_pool(); pool && !(all && joining); pool = pool->next)
         if ((pool->context == context || !all) && !TAILQ_EMPTY(&pool->in_use)) // a stream may be of any
             drain_pool(pool, stream, thread, ON_THE_WAY);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 void hook_drain_all(enum moment moment) {
     struct timespec end = in_seconds(PATIENCE);
-    if (!pools) // nor is there a trace in a process that does not use the driver
+    if (!hook_first_pool()) // nor is there a trace in a process that does not use the driver
         return;
     struct thread *thread = hook_this_thread();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     ends |= moment == PROCESS_ENDS;
     bool needed = moment == MEMORY_NEEDED;
-    for (struct pool *pool = pools; pool && !(needed && in_vain); pool = pool->next) {
-        while (joining && !pthread_cond_timedwait(&returned, &lock, &end))
+    for (struct pool *pool = hook_first_pool(); pool && !(needed && in_vain); pool = pool->next) {
+        while (joining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
             continue;
         if ((needed && pool->context != hook_current_context()) ||
             !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             continue;
-        while (pool->draining && !pthread_cond_timedwait(&returned, &lock, &end))
+        while (pool->draining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
             continue;
         in_vain |= needed && pool->draining;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 void hook_lose_rest(bool within_driver) {
     struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
-    pthread_mutex_lock(&lock);
-    for (struct pool *pool = pools; pool; pool = pool->next) {
+    pthread_mutex_lock(&hook_pools_lock);
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         EACH_SLAB (slab, &pool->in_use) {
             if (!slab->saves)
                 continue;
@@ -414,8 +336,8 @@ void hook_lose_rest(bool within_driver) {
             send_back(slab);
         }
         hook_wait_no_longer();
-        while (pool->draining && !pthread_cond_timedwait(&returned, &lock, &end))
+        while (pool->draining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
             continue;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&hook_pools_lock);
 }

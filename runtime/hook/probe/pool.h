@@ -70,11 +70,6 @@ void hook_drain_all(enum moment moment); // and waits for it, a minute at most; 
 // The process ends, perhaps within a call of the driver, by a signal handler: what is still on its way is
 // said to be lost.
 void hook_lose_rest(bool within_driver);
-bool hook_give_slabs_back(void);       // of the current context, to the driver; false if none was free
-bool hook_make_scratch(uint64_t size); // of the current context, once; false without room for it
-bool hook_flush(uint64_t stream);      // the L2 cache, by setting that memory
-void hook_furnish(void);               // the current context, once, where the program itself loads
-uint64_t hook_mover(void);             // of the current context (mover.h); 0: there is none
-uint64_t hook_our_stream(void);        // of the current context, in which no kernel is; 0: there is none
+bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
 
 #endif

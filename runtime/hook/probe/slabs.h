@@ -1,4 +1,4 @@
-// The memory of a context for buffers, in slabs. All under the lock of pool.c.
+// The memory of a context for buffers, in slabs. All under the lock of ours.h.
 
 #ifndef GPT_SLABS_H
 #define GPT_SLABS_H

@@ -6,6 +6,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/modules.h"
+#include "ours.h"
 #include "pool.h"
 #include "settings.h"
 #include "variables.h"

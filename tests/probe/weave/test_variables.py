@@ -47,9 +47,9 @@ def check(data, folder, file=SCHED):
     return woven
 
 
-def test_the_oldest_target_has_no_cached_load():
+def test_the_oldest_target_has_no_cached_load(tmp_path):
     data = kernel("ld.global.u32 %r1, [b];").replace(b".version 8.3", b".version 6.4").replace(b".b128", b".b64")
-    woven = weave(data.replace(b"sm_90", b"sm_30"), "k", [SCHED])
+    woven = check(data.replace(b"sm_90", b"sm_30"), tmp_path)
     assert "ld.global.u64 %gpt_address_0, [gpt_variables+8];" in code(woven)
 
 
