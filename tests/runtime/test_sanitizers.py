@@ -180,13 +180,20 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
 )
 def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
-    """Recording and probes are turned on and off, the first time too, while threads launch."""
+    """Recording and probes are turned on and off, the first time too, while threads launch: kernels with probes are made
+    by the first program, and found made by the second, before anything else was asked of the driver."""
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", source)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
-    cache = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
-    server = Server(tmp_path / "t.mp", "/bin/sh", "--disabled", "-p", "gmem_bytes", arguments=line, **cache)
-    order(server.pid, "enable")
-    hooked.wait_until(lambda: status(server.pid)["with_probes"], 180)
-    state = toggle(server, 21)
-    assert wrong(server.end(), state) == []
+    environment = {
+        "GPT_SIM_RUN": "all",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TSAN_OPTIONS": f"log_path={tmp_path}/found",  # standard error is a pipe that is read at the end
+    }
+    for name in ("made.mp", "kept.mp"):
+        server = Server(tmp_path / name, "/bin/sh", "--disabled", "-p", "gmem_bytes", arguments=line, **environment)
+        order(server.pid, "enable")
+        hooked.wait_until(lambda server=server: status(server.pid)["with_probes"] or [*tmp_path.glob("found.*")], 180)
+        state = toggle(server, 21)
+        assert [path.read_text() for path in tmp_path.glob("found.*")] == []
+        assert wrong(server.end(), state) == []
