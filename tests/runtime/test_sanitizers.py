@@ -180,8 +180,8 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
 )
 def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
-    """Recording and probes are turned on and off, the first time too, while threads launch: kernels with probes are made
-    by the first program, and found made by the second, before anything else was asked of the driver."""
+    """Recording and probes are turned on and off, the first time too, while threads launch. Kernels with probes are
+    made for the first program; the second finds them made, before anything else was asked of the driver."""
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", source)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
