@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from tests.runtime import hooked
+from tests.runtime.controlling import Server
 from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, unprobed
+from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, kept, unprobed
 from tests.tiers import every
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
@@ -386,6 +387,35 @@ def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     program = build(tmp_path, source)
     assert len(good(tmp_path, program, *options).of("probed")) < 600
     check_bytes(good(tmp_path, program, *options, "--complete"), 606)
+
+
+def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatch):
+    """The program does not wait for the device after its only replay, and launches nothing else."""
+    source = (
+        GRAPHS
+        + r"""
+    int main(int argc, char **argv) {
+        setup(argv[1]);
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        void *exec = instantiated(captured(80));
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+        launched(80);
+        puts("ready"), fflush(stdout);
+        while (getchar() != EOF)
+            continue;
+        OK(D(cuStreamSynchronize)(streams[0]));
+        check();
+        return 0;
+    }
+    """
+    )
+    monkeypatch.setenv("GPT_SIM_DELAY", "100000")  # it does not end before the call is back
+    options = ("-p", "gmem_bytes", "--max-memory", "256K")  # 40 KB of a slab of 64
+    out, program = tmp_path / "t.mp", build(tmp_path, source)
+    server = Server(out, program, *options, arguments=(PTX,), GPT_SIM_RUN="all", XDG_CACHE_HOME=kept())
+    hooked.wait_until(lambda: len(hooked.Trace(out).of("buffer")) == 80, 20)
+    check_bytes(hooked.Trace(out), 80)
+    check_bytes(server.end(), 80)
 
 
 @pytest.mark.full
