@@ -9,8 +9,8 @@ struct exec {
     struct object object;
     struct graph *graph;
     uint64_t flags;
-    struct event *ran;    // after the last launch: the next one waits for it
-    struct stream *where; // that was
+    struct event *ran;      // after the last launch: the next one waits for it
+    struct reference where; // the stream that was in
 };
 
 // The node of an executable graph for the node that it was made from.
@@ -262,7 +262,7 @@ static void flatten(const struct graph *graph, struct operations *list) {
 // its events are reached when it ends. Takes the list over.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    if (!status && exec->where != stream)
+    if (!status && !(is_there(exec->where) && exec->where.object == stream))
         status = sim_wait_event(stream, exec->ran);
     struct operation *all = list->all;
     for (size_t i = 0; i < list->count && !status; i++)
@@ -274,7 +274,7 @@ static CUresult launch(struct exec *exec, struct stream *stream, const struct op
         sim_end_operation(&operation);
     else
         status = sim_issue(stream, &operation);
-    exec->where = stream;
+    exec->where = sim_refer(stream);
     if (!status)
         sim_record(exec->ran, stream);
     for (size_t i = 0; i < list->count && !status; i++)

@@ -297,6 +297,11 @@ def test_a_graph_runs_once_at_a_time(play):
             OK(D(cuStreamCreate)(&streams[i], 1));
         for (int i = 0; i < 20; i++)
             OK(D(cuGraphLaunch)(exec, streams[i % 2]));
+        for (int i = 0; i < 20; i++) { // in streams that end, of which the next one may have the handle
+            OK(D(cuStreamCreate)(&streams[0], 1));
+            OK(D(cuGraphLaunch)(exec, streams[0]));
+            OK(D(cuStreamDestroy_v2)(streams[0]));
+        }
         OK(D(cuCtxSynchronize)());
     }
     """
