@@ -184,6 +184,20 @@ SCENARIOS = {
         80,
         {},
     ),
+    "ended": (  # streams that are destroyed while it runs: the next one has the handle of the last
+        """
+        void *exec = instantiated(captured(20)), *stream;
+        for (int i = 0; i < 20; i++) {
+            OK(D(cuStreamCreate)(&stream, 1));
+            OK(D(cuGraphLaunch)(exec, stream));
+            OK(D(cuStreamDestroy_v2)(stream));
+        }
+        launched(400);
+        OK(D(cuCtxSynchronize)());
+        """,
+        400,
+        {},
+    ),
     "recaptured": (  # a graph is not launched in a stream that is captured, as on an H200
         """
         void *exec = instantiated(captured(2)), *graph;

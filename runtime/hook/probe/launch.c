@@ -272,6 +272,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
 // What else the program does
 
 static _Atomic bool captures; // it has begun one
+_Atomic uint64_t hook_streams_ended;
 
 void hook_after_wait(void) {
     if (!hook_probing)
@@ -283,6 +284,7 @@ void hook_after_wait(void) {
 
 void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
+    atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
     if (hook_probing)
         hook_drain(frame->args[0], thread ? thread->tid : 0);
 }

@@ -31,6 +31,7 @@ struct prepared { // an executable graph
     bool has_run;
     uint64_t stream; // where it ran last
     uint32_t thread; // of a thread's default stream
+    uint64_t ended;  // hook_streams_ended by then
     // Of the launch that is being made
     struct slab *slab;
     uint64_t offset;

@@ -14,6 +14,7 @@
 #include "hook/write/record.h"
 #include "hook/write/recording.h"
 #include "hook/write/thread.h"
+#include "launch.h"
 #include "lookup.h"
 #include "mover.h"
 #include "prepared.h"
@@ -61,7 +62,8 @@ static void leave(struct stay stay) {
 
 static bool is_other_stream(const struct prepared *graph, uint64_t stream, uint32_t thread) {
     return graph->has_run &&
-           (graph->stream != stream || (stream == CU_STREAM_PER_THREAD_HANDLE && graph->thread != thread));
+           (graph->stream != stream || (stream == CU_STREAM_PER_THREAD_HANDLE && graph->thread != thread) ||
+            graph->ended != atomic_load_explicit(&hook_streams_ended, memory_order_relaxed));
 }
 
 // The stream waits until the sets are clear.
@@ -221,6 +223,7 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
     graph->has_run = true;
     graph->stream = stream;
     graph->thread = thread;
+    graph->ended = atomic_load_explicit(&hook_streams_ended, memory_order_relaxed);
 }
 
 void hook_after_replay(struct frame *frame) {
