@@ -16,7 +16,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.controlling import Server
 from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, kept, unprobed
+from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, kept, probed, unprobed
 from tests.tiers import every
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
@@ -430,6 +430,61 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     hooked.wait_until(lambda: len(hooked.Trace(out).of("buffer")) == 80, 20)
     check_bytes(hooked.Trace(out), 80)
     check_bytes(server.end(), 80)
+
+
+def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
+    """Other threads go on. It prints how long an allocation took for which there is no memory, and the end of a
+    context, in ms."""
+    source = (
+        GRAPHS
+        + r"""
+    static volatile int stop;
+    static void *context, *execs[2];
+    static void *work(void *number) {
+        long self = (long)number;
+        OK(cuCtxSetCurrent(context));
+        while (!stop)
+            OK(D(cuGraphLaunch)(execs[self], streams[self]));
+        return NULL;
+    }
+    static long now(void) {
+        struct timespec at;
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        return at.tv_sec * 1000 + at.tv_nsec / 1000000;
+    }
+    int main(int argc, char **argv) {
+        pthread_t threads[2];
+        CUdeviceptr large;
+        void *other;
+        setup(argv[1]);
+        OK(D(cuCtxGetCurrent)(&context));
+        count = 0; // the threads do not write to the same
+        for (long i = 0; i < 2; i++) {
+            OK(D(cuStreamCreate)(&streams[i], 1));
+            execs[i] = instantiated(captured(20));
+        }
+        for (long i = 0; i < 2; i++)
+            pthread_create(&threads[i], NULL, work, (void *)i);
+        usleep(200000);
+        long start = now();
+        IS(2, D(cuMemAlloc_v2)(&large, (size_t)1 << 40));
+        long allocated = now();
+        OK(D(cuCtxCreate_v2)(&other, 0, 0));
+        OK(D(cuCtxDestroy_v2)(other));
+        printf("%ld %ld", allocated - start, now() - allocated);
+        stop = 1;
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        return 0;
+    }
+    """
+    )
+    monkeypatch.setenv("GPT_SIM_DELAY", "20000")  # some are always on their way
+    options = ("-p", "gmem_bytes", "--max-memory", "300K", "--complete")
+    done, trace = probed(tmp_path, build(tmp_path, source), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(int, done.stdout.split())) < 10000
+    assert trace.of("probed") and not trace.of("unprobed")
 
 
 @pytest.mark.full

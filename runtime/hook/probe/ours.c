@@ -29,6 +29,7 @@ struct pool *hook_find_pool(uint64_t context) {
     }
     TAILQ_INIT(&pool->in_use);
     TAILQ_INIT(&pool->ready);
+    TAILQ_INIT(&pool->draining);
     pool->next = pools;
     __atomic_store_n(&pools, pool, __ATOMIC_RELEASE);
     return pool;

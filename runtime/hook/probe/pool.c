@@ -51,7 +51,8 @@ static void send_back(struct slab *slab) {
     if (slab->state != SLAB_HELD)
         TAILQ_REMOVE(&slab->pool->in_use, slab, link);
     slab->state = SLAB_DRAINING;
-    slab->pool->draining++;
+    slab->number = ++slab->pool->sent;
+    TAILQ_INSERT_TAIL(&slab->pool->draining, slab, link);
     hook_write_later(slab);
 }
 
@@ -81,7 +82,7 @@ void hook_slab_back(struct slab *slab) {
     slab->used = 0;
     slab->state = slab->failed ? SLAB_DEAD : SLAB_READY;
     slab->known_ready = slab->copied; // what was read of it has come
-    slab->pool->draining--;
+    TAILQ_REMOVE(&slab->pool->draining, slab, link);
     if (!slab->failed)
         TAILQ_INSERT_TAIL(&slab->pool->ready, slab, link);
     pthread_cond_broadcast(&returned);
@@ -145,7 +146,8 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
         if (!joining && (!claim->dependent || !is_of(slab, claim->stream, claim->thread)))
             drain(slab, claim->thread, ON_THE_WAY);
     }
-    return joining || pool->draining || pool->issuing; // of which a slab is not sent back, for that moment
+    return joining || !TAILQ_EMPTY(&pool->draining) ||
+           pool->issuing; // of which a slab is not sent back, for that moment
 }
 
 // With --complete, until one may have come. False if there is nothing to wait for.
@@ -304,6 +306,16 @@ void hook_drain(uint64_t stream, uint32_t thread) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
+// Until what was sent back by now is there: meanwhile other threads go on. False if the time is over.
+static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
+    uint64_t last = pool->sent;
+    const struct slab *oldest;
+    int status = 0;
+    while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last && !status)
+        status = pthread_cond_timedwait(&returned, &hook_pools_lock, end);
+    return !oldest || oldest->number > last;
+}
+
 void hook_drain_all(enum moment moment) {
     struct timespec end = in_seconds(PATIENCE);
     if (!hook_first_pool()) // nor is there a trace in a process that does not use the driver
@@ -318,9 +330,7 @@ void hook_drain_all(enum moment moment) {
         if ((needed && pool->context != hook_current_context()) ||
             !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             continue;
-        while (pool->draining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
-            continue;
-        in_vain |= needed && pool->draining;
+        in_vain |= !wait_for_sent(pool, &end) && needed;
     }
     pthread_mutex_unlock(&hook_pools_lock);
 }
@@ -336,8 +346,7 @@ void hook_lose_rest(bool within_driver) {
             send_back(slab);
         }
         hook_wait_no_longer();
-        while (pool->draining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
-            continue;
+        wait_for_sent(pool, &end);
     }
     pthread_mutex_unlock(&hook_pools_lock);
 }

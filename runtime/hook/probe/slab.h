@@ -9,10 +9,11 @@
 #include "pool.h"
 
 struct slab {
-    TAILQ_ENTRY(slab) link; // of those of its pool that are in use, or ready
+    TAILQ_ENTRY(slab) link; // of those of its pool that are in use, ready, or draining
     struct pool *pool;
     struct slab *later; // of those that are to be written
     uint64_t address, size, used;
+    uint64_t number;        // of those of its pool that were sent back
     uint64_t event;         // in its stream, after the last launch
     uint64_t done;          // in ours: it is ready to be written to
     uint64_t stream;        // that has places in it

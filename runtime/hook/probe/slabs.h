@@ -20,10 +20,11 @@ struct pool {
     char *zeros;    // in pinned memory, or NULL
 
     // A claim looks through these two, and not through the thousand slabs that may be draining or held.
-    struct slab_list in_use; // open or full
-    struct slab_list ready;  // the first one for the longest time
-    unsigned draining;       // slabs
-    unsigned issuing;        // launches that have a place in one and are not in the stream yet
+    struct slab_list in_use;   // open or full
+    struct slab_list ready;    // the first one for the longest time
+    struct slab_list draining; // in the order in which they were sent back
+    uint64_t sent;             // so many were
+    unsigned issuing;          // launches that have a place in one and are not in the stream yet
 };
 
 bool hook_begin_memory(struct pool *pool); // in the current context
