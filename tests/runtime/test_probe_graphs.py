@@ -198,6 +198,21 @@ SCENARIOS = {
         400,
         {},
     ),
+    "destroyed": (  # streams that are destroyed while they are captured
+        """
+        void *exec = instantiated(captured(2)), *stream;
+        for (int i = 0; i < 20; i++) {
+            OK(D(cuStreamCreate)(&stream, 1));
+            OK(D(cuGraphLaunch)(exec, stream));
+            OK(D(cuStreamBeginCapture_v2)(stream, 2));
+            OK(D(cuStreamDestroy_v2)(stream));
+        }
+        launched(40);
+        OK(D(cuCtxSynchronize)());
+        """,
+        40,
+        {},
+    ),
     "recaptured": (  # a graph is not launched in a stream that is captured, as on an H200
         """
         void *exec = instantiated(captured(2)), *graph;

@@ -293,8 +293,11 @@ void hook_before_stream_ends(struct frame *frame) {
 void hook_before_capture(struct frame *frame) {
     atomic_store_explicit(&captures, true, memory_order_relaxed);
     frame->note = hook_probing;
-    if (frame->note)
-        hook_hold_drains();
+    if (!frame->note)
+        return;
+    const struct thread *thread = hook_this_thread();
+    hook_drain(frame->args[0], thread ? thread->tid : 0); // it cannot be while the stream is captured
+    hook_hold_drains();
 }
 
 // cuStreamWaitEvent: by an event of a stream that is captured another one joins it.
