@@ -389,6 +389,33 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     check_bytes(good(tmp_path, program, *options, arguments=(PTX, "2", "100")), 200)
 
 
+def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
+    """Of those for which there is no room all launches are counted, of the others all are recorded."""
+    source = (
+        GRAPHS
+        + r"""
+    int main(int argc, char **argv) {
+        void *execs[8], *graph;
+        setup(argv[1]);
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        graph = captured(2);
+        for (int i = 0; i < 8; i++)
+            execs[i] = instantiated(graph);
+        CUgraphExecUpdateResultInfo info;
+        OK(D(cuGraphExecUpdate_v2)(execs[0], graph, &info)); // its buffers are exchanged
+        for (int i = 0; i < 40; i++)
+            replay(execs[i % 8], 1), launched(2);
+        check();
+        return 0;
+    }
+    """
+    )
+    options = ("-p", "gmem_bytes", "--complete", "--max-memory", "512K")  # 64K each, and 128K
+    trace = good(tmp_path, build(tmp_path, source), *options)
+    check_bytes(trace, 60)
+    assert unprobed(trace) == {"other graphs have the buffers that there are within --max-memory": 20}
+
+
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     """With --complete it waits for some to be free, as launches do."""
     source = (

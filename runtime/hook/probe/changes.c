@@ -28,7 +28,7 @@ static void place_member(struct prepared *graph, const struct member *old, struc
         new->room = old->room;
         new->set = old->set;
     } else if ((place = hook_find_place(graph)) == MOST_SETS ||
-               !(set.slab = hook_hold(new->save->bytes, &reason))) {
+               !(set.slab = hook_hold(new->save->bytes, 0, &reason))) {
         hook_strip_member(new, reason);
         return;
     } else {

@@ -48,7 +48,8 @@ struct wanted {
     const struct members *around; // of the graph that it goes into
     bool updates;
     unsigned place;
-    uint64_t context; // of the executable graph; 0: the current one
+    uint64_t context;  // of the executable graph; 0: the current one
+    uint64_t replaced; // bytes of buffers that it has until then
 };
 
 static void put_probes(struct dressed *made, const struct wanted *wanted) {
@@ -59,7 +60,7 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
         strip_all(made->members, refuse);
     if (made->members && has_probes(made->members)) {
         made->set.bytes = hook_place_members(made->members, wanted->place);
-        if (made->set.bytes && !(made->set.slab = hook_hold(made->set.bytes, &refuse)))
+        if (made->set.bytes && !(made->set.slab = hook_hold(made->set.bytes, wanted->replaced, &refuse)))
             strip_all(made->members, refuse);
         else
             hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
@@ -189,6 +190,8 @@ static void forget(uint64_t exec) {
 void hook_before_exec_update(struct frame *frame) {
     struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
     struct wanted wanted = {.graph = frame->args[1], .updates = true, .context = graph ? graph->context : 0};
+    for (int i = 0; graph && i < MOST_SETS; i++)
+        wanted.replaced += graph->sets[i].slab ? graph->sets[i].slab->size : 0;
     if (graph)
         hook_put_prepared(graph);
     frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(&wanted) : 0;
@@ -219,7 +222,7 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     const char *refuse = place == MOST_SETS    ? hook_outgrown
                          : node && !node->sure ? "its graph was set of a node inside of a conditional one"
                                                : NULL;
-    struct wanted wanted = {graph, refuse, found->members, false, place, found->context};
+    struct wanted wanted = {graph, refuse, found->members, false, place, found->context, 0};
     struct dressed *dressed = found->updated ? NULL : dress(&wanted);
     if (!dressed)
         found->lost = hook_changed_late;

@@ -89,12 +89,15 @@ void hook_slab_back(struct slab *slab) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
-    uint64_t size = claim->bytes > SLAB ? (claim->bytes + SLAB - 1) / SLAB * SLAB : SLAB;
+static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
+    uint64_t size = bytes > SLAB ? (bytes + SLAB - 1) / SLAB * SLAB : SLAB;
     if (pool->most / 4 < SLAB) // several fit
-        size = hook_rounded(claim->bytes > pool->most / 4 ? claim->bytes : pool->most / 4);
-    if (size > pool->most && claim->bytes <= pool->most)
-        size = claim->bytes;
+        size = hook_rounded(bytes > pool->most / 4 ? bytes : pool->most / 4);
+    return size > pool->most && bytes <= pool->most ? bytes : size;
+}
+
+static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
+    uint64_t size = size_for(pool, claim->bytes);
     struct slab *slab = hook_ready_slab(pool, claim->bytes, size, claim->copied);
     if (!slab && size > pool->most) {
         *reason = "its buffers are larger than --max-memory";
@@ -192,8 +195,22 @@ static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, 
     return hook_new_slab(pool, size, false);
 }
 
-// Half of the memory at most, so that there is room for what is copied out of it.
-struct slab *hook_hold(uint64_t bytes, const char **reason) {
+// For what is copied out of any graph.
+static bool leaves_room(const struct pool *pool, uint64_t size, uint64_t bytes, uint64_t replaced) {
+    uint64_t others = pool->held > replaced ? pool->held - replaced : 0;
+    return others + size + size_for(pool, bytes > pool->largest ? bytes : pool->largest) <= pool->most;
+}
+
+static void hold(struct slab *slab, uint64_t bytes) {
+    struct pool *pool = slab->pool;
+    take(slab, SLAB_HELD);
+    pool->held += slab->size;
+    pool->largest = bytes > pool->largest ? bytes : pool->largest;
+}
+
+// Half of the memory at most for a graph, and room is left for what is copied out of any: graphs that have
+// all of it would have no replay recorded.
+struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const char **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD;
     const struct claim any = {.thread = (uint32_t)gettid()};
     struct slab *slab = NULL;
@@ -204,17 +221,21 @@ struct slab *hook_hold(uint64_t bytes, const char **reason) {
     if (pool && 2 * size > pool->most) {
         *reason = "the buffers of its graph are larger than half of --max-memory";
         pool = NULL;
+    } else if (pool && !leaves_room(pool, size, bytes, replaced)) {
+        *reason = "other graphs have the buffers that there are within --max-memory";
+        pool = NULL;
     }
     while (pool && !(slab = hold_once(pool, bytes, size, reason)) && wait_for_slab(pool, &any, &end))
         continue;
     if (slab)
-        take(slab, SLAB_HELD);
+        hold(slab, bytes);
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
 
 void hook_let_go(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
+    slab->pool->held -= slab->size;
     slab->used = slab->size;
     send_back(slab);
     pthread_mutex_unlock(&hook_pools_lock);

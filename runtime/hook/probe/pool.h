@@ -57,8 +57,9 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: it failed
 
 // Buffers, all zero once the slab is ready, that are not drained where they are: of an executable graph, with
 // an event for the end of its last replay. NULL, with a reason, if there are none.
-struct slab *hook_hold(uint64_t bytes, const char **reason); // in the current context
-void hook_let_go(struct slab *slab);                         // once its event has come
+// In the current context; `replaced` are let go right after.
+struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const char **reason);
+void hook_let_go(struct slab *slab); // once its event has come
 
 // Around a call by which streams come to be captured: meanwhile those of other calls are not drained.
 void hook_hold_drains(void);

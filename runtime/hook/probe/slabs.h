@@ -24,6 +24,7 @@ struct pool {
     struct slab_list ready;    // the first one for the longest time
     struct slab_list draining; // in the order in which they were sent back
     uint64_t sent;             // so many were
+    uint64_t held, largest;    // bytes of those that graphs have, and of one that had the most
     unsigned issuing;          // launches that have a place in one and are not in the stream yet
 };
 
