@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -197,3 +198,64 @@ def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
         state = toggle(server, 21)
         assert [path.read_text() for path in tmp_path.glob("found.*")] == []
         assert wrong(server.end(), state) == []
+
+
+# Threads that do all for the first time at once, and go on until the program ends while they do.
+AT_ONCE = (
+    CLIENT
+    + r"""
+enum { THREADS = 8 };
+static void *context;
+static char ptx[1 << 16];
+static pthread_barrier_t begins;
+
+static void *work(void *unused) {
+    void *stream, *loaded, *f, *params[] = {&items, &added, &count};
+    int (*synchronize)(void *) = dlsym(driver, "cuStreamSynchronize");
+    int (*unload)(void *) = dlsym(driver, "cuModuleUnload");
+    int (*set)(CUdeviceptr, unsigned char, size_t, void *) = dlsym(driver, "cuMemsetD8Async");
+    OK(cuCtxSetCurrent(context));
+    OK(D(cuStreamCreate)(&stream, 1));
+    OK(cuModuleLoadData(&loaded, ptx));
+    OK(cuModuleGetFunction(&f, loaded, "scale"));
+    pthread_barrier_wait(&begins);
+    OK(set(items, 0, 0, stream)); // it has a time on the GPU, and nothing is looked for before
+    while (!cuLaunchKernel(f, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL) && !synchronize(stream) && !unload(loaded) &&
+           !cuModuleLoadData(&loaded, ptx) && !cuModuleGetFunction(&f, loaded, "scale"))
+        continue;
+    return NULL; // the driver has ended
+}
+int main(int argc, char **argv) {
+    pthread_t threads[THREADS];
+    begin();
+    OK(D(cuCtxGetCurrent)(&context));
+    OK(D(cuMemAlloc_v2)(&items, (size_t)sizeof(want)));
+    FILE *file = fopen(argv[1], "r");
+    assert(file && fread(ptx, 1, sizeof(ptx) - 1, file));
+    OK(cuModuleLoadData(&module, ptx)); // what the simulated driver does for the first time is not the point
+    OK(cuModuleGetFunction(&function, module, "scale"));
+    pthread_barrier_init(&begins, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, work, NULL), pthread_detach(threads[i]);
+    puts("ready"), fflush(stdout);
+    exit(getchar() != EOF);
+}
+"""
+)
+
+
+@pytest.mark.full
+def test_thread_sanitizer_finds_nothing_where_threads_begin_at_once(tmp_path):
+    """Other probes are named meanwhile, and the program ends while they launch."""
+    preload = build(tmp_path, "thread").replace(" ", ":")
+    program = simulated.build(tmp_path / "client", AT_ONCE)
+    line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
+    environment = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "TSAN_OPTIONS": f"log_path={tmp_path}/found"}
+    options = ("--control", "--gpu-time", "-p", "gmem_bytes")
+    server = Server(tmp_path / "t.mp", "/bin/sh", *options, arguments=line, **environment)
+    for turn in range(12):
+        order(server.pid, "probe", ("block_sched", "gmem_bytes")[turn % 2])
+        time.sleep(0.1)
+    trace = server.end()
+    assert [path.read_text() for path in tmp_path.glob("found.*")] == []
+    assert trace.of("gpu_times") and trace.of("probed")

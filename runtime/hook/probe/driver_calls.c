@@ -1,4 +1,3 @@
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "driver_calls.h"
@@ -17,15 +16,8 @@ static bool find_all(void) {
 }
 
 bool hook_find_probe_calls(void) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static _Atomic int found; // 0: not looked for, 1: all there, -1: not
-    if (!found) {
-        pthread_mutex_lock(&lock); // threads may be the first at once
-        if (!found)
-            found = find_all() ? 1 : -1;
-        pthread_mutex_unlock(&lock);
-    }
-    return found > 0;
+    static _Atomic int found;
+    return hook_find_once(&found, find_all);
 }
 
 int hook_relaxed_mode(int mode) {

@@ -85,8 +85,8 @@ static bool make_room(void) {
 // What was replaced and has nothing any more takes in what replaces it: there are as many as functions,
 // however often other probes are named.
 static bool take_in(struct probed *there, struct probed *added) {
-    if (!there || there->kernel || added->kernel || there->loaded || atomic_load(&there->users) ||
-        there->order >= added->order)
+    if (!there || there->kernel || added->kernel || there->order >= added->order ||
+        atomic_load(&there->users) || there->loaded) // whoever unloads it is a user
         return false;
     const size_t from = offsetof(struct probed, function);
     if (there->woven)

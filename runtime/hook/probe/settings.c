@@ -12,7 +12,7 @@
 #include "hook/write/thread.h"
 #include "settings.h"
 
-bool hook_probing;
+_Atomic bool hook_probing;
 struct settings hook_settings;
 
 static const struct order no_order;

@@ -3,12 +3,13 @@
 #ifndef GPT_SETTINGS_H
 #define GPT_SETTINGS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 // Whether what is needed to probe is kept. False where nothing ever is, and in a child that was forked after
 // something was loaded: that is its parent's.
-extern bool hook_probing;
+extern _Atomic bool hook_probing;
 
 // Which probes go into which kernels, from an order on until the next one; it stays.
 struct order {

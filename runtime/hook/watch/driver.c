@@ -1,5 +1,6 @@
 // The driver's library: where it lies, and the functions that it exports.
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 
 #include "driver.h"
 #include "linker.h"
+#include "watched.h"
 
 struct symbol {
     uintptr_t address;
@@ -105,6 +107,16 @@ void *hook_driver_function(const char *symbol) {
         if (!strcmp(driver->symbols[i].name, symbol))
             return (void *)driver->symbols[i].address;
     return NULL;
+}
+
+bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
+    if (!*found) {
+        pthread_mutex_lock(&hook_watched->finding);
+        if (!*found)
+            *found = find_all() ? 1 : -1;
+        pthread_mutex_unlock(&hook_watched->finding);
+    }
+    return *found > 0;
 }
 
 bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }

@@ -14,23 +14,22 @@
 
 struct stream_functions hook_cu;
 
-bool hook_streams_setup(void) {
-    static _Atomic int found; // 0: not looked for, 1: all there, -1: not
-    if (!found) {
+static bool find_all(void) {
 #define FIND(member, name)                                                                                   \
     (hook_cu.member = (__typeof__(hook_cu.member))(uintptr_t)hook_driver_function(name))
-        (void)FIND(get_device, "cuCtxGetDevice"); // without it all is on the first one
-        found = FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
-                        FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
-                        FIND(is_capturing, "cuStreamIsCapturing") &&
-                        FIND(exchange_mode, "cuThreadExchangeStreamCaptureMode") &&
-                        FIND(create, "cuEventCreate") && FIND(record, "cuEventRecord") &&
-                        FIND(query, "cuEventQuery") &&
-                        (FIND(elapsed, "cuEventElapsedTime_v2") || FIND(elapsed, "cuEventElapsedTime"))
-                    ? 1
-                    : -1;
-    }
-    return found > 0;
+    (void)FIND(get_device, "cuCtxGetDevice"); // without it all is on the first one
+    return FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
+           FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
+           FIND(is_capturing, "cuStreamIsCapturing") &&
+           FIND(exchange_mode, "cuThreadExchangeStreamCaptureMode") && FIND(create, "cuEventCreate") &&
+           FIND(record, "cuEventRecord") && FIND(query, "cuEventQuery") &&
+           (FIND(elapsed, "cuEventElapsedTime_v2") || FIND(elapsed, "cuEventElapsedTime"));
+#undef FIND
+}
+
+bool hook_streams_setup(void) {
+    static _Atomic int found;
+    return hook_find_once(&found, find_all);
 }
 
 uint64_t hook_stream_of(const struct frame *frame) {

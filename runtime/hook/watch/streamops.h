@@ -7,6 +7,8 @@
 #ifndef GPT_STREAMOPS_H
 #define GPT_STREAMOPS_H
 
+#include <stdatomic.h>
+
 #include "call.h"
 #include "cuda_abi.h"
 #include "hook/write/reference.h"
@@ -14,6 +16,8 @@
 struct thread;
 
 #define STREAM_PENDING 1024 // operations of a queue that have not been read
+
+enum operation_state { STREAM_DONE, STREAM_RUNNING, STREAM_ISSUED };
 
 struct operation {
     void *start, *end; // events in its stream
@@ -23,7 +27,7 @@ struct operation {
     struct base *base;         // of the user of the queue
     uint32_t api, function, thread;
     bool probed;
-    enum { STREAM_DONE, STREAM_RUNNING, STREAM_ISSUED } state;
+    _Atomic enum operation_state state; // a thread that ends the process may look while the call comes back
 };
 
 struct stream_queue {

@@ -3,6 +3,7 @@
 #ifndef GPT_WATCHED_H
 #define GPT_WATCHED_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,6 +38,7 @@ struct watched {
     _Atomic uint32_t modules, functions;    // ids that were given
     _Atomic uint32_t kernels, maps, probed; // of probes
     struct stream_queue *_Atomic timelines; // of --gpu-time
+    pthread_mutex_t finding;                // the driver's functions
     _Atomic uint64_t devices;               // bits of those that have a record
     _Atomic uint32_t libraries;
     _Atomic bool unmapped; // some may have been closed since they were looked for
