@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.runtime import hooked
+from tests.runtime.graphing import GRAPHS
 from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, kept, probed, unprobed
 
 pytestmark = pytest.mark.full
@@ -113,23 +114,41 @@ def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
     assert (done.returncode, time.monotonic() - start < 50) == (0, True)
 
 
-def test_a_thread_that_launches_while_another_one_ends_the_process(tmp_path):
-    """What was launched before is in the trace; what comes after has no probes, and its reason."""
+@pytest.mark.parametrize("what", ["kernels", "graphs"])
+def test_threads_that_launch_while_another_one_ends_the_process(tmp_path, what):
+    """What has probes has buffers or says that they are lost; what comes after has no probes, and its reason."""
     source = (
-        CLIENT
+        GRAPHS
         + r"""
-    static void *leave(void *unused) { usleep(20000), exit(0); }
+    static void *context, *execs[8];
+    static void *work(void *number) {
+        long self = (long)number;
+        void *stream;
+        OK(cuCtxSetCurrent(context));
+        OK(D(cuStreamCreate)(&stream, 1));
+        void *params[] = {&items, &added, &count};
+        for (int status = 0; !status;) // the driver may have ended
+            status = execs[self] ? D(cuGraphLaunch)(execs[self], stream)
+                                 : cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL);
+        return NULL;
+    }
     int main(int argc, char **argv) {
         pthread_t thread;
         setup(argv[1]);
-        pthread_create(&thread, NULL, leave, NULL);
-        for (;;)
-            run();
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        for (int i = 0; i < 8 && !strcmp(argv[2], "graphs"); i++)
+            execs[i] = instantiated(captured(3));
+        for (long i = 0; i < 8; i++)
+            pthread_create(&thread, NULL, work, (void *)i);
+        usleep(20000);
+        exit(0);
     }
     """
     )
-    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
-    buffers = trace.of("buffer")
-    assert len(trace.of("probed")) - 1 <= len(buffers) >= 2  # but for that which is under way
-    assert {r.get("lost") for r in buffers} == {None}
-    assert unprobed(trace).keys() <= {"the process was about to end"}
+    program = build(tmp_path, source)
+    for _ in range(5):
+        trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, what))
+        assert {r["launch"] for r in trace.of("buffer")} == {r["id"] for r in trace.of("probed")} != set()
+        assert {r.get("lost") for r in trace.of("buffer")} <= {None, "it was not read before the process ended"}
+        assert unprobed(trace).keys() <= {"the process was about to end", "no buffer was free within --max-memory"}

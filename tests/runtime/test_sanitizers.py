@@ -259,3 +259,4 @@ def test_thread_sanitizer_finds_nothing_where_threads_begin_at_once(tmp_path):
     trace = server.end()
     assert [path.read_text() for path in tmp_path.glob("found.*")] == []
     assert trace.of("gpu_times") and trace.of("probed")
+    assert {record["launch"] for record in trace.of("buffer")} == {record["id"] for record in trace.of("probed")}

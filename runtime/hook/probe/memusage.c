@@ -59,7 +59,7 @@ void hook_add_need(struct slab *slab, const struct save *save) {
         const struct woven_map *map = &woven->maps[i];
         const char *count = map->log ? hook_fetch(slab, at, sizeof(uint64_t)) : NULL;
         if (map->log && !count) {
-            hook_count_unprobed(save->probed->function, hook_why_lost(slab));
+            hook_count_unprobed(save->probed->function, hook_why_lost(slab->failed));
             return;
         }
         if (count)

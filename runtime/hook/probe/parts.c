@@ -51,9 +51,8 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     return *slab->stage;
 }
 
-const char *hook_why_lost(const struct slab *slab) {
-    return slab->failed == CUDA_ERROR_NOT_READY ? "it was not read before the process ended"
-                                                : "the device failed";
+const char *hook_why_lost(CUresult failed) {
+    return failed == CUDA_ERROR_NOT_READY ? "it was not read before the process ended" : "the device failed";
 }
 
 // Parts
@@ -117,7 +116,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         length = size - at < most ? size - at : most;
         struct part part = {hook_fetch(slab, start + at, length), length, false, 0};
         if (!part.data) {
-            lost = hook_why_lost(slab);
+            lost = hook_why_lost(slab->failed);
             break;
         }
         if (unit)

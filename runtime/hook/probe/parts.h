@@ -11,7 +11,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
 
 // Bytes of a slab, no more than a stage has; NULL if the device fails. Why its buffers are lost then.
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size);
-const char *hook_why_lost(const struct slab *slab);
+const char *hook_why_lost(CUresult failed);
 void hook_forget_stage(void); // the slab is used again
 
 #endif

@@ -270,10 +270,16 @@ uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
 void hook_issue(struct slab *slab, struct save *save) {
     pthread_mutex_lock(&hook_pools_lock);
+    if (save && slab->state != SLAB_OPEN && slab->state != SLAB_FULL) { // the process ends
+        pthread_mutex_unlock(&hook_pools_lock);
+        hook_lose(save);
+        save = NULL;
+        pthread_mutex_lock(&hook_pools_lock);
+    }
     slab->pool->issuing--;
     if (!--slab->issuing)
         pthread_cond_broadcast(&returned);
-    if (save && (slab->state == SLAB_OPEN || slab->state == SLAB_FULL)) { // else the process ends
+    if (save) {
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
         if (slab->copied && slab->used > slab->size / 2) // while the graph runs, not when it is waited for
@@ -360,6 +366,9 @@ void hook_lose_rest(bool within_driver) {
     struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&hook_pools_lock);
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        for (struct timespec soon = in_seconds(HASTE); pool->issuing && !within_driver;)
+            if (pthread_cond_timedwait(&returned, &hook_pools_lock, &soon))
+                break;
         EACH_SLAB (slab, &pool->in_use) {
             if (!slab->saves)
                 continue;

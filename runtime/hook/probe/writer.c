@@ -15,6 +15,7 @@
 #include "parts.h"
 #include "replay.h"
 #include "settings.h"
+#include "unprobed.h"
 #include "writer.h"
 
 enum { LOOK = 200000, LOOK_MOST = 5000000 }; // ns between two looks
@@ -82,6 +83,27 @@ static void write_slab(struct slab *slab) {
         slab->failed = hook_do.record(slab->done, slab->ours);
     if (pushed)
         hook_do.pop_context(&unused);
+}
+
+static void lose_buffers(const struct save *save) {
+    const char *lost = hook_why_lost(CUDA_ERROR_NOT_READY);
+    const struct woven *woven = save->probed->woven;
+    if (hook_settings.memusage)
+        hook_count_unprobed(save->probed->function, lost);
+    for (size_t i = 0; i < woven->map_count && save->id; i++)
+        HOOK_WRITE(buffer, .launch = save->id, .map = woven->maps[i].number, .size = save->sizes[i],
+                   .lost = hook_str(lost));
+}
+
+void hook_lose(struct save *save) {
+    struct save node;
+    if (!save->replay)
+        lose_buffers(save);
+    for (size_t at = 0; save->replay && hook_next_replayed(save, &at, &node);)
+        lose_buffers(&node);
+    if (save->replay)
+        hook_end_replay(save->replay);
+    hook_free_save(save);
 }
 
 // The thread
