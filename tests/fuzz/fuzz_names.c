@@ -11,7 +11,8 @@ TLS bool hook_writing;
 _Atomic bool hook_recording;
 static const struct order no_order;
 const struct order *hook_order(void) { return &no_order; }
-bool hook_has_tsc, hook_gpu_time, hook_probing;
+bool hook_has_tsc, hook_gpu_time;
+_Atomic bool hook_probing;
 const char *hook_stacks;
 bool hook_has_probed(void) { return hook_probing; }
 
