@@ -153,11 +153,17 @@ static bool drain_others(struct pool *pool, const struct claim *claim) {
            pool->issuing; // of which a slab is not sent back, for that moment
 }
 
+// Until a slab may have come back; not 0 if the time is over.
+static int wait_for_return(const struct timespec *end) {
+    hook_write_soon();
+    return pthread_cond_timedwait(&returned, &hook_pools_lock, end);
+}
+
 // With --complete, until one may have come. False if there is nothing to wait for.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
     if (!drain_others(pool, claim) || !hook_settings.complete || in_vain)
         return false;
-    in_vain = pthread_cond_timedwait(&returned, &hook_pools_lock, end) != 0;
+    in_vain = wait_for_return(end) != 0;
     return true;
 }
 
@@ -339,7 +345,7 @@ static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
     const struct slab *oldest;
     int status = 0;
     while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last && !status)
-        status = pthread_cond_timedwait(&returned, &hook_pools_lock, end);
+        status = wait_for_return(end);
     return !oldest || oldest->number > last;
 }
 

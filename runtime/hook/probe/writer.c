@@ -1,5 +1,7 @@
 // The thread that writes buffers into the trace (parts.c). It sleeps while nothing is on its way; while
-// something is, it looks every now and then which events have come. It takes no signals.
+// something is, it looks which events have come when more is sent after it, and every now and then. So what a
+// graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
+// that: there both would want the driver (docs/measured.md). It takes no signals.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -18,12 +20,13 @@
 #include "unprobed.h"
 #include "writer.h"
 
-enum { LOOK = 200000, LOOK_MOST = 5000000 }; // ns between two looks
+enum { SECOND = 1000000000 };                                     // ns
+enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t news; // of CLOCK_MONOTONIC
 static struct slab *first, **last = &first;
-static bool begun, late;
+static bool begun, late, waited_for;
 
 // Of the ticks that a launch was held up, and those that its buffers have taken since.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
@@ -108,37 +111,57 @@ void hook_lose(struct save *save) {
 
 // The thread
 
+// Of all, or the oldest: events that many slabs wait for are not all asked for with each one that is sent.
+static struct slab *take_ready(bool all) {
+    for (struct slab **at = &first, *slab; (slab = *at); at = &slab->later) {
+        CUresult status = slab->failed ? slab->failed : hook_do.query(slab->event);
+        if (status == CUDA_ERROR_NOT_READY && !late) {
+            if (!all)
+                return NULL;
+            continue;
+        }
+        slab->failed = status;
+        *at = slab->later;
+        if (last == &slab->later)
+            last = at;
+        return slab;
+    }
+    return NULL;
+}
+
+static struct timespec in(long ns) {
+    struct timespec then;
+    clock_gettime(CLOCK_MONOTONIC, &then);
+    then.tv_nsec += ns;
+    then.tv_sec += then.tv_nsec / SECOND;
+    then.tv_nsec %= SECOND;
+    return then;
+}
+
 static void *work(void *unused) {
     (void)unused;
     long pause = LOOK;
+    bool all = true;
+    struct timespec next = {0}; // look at all
     hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!first)
             pthread_cond_wait(&news, &lock);
-        struct slab *ready = NULL;
-        for (struct slab **at = &first; *at && !ready;) {
-            struct slab *slab = *at;
-            CUresult status = slab->failed ? slab->failed : hook_do.query(slab->event);
-            if (status == CUDA_ERROR_NOT_READY && !late) {
-                at = &slab->later;
-                continue;
-            }
-            slab->failed = status;
-            *at = slab->later;
-            if (last == &slab->later)
-                last = at;
-            ready = slab;
+        if (waited_for)
+            all = true, pause = LOOK_SOON;
+        waited_for = false;
+        struct slab *ready = take_ready(all || late);
+        if (!ready) {
+            if (all)
+                next = in(pause), pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
+            all = pthread_cond_timedwait(&news, &lock, &next) != 0;
+            continue;
         }
         pthread_mutex_unlock(&lock);
-        if (ready) {
-            write_slab(ready);
-            hook_slab_back(ready);
-            pause = LOOK;
-        } else {
-            nanosleep(&(struct timespec){0, pause}, NULL);
-            pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
-        }
+        write_slab(ready);
+        hook_slab_back(ready);
+        pause = LOOK;
         pthread_mutex_lock(&lock);
     }
     return NULL;
@@ -147,12 +170,20 @@ static void *work(void *unused) {
 void hook_wait_no_longer(void) {
     pthread_mutex_lock(&lock);
     late = true;
+    pthread_cond_signal(&news);
     pthread_mutex_unlock(&lock);
 }
 
 bool hook_begin_writing(void) {
+    pthread_condattr_t clock;
     pthread_mutex_lock(&lock);
-    begun = begun || hook_start_thread(work);
+    if (!begun) {
+        pthread_condattr_init(&clock);
+        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+        pthread_cond_init(&news, &clock);
+        pthread_condattr_destroy(&clock);
+        begun = hook_start_thread(work);
+    }
     pthread_mutex_unlock(&lock);
     return begun;
 }
@@ -162,6 +193,13 @@ void hook_write_later(struct slab *slab) {
     slab->later = NULL;
     *last = slab;
     last = &slab->later;
+    pthread_cond_signal(&news);
+    pthread_mutex_unlock(&lock);
+}
+
+void hook_write_soon(void) {
+    pthread_mutex_lock(&lock);
+    waited_for = true;
     pthread_cond_signal(&news);
     pthread_mutex_unlock(&lock);
 }
