@@ -144,6 +144,36 @@ static void forms() {
     say("constants");
 }
 
+// 40 * 3 + 20 * 5 = 220 launches in streams that are destroyed while they run; nothing waits for them before
+// the end.
+static void ended(void) {
+    cudaGraph_t graph = captured(3);
+    cudaGraphExec_t exec = instantiated(graph);
+    cudaStream_t stream;
+    cudaEvent_t before;
+    OK(cudaEventCreateWithFlags(&before, cudaEventDisableTiming));
+    for (int i = 0; i < 40; i++) {
+        OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        OK(cudaGraphLaunch(exec, stream)); // after the one before it, whatever stream that was in
+        OK(cudaStreamDestroy(stream));
+    }
+    say("in streams that end");
+    for (int i = 0; i < 20; i++) {
+        OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        OK(cudaStreamWaitEvent(stream, before, 0));
+        OK(cudaGraphLaunch(exec, stream)); // 60
+        put(stream);
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        put(stream);
+        OK(cudaStreamEndCapture(stream, &graph));
+        cudaGraphExec_t one = instantiated(graph);
+        OK(cudaGraphLaunch(one, stream));
+        OK(cudaEventRecord(before, stream));
+        OK(cudaStreamDestroy(stream));
+    }
+    say("captured in streams that end");
+}
+
 static void replays(int nodes, int times) {
     cudaGraphExec_t exec;
     cudaGraph_t graph;
@@ -178,7 +208,9 @@ int main(int argc, char **argv) {
     OK(cudaDeviceSynchronize());
     if (argc == 4 && !strcmp(argv[1], "replay"))
         replays(atoi(argv[2]), atoi(argv[3]));
-    else
+    else {
         forms();
+        ended();
+    }
     return 0;
 }

@@ -44,6 +44,7 @@ from gpt import stream  # noqa: E402
 
 ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # of what is timed, the median counts
 NODES, REPLAYS, MANY = 1000, 1000, 25000
+FORMS = 99 + 220  # launches
 Line = list[str | Path]
 
 
@@ -77,9 +78,9 @@ def measure_forms(folder: Path) -> Row:
     wrong = []
     if bare != probed or not bare.count("\n") > 5:
         wrong.append(f"the output differs: {bare!r} {probed!r} {said[-300:]!r}")
-    if sum(found["probed"].values()) != 99 or found["unprobed"]:
-        wrong.append(f"{dict(found['probed'])} with probes, not 99; without: {dict(found['unprobed'])}")
-    if set(fields.values()) != {99 * 4 * (1 << 14)}:
+    if sum(found["probed"].values()) != FORMS or found["unprobed"]:
+        wrong.append(f"{dict(found['probed'])} with probes, not {FORMS}; without: {dict(found['unprobed'])}")
+    if set(fields.values()) != {FORMS * 4 * (1 << 14)}:
         wrong.append(f"bytes: {fields}")
     return {"probed": sum(found["probed"].values()), "unprobed": dict(found["unprobed"]), "wrong": wrong}
 

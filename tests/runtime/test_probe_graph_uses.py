@@ -695,9 +695,9 @@ def test_a_program_of_the_cuda_runtime(tmp_path):
     assert said.count("\n") > 5
     done, trace = probed(tmp_path, program, "-p", "gmem_bytes", arguments=())
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
-    assert len(trace.of("probed")) == 99 and unprobed(trace) == {}
+    assert len(trace.of("probed")) == 319 and unprobed(trace) == {}
     found = saved(tmp_path / "t.mp", "gmem_bytes")
-    assert len(found) == 99
+    assert len(found) == 319
     for units in found.values():
         assert units.slots["read"].sum() == units.slots["written"].sum() == 4 << 14
 
