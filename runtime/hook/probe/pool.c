@@ -161,10 +161,13 @@ static int wait_for_return(const struct timespec *end) {
 
 // With --complete, until one may have come. False if there is nothing to wait for.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
-    if (!drain_others(pool, claim) || !hook_settings.complete || in_vain)
+    if (!drain_others(pool, claim) || in_vain)
         return false;
-    in_vain = wait_for_return(end) != 0;
-    return true;
+    if (hook_settings.complete)
+        in_vain = wait_for_return(end) != 0;
+    else
+        hook_write_soon(); // for later launches
+    return hook_settings.complete;
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {

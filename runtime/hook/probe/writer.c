@@ -24,7 +24,7 @@ enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t news; // of CLOCK_MONOTONIC
+static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
 
@@ -112,9 +112,15 @@ void hook_lose(struct save *save) {
 // The thread
 
 // Of all, or the oldest: events that many slabs wait for are not all asked for with each one that is sent.
+// The driver is asked without the lock, as it may have locks of its own. Slabs leave the list here alone.
 static struct slab *take_ready(bool all) {
     for (struct slab **at = &first, *slab; (slab = *at); at = &slab->later) {
-        CUresult status = slab->failed ? slab->failed : hook_do.query(slab->event);
+        CUresult status = slab->failed;
+        if (!status) {
+            pthread_mutex_unlock(&lock);
+            status = hook_do.query(slab->event);
+            pthread_mutex_lock(&lock);
+        }
         if (status == CUDA_ERROR_NOT_READY && !late) {
             if (!all)
                 return NULL;
@@ -138,6 +144,10 @@ static struct timespec in(long ns) {
     return then;
 }
 
+static bool is_before(struct timespec one, struct timespec other) {
+    return one.tv_sec < other.tv_sec || (one.tv_sec == other.tv_sec && one.tv_nsec < other.tv_nsec);
+}
+
 static void *work(void *unused) {
     (void)unused;
     long pause = LOOK;
@@ -148,14 +158,15 @@ static void *work(void *unused) {
     for (;;) {
         while (!first)
             pthread_cond_wait(&news, &lock);
-        if (waited_for)
-            all = true, pause = LOOK_SOON;
-        waited_for = false;
         struct slab *ready = take_ready(all || late);
         if (!ready) {
             if (all)
                 next = in(pause), pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
-            all = pthread_cond_timedwait(&news, &lock, &next) != 0;
+            struct timespec soon = in(LOOK_SOON);
+            if (waited_for && is_before(soon, next))
+                next = soon, pause = LOOK_SOON;
+            waited_for = false;
+            all = pthread_cond_clockwait(&news, &lock, CLOCK_MONOTONIC, &next) != 0;
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -175,15 +186,8 @@ void hook_wait_no_longer(void) {
 }
 
 bool hook_begin_writing(void) {
-    pthread_condattr_t clock;
     pthread_mutex_lock(&lock);
-    if (!begun) {
-        pthread_condattr_init(&clock);
-        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-        pthread_cond_init(&news, &clock);
-        pthread_condattr_destroy(&clock);
-        begun = hook_start_thread(work);
-    }
+    begun = begun || hook_start_thread(work);
     pthread_mutex_unlock(&lock);
     return begun;
 }
