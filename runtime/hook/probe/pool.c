@@ -163,11 +163,12 @@ static int wait_for_return(const struct timespec *end) {
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
     if (!drain_others(pool, claim) || in_vain)
         return false;
-    if (hook_settings.complete)
-        in_vain = wait_for_return(end) != 0;
-    else
+    if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
-    return hook_settings.complete;
+        return false;
+    }
+    in_vain = wait_for_return(end) != 0;
+    return true;
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {

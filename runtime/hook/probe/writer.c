@@ -135,24 +135,10 @@ static struct slab *take_ready(bool all) {
     return NULL;
 }
 
-static struct timespec in(long ns) {
-    struct timespec then;
-    clock_gettime(CLOCK_MONOTONIC, &then);
-    then.tv_nsec += ns;
-    then.tv_sec += then.tv_nsec / SECOND;
-    then.tv_nsec %= SECOND;
-    return then;
-}
-
-static bool is_before(struct timespec one, struct timespec other) {
-    return one.tv_sec < other.tv_sec || (one.tv_sec == other.tv_sec && one.tv_nsec < other.tv_nsec);
-}
-
 static void *work(void *unused) {
     (void)unused;
-    long pause = LOOK;
+    uint64_t pause = LOOK, next = 0; // look at all
     bool all = true;
-    struct timespec next = {0}; // look at all
     hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     pthread_mutex_lock(&lock);
     for (;;) {
@@ -160,13 +146,14 @@ static void *work(void *unused) {
             pthread_cond_wait(&news, &lock);
         struct slab *ready = take_ready(all || late);
         if (!ready) {
+            uint64_t now = hook_monotonic();
             if (all)
-                next = in(pause), pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
-            struct timespec soon = in(LOOK_SOON);
-            if (waited_for && is_before(soon, next))
-                next = soon, pause = LOOK_SOON;
+                next = now + pause, pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
+            if (waited_for && now + LOOK_SOON < next)
+                next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
-            all = pthread_cond_clockwait(&news, &lock, CLOCK_MONOTONIC, &next) != 0;
+            struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
+            all = pthread_cond_clockwait(&news, &lock, CLOCK_MONOTONIC, &end) != 0;
             continue;
         }
         pthread_mutex_unlock(&lock);
