@@ -24,7 +24,8 @@ enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t
+    news; // of CLOCK_MONOTONIC: musl, which loads this library too, has no pthread_cond_clockwait
 static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
 
@@ -153,7 +154,7 @@ static void *work(void *unused) {
                 next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
             struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
-            all = pthread_cond_clockwait(&news, &lock, CLOCK_MONOTONIC, &end) != 0;
+            all = pthread_cond_timedwait(&news, &lock, &end) != 0;
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -173,8 +174,15 @@ void hook_wait_no_longer(void) {
 }
 
 bool hook_begin_writing(void) {
+    pthread_condattr_t clock;
     pthread_mutex_lock(&lock);
-    begun = begun || hook_start_thread(work);
+    if (!begun) {
+        pthread_condattr_init(&clock);
+        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+        pthread_cond_init(&news, &clock);
+        pthread_condattr_destroy(&clock);
+        begun = hook_start_thread(work);
+    }
     pthread_mutex_unlock(&lock);
     return begun;
 }
