@@ -24,8 +24,7 @@ enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t
-    news; // of CLOCK_MONOTONIC: musl, which loads this library too, has no pthread_cond_clockwait
+static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
 static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
 
