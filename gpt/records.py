@@ -41,7 +41,7 @@ STRUCTS: dict[str, Keys] = {
         "shown": ("str?", "in tables for people: never, any, under, line, exact; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, lines, levels, histogram, spans, heat or roofs"),
+        "form": ("str", "bars, stack, lines, levels, histogram, spans, heat or roofs"),
         "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
         "y": ("[str]", "columns along the vertical axis; of spans and heat, that of rows; of roofs three"),
         "end": (
