@@ -114,7 +114,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
     Adds the `switches` of threads.
     """
-    from gpt.analyze.between import Between, Gap
+    from gpt.analyze.between import Between
     from gpt.analyze.gpu_use import ThreadSwitches
     from gpt.analyze.sequence import iter_calls
 

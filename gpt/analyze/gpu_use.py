@@ -91,7 +91,9 @@ class Use:
         self._reach: dict[Hashable, int] = {}  # when all before had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
-        self._unrecorded: dict[Hashable, Unrecorded] = {**unrecorded, ALL: unite([*unrecorded.values()])}
+        self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
+        for process, off in unrecorded.items():
+            self._unrecorded[process] = off
         self._unknown = defaultdict[Hashable, int](int)  # ns by which gaps were shortened, by group
 
     def whole(self, group: Hashable) -> int:

@@ -168,9 +168,10 @@ class Launches:
 
 
 def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
-    """Yield the iteration and what is inside of it, then other units of its length; `times` leave out what is unrecorded.
+    """Yield the iteration and what is inside of it, then other units of its length.
 
-    If units of one length cover SHARE of the sequence, but none of them does alone, there is no iteration.
+    `times` leave out what wasn't recorded. If units of one length cover SHARE of the sequence, but none of them does
+    alone, there is no iteration.
     """
     periods = find_periods(codes)
     if not periods or periods[0].covered < SHARE * len(codes):

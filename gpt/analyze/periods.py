@@ -149,14 +149,16 @@ def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
 
 
 def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
-    """Return a sum over the unit before each place, modulo 2^64; two more launches before it are of the same stretch."""
+    """Return a sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
     places = np.unique(np.concatenate((ends, ends - length)))
     sums = np.zeros(len(places), np.uint64)  # of the triples that end before each place
     total = np.uint64(0)
     for at in range(0, int(places[-1]), BLOCKS):
         first = max(0, at - 2)
-        near = np.concatenate((np.zeros(first - at + 2, np.uint64), codes[first : at + BLOCKS].astype(np.uint64)))
-        triples = near[:-2] + BASE * (near[1:-1] + BASE * near[2:])
+        near: npt.NDArray[np.uint64] = np.concatenate(
+            (np.zeros(first - at + 2, np.uint64), codes[first : at + BLOCKS].astype(np.uint64))
+        )
+        triples: npt.NDArray[np.uint64] = (near[2:] * BASE + near[1:-1]) * BASE + near[:-2]
         triples = (triples ^ (triples >> HALF)) * BASE  # or the sums of many units would be the same
         running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(triples ^ (triples >> HALF)))) + total
         here = slice(*np.searchsorted(places, (at, at + BLOCKS + 1)))

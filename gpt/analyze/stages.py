@@ -273,8 +273,8 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
                 continue
             reach[thread] = right
             before = found.get(stage, Spans(left, right, 0))
-            known = right - left - unrecorded.within_one(left, right)
-            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + known)
+            took = right - left - unrecorded.within_one(left, right)
+            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + took)
     return found
 
 

@@ -44,7 +44,7 @@ class Unrecorded:
         return found
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
-        """Return how many ns of each time from `begins` to `ends` weren't recorded; 0 where it ends before it begins."""
+        """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
         return found
 
@@ -54,7 +54,7 @@ class Unrecorded:
 
 
 def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecorded:
-    """Return when recording was off, given when the process began and the `changes`: a time, and whether it was on then.
+    """Return when recording was off: the process `began`, and at the time of each change it was turned on, or off.
 
     If it was off at the end, that lasts FOREVER.
     """

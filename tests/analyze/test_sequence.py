@@ -91,8 +91,8 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     (idle,) = found.rows["idle"]
     assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
     assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
-    questions = {row["question"]: row for row in ask("summary", made(*launches(*((s, 1) for s in at)), more=[ran, *off]))
-                 .rows["questions"]}  # fmt: skip
+    summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
+    questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     assert stages.rows["stages"][-1]["time"] == 17 * MS
