@@ -333,6 +333,32 @@ def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
 
+def loading_in_two_threads(second):
+    """Two threads launch a kernel; loading it takes 100 ms. Then each launches it 20 times, in 2 ms on the GPU."""
+    api = APIS.index("cuLaunchKernel") + 1
+    calls = {1: [(1, 100)], 2: [(second, 101 - second if second < 101 else 100)]}
+    ran = {1: [(1, 1.5, 100.5)], 2: [(second, second + 0.5, 101.5 - second if second < 101 else 100.5)]}
+    for thread in (1, 2):
+        calls[thread] += [(1000 + 10 * n, 0.01) for n in range(20)]
+        ran[thread] += [(1000 + 10 * n, 1001 + 10 * n, 2) for n in range(20)]
+    rows = [forge.launch(ZERO + int(at * MS), int(took * MS), api, 1) for at, took in calls[1]]
+    found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
+    found += [records.make("function", id=1, name="k1"), forge.calls(rows, forge.LAUNCH, 1)]
+    rows = [forge.launch(ZERO + int(at * MS), int(took * MS), api, 1) for at, took in calls[2]]
+    found.append(forge.calls(rows, forge.LAUNCH, 2))
+    times = [(ZERO + int(begin * MS), int(took * MS), ZERO + int(call * MS), thread, api, 1, thread, 0)
+             for thread, own in ran.items() for call, begin, took in own]  # fmt: skip
+    found.append(records.make("gpu_times", **forge.rows(times, forge.GPU_TIMES)))
+    return forge.trace(*found, pid=10)
+
+
+@pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
+def test_threads_that_wait_for_the_same_loading(second, left):
+    """Only a launch during the loading waits for it: one that is made later took long for a reason of its own."""
+    (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
+    assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
+
+
 def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
     found = ask("summary", loading(0.01, more=[(201, 50, 2)]))
     kernels = {row["name"]: row["gpu_total"] / MS for row in found.rows["kernels"]}
