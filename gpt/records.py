@@ -34,7 +34,7 @@ STRUCTS: dict[str, Keys] = {
     },
     "column": {
         "name": ("str", "name of the value"),
-        "type": ("str", "as of a field, or text; with ? where a row may have no value"),
+        "type": ("str", "as of a field, text, or number; with ? where a row may have no value"),
         "offset": ("u64", "bytes from the start of the row"),
         "unit": ("str?", "ns, cycles, bytes, %, id, address, and of text kernel; absent for counts and plain text"),
         "title": ("str?", "what stands above it in a table; absent if that is the name"),

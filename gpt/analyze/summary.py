@@ -216,7 +216,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
-        yield f"{human_time(time)} of the GPU time are of {launches}: a first launch may contain the loading of its code"
+        fact = "a first launch may contain the loading of its code"
+        yield f"{human_time(time)} of the GPU time are of {launches}: {fact}"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)
